@@ -1,0 +1,161 @@
+"""Every error that hil raises on purpose.
+
+The tree, with the outcome and the exit code each ends in::
+
+    HilError
+    ├── UsageError            what was typed or configured is wrong            exit 2
+    │   └── StorageError      a folder of ours cannot be written               exit 2
+    ├── StageError            a stage of the model's own failed                exit 3
+    │   ├── ImportFailed      IMPORT_ERROR     the model cannot be read
+    │   ├── CompileFailed     COMPILE_ERROR    the compiler refused it
+    │   ├── CompileCrashed    COMPILE_CRASH    the compiler died
+    │   ├── LoadFailed        LOAD_ERROR       the board refused the program
+    │   ├── RunFailed         RUN_ERROR        the runtime reported an error
+    │   ├── RunCrashed        RUN_CRASH        the worker process died
+    │   ├── StageTimeout      TIMEOUT          a stage outlived its limit
+    │   └── ReferenceFailed   REFERENCE_ERROR  no reference could answer
+    └── BoardError            the board failed, not the model                  exit 4
+        ├── BoardLost         BOARD_LOST       it stopped answering
+        ├── BoardUnreachable  BOARD_LOST       it never answered
+        ├── BoardBusy         BOARD_LOST       somebody else holds it
+        └── SessionEnded      BOARD_LOST       our session was ended by another
+
+"You used it wrongly" and "the board failed" are different families, so that neither is ever blamed for the other.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_OK = 0
+EXIT_FAIL = 1
+EXIT_USAGE = 2
+EXIT_STAGE = 3
+EXIT_BOARD = 4
+EXIT_NOTHING_RAN = 5
+EXIT_INTERRUPTED = 130
+
+
+class HilError(Exception):
+    """Something went wrong in hil.
+
+    Args:
+        message: what happened, in one or a few lines.
+        stage: the pipeline stage it happened in (a value of :class:`hil.results.Stage`), or "".
+        board: the board's name or address, or "".
+        hint: what to do next, or "".
+        detail: the far side's own words: a log's tail, a traceback, stderr.
+    """
+
+    outcome: ClassVar[str | None] = None
+    exit_code: ClassVar[int] = EXIT_STAGE
+
+    def __init__(self, message: str = "", *, stage: str = "", board: str = "", hint: str = "", detail: str = "") -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip().split("\n", 1)[0])
+        self.stage = stage
+        self.board = board
+        self.hint = hint
+        self.detail = detail
+
+    @property
+    def message(self) -> str:
+        """What happened, without place or hint."""
+        return str(self.args[0])
+
+    def located(self, *, stage: str = "", board: str = "") -> HilError:
+        """Fill in the stage and the board where they were not known yet; returns the error itself."""
+        self.stage = self.stage or stage
+        self.board = self.board or board
+        return self
+
+    def __str__(self) -> str:
+        where = ", ".join(part for part in (self.stage, self.board and f"board {self.board}") if part)
+        text = f"{self.message} [{where}]" if where else self.message
+        return f"{text}\n  hint: {self.hint}" if self.hint else text
+
+
+class UsageError(HilError):
+    """What was typed or configured is wrong; nothing was run."""
+
+    exit_code = EXIT_USAGE
+
+
+class StorageError(UsageError):
+    """A folder that hil writes to is full or cannot be written."""
+
+
+class StageError(HilError):
+    """A stage of the model's own way failed."""
+
+    outcome: ClassVar[str | None] = "RUN_ERROR"
+
+
+class ImportFailed(StageError):
+    """The model cannot be read."""
+
+    outcome = "IMPORT_ERROR"
+
+
+class CompileFailed(StageError):
+    """The compiler refused the model."""
+
+    outcome = "COMPILE_ERROR"
+
+
+class CompileCrashed(StageError):
+    """The compiler died while compiling the model."""
+
+    outcome = "COMPILE_CRASH"
+
+
+class LoadFailed(StageError):
+    """The board refused to load the program."""
+
+    outcome = "LOAD_ERROR"
+
+
+class RunFailed(StageError):
+    """The runtime on the board reported an error while running the program."""
+
+    outcome = "RUN_ERROR"
+
+
+class RunCrashed(StageError):
+    """The worker process that ran the program died."""
+
+    outcome = "RUN_CRASH"
+
+
+class StageTimeout(StageError):
+    """A stage outlived its time limit and was ended."""
+
+    outcome = "TIMEOUT"
+
+
+class ReferenceFailed(StageError):
+    """The CPU reference could not compute an answer."""
+
+    outcome = "REFERENCE_ERROR"
+
+
+class BoardError(HilError):
+    """The board failed, not the model."""
+
+    outcome: ClassVar[str | None] = "BOARD_LOST"
+    exit_code = EXIT_BOARD
+
+
+class BoardLost(BoardError):
+    """The board stopped answering."""
+
+
+class BoardUnreachable(BoardError):
+    """The board could not be reached."""
+
+
+class BoardBusy(BoardError):
+    """Another session holds the board."""
+
+
+class SessionEnded(BoardError):
+    """Our session on the board was ended, by a higher fence or because its time ran out."""

@@ -1,0 +1,413 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Error(_message.Message):
+    __slots__ = ("kind", "message", "hint", "detail")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    hint: str
+    detail: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated")
+    BOARD_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    RUNTIMES_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    WALL_NS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READINGS_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    board_id: str
+    name: str
+    agent_version: str
+    protocol: int
+    machine: Machine
+    runtimes: _containers.RepeatedCompositeFieldContainer[Runtime]
+    clock_ns: int
+    wall_ns: int
+    fence: int
+    holder: Holder
+    memory_limit_bytes: int
+    readings: _containers.RepeatedCompositeFieldContainer[Reading]
+    simulated: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Machine(_message.Message):
+    __slots__ = ("hostname", "system", "kernel", "arch", "libc", "python", "cpu_model", "cpu_features", "cores", "memory_bytes", "boot_id")
+    HOSTNAME_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    ARCH_FIELD_NUMBER: _ClassVar[int]
+    LIBC_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    CPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    CPU_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    hostname: str
+    system: str
+    kernel: str
+    arch: str
+    libc: str
+    python: str
+    cpu_model: str
+    cpu_features: _containers.RepeatedScalarFieldContainer[str]
+    cores: int
+    memory_bytes: int
+    boot_id: str
+    def __init__(self, hostname: _Optional[str] = ..., system: _Optional[str] = ..., kernel: _Optional[str] = ..., arch: _Optional[str] = ..., libc: _Optional[str] = ..., python: _Optional[str] = ..., cpu_model: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
+
+class Runtime(_message.Message):
+    __slots__ = ("name", "version", "devices", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    error: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("name", "value", "unit", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    unit: str
+    text: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ClockPing(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClockPong(_message.Message):
+    __slots__ = ("clock_ns",)
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    def __init__(self, clock_ns: _Optional[int] = ...) -> None: ...
+
+class LogsRequest(_message.Message):
+    __slots__ = ("program_id", "follow")
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    program_id: str
+    follow: bool
+    def __init__(self, program_id: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class LogLine(_message.Message):
+    __slots__ = ("clock_ns", "program_id", "text")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    program_id: str
+    text: str
+    def __init__(self, clock_ns: _Optional[int] = ..., program_id: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("owner", "purpose", "fence", "held_s")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    purpose: str
+    fence: int
+    held_s: float
+    def __init__(self, owner: _Optional[str] = ..., purpose: _Optional[str] = ..., fence: _Optional[int] = ..., held_s: _Optional[float] = ...) -> None: ...
+
+class HoldRequest(_message.Message):
+    __slots__ = ("open", "keep_alive")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    KEEP_ALIVE_FIELD_NUMBER: _ClassVar[int]
+    open: SessionOpen
+    keep_alive: KeepAlive
+    def __init__(self, open: _Optional[_Union[SessionOpen, _Mapping]] = ..., keep_alive: _Optional[_Union[KeepAlive, _Mapping]] = ...) -> None: ...
+
+class SessionOpen(_message.Message):
+    __slots__ = ("owner", "purpose", "ttl_s", "fence", "wait_s")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    purpose: str
+    ttl_s: float
+    fence: int
+    wait_s: float
+    def __init__(self, owner: _Optional[str] = ..., purpose: _Optional[str] = ..., ttl_s: _Optional[float] = ..., fence: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class KeepAlive(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HoldReply(_message.Message):
+    __slots__ = ("waiting", "opened", "alive", "over")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    waiting: SessionWaiting
+    opened: SessionOpened
+    alive: KeepAlive
+    over: SessionOver
+    def __init__(self, waiting: _Optional[_Union[SessionWaiting, _Mapping]] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., alive: _Optional[_Union[KeepAlive, _Mapping]] = ..., over: _Optional[_Union[SessionOver, _Mapping]] = ...) -> None: ...
+
+class SessionWaiting(_message.Message):
+    __slots__ = ("holder",)
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    holder: Holder
+    def __init__(self, holder: _Optional[_Union[Holder, _Mapping]] = ...) -> None: ...
+
+class SessionOpened(_message.Message):
+    __slots__ = ("token", "fence", "ttl_s")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    fence: int
+    ttl_s: float
+    def __init__(self, token: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ...) -> None: ...
+
+class SessionOver(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class MissingRequest(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MissingReply(_message.Message):
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedCompositeFieldContainer[MissingBlob]
+    def __init__(self, missing: _Optional[_Iterable[_Union[MissingBlob, _Mapping]]] = ...) -> None: ...
+
+class MissingBlob(_message.Message):
+    __slots__ = ("digest", "have_bytes")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HAVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    have_bytes: int
+    def __init__(self, digest: _Optional[str] = ..., have_bytes: _Optional[int] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("start", "data")
+    START_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    start: PutStart
+    data: bytes
+    def __init__(self, start: _Optional[_Union[PutStart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PutStart(_message.Message):
+    __slots__ = ("digest", "size", "offset")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    size: int
+    offset: int
+    def __init__(self, digest: _Optional[str] = ..., size: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class PutReply(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("digest", "offset")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    offset: int
+    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class GetReply(_message.Message):
+    __slots__ = ("start", "data")
+    START_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    start: GetStart
+    data: bytes
+    def __init__(self, start: _Optional[_Union[GetStart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class GetStart(_message.Message):
+    __slots__ = ("size",)
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    def __init__(self, size: _Optional[int] = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "dtype", "dims")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    dims: _containers.RepeatedCompositeFieldContainer[Dim]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., dims: _Optional[_Iterable[_Union[Dim, _Mapping]]] = ...) -> None: ...
+
+class Dim(_message.Message):
+    __slots__ = ("size", "symbol")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SYMBOL_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    symbol: str
+    def __init__(self, size: _Optional[int] = ..., symbol: _Optional[str] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "inline", "streamed", "blob")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    STREAMED_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    inline: bytes
+    streamed: int
+    blob: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., streamed: _Optional[int] = ..., blob: _Optional[str] = ...) -> None: ...
+
+class ProgramFile(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("files", "main", "runtime", "device", "function", "timeout_s")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    MAIN_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[ProgramFile]
+    main: str
+    runtime: str
+    device: str
+    function: str
+    timeout_s: float
+    def __init__(self, files: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., main: _Optional[str] = ..., runtime: _Optional[str] = ..., device: _Optional[str] = ..., function: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class LoadReply(_message.Message):
+    __slots__ = ("program_id", "device", "function", "inputs", "outputs", "load_ns", "worker_pid")
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_PID_FIELD_NUMBER: _ClassVar[int]
+    program_id: str
+    device: str
+    function: str
+    inputs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    outputs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    load_ns: int
+    worker_pid: int
+    def __init__(self, program_id: _Optional[str] = ..., device: _Optional[str] = ..., function: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., worker_pid: _Optional[int] = ...) -> None: ...
+
+class InvokeRequest(_message.Message):
+    __slots__ = ("start", "data", "digests")
+    START_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    start: InvokeStart
+    data: bytes
+    digests: Digests
+    def __init__(self, start: _Optional[_Union[InvokeStart, _Mapping]] = ..., data: _Optional[bytes] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
+
+class InvokeStart(_message.Message):
+    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s")
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    program_id: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    warmup: int
+    iterations: int
+    timeout_s: float
+    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class InvokeReply(_message.Message):
+    __slots__ = ("done", "data", "digests")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    done: InvokeDone
+    data: bytes
+    digests: Digests
+    def __init__(self, done: _Optional[_Union[InvokeDone, _Mapping]] = ..., data: _Optional[bytes] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
+
+class Digests(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InvokeDone(_message.Message):
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_NS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    READY_NS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    start_ns: _containers.RepeatedScalarFieldContainer[int]
+    end_ns: _containers.RepeatedScalarFieldContainer[int]
+    warmup_ns: int
+    received_ns: int
+    ready_ns: int
+    peak_memory_bytes: int
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class UnloadRequest(_message.Message):
+    __slots__ = ("program_id",)
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    program_id: str
+    def __init__(self, program_id: _Optional[str] = ...) -> None: ...
+
+class UnloadReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

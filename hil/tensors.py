@@ -1,0 +1,185 @@
+"""Tensors as hil moves them: named dtypes, shapes, and bytes that mean the same on every board.
+
+A dtype is named as numpy and ml_dtypes name it (``float32``, ``bfloat16``, ``float8_e4m3fn``, ``int4``), plus
+``string``. Bytes are little-endian and C-contiguous; sub-byte dtypes (``int4`` and friends) take one byte an element,
+as ml_dtypes keeps them. A string tensor is each element in order as a little-endian uint32 length and its UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.errors import UsageError
+
+Array = npt.NDArray[Any]
+Dim = Union[int, str, None]
+
+NUMPY_DTYPES = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+)
+ML_DTYPES = (
+    "bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float8_e4m3 float8_e3m4 "
+    "float4_e2m1fn int4 uint4 int2 uint2"
+).split()
+DTYPES = (*NUMPY_DTYPES, *ML_DTYPES, "string")
+
+if sys.byteorder != "little":  # pragma: no cover - no such machine has the runtimes
+    raise ImportError("hil needs a little-endian machine")
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The numpy dtype for a dtype's name (``string`` is numpy's object dtype).
+
+    Raises:
+        UsageError: the name is none that hil knows.
+    """
+    if name == "string":
+        return np.dtype(object)
+    if name in NUMPY_DTYPES:
+        return np.dtype(name)
+    if name in ML_DTYPES:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    raise UsageError(f"unknown dtype {name!r}", hint=f"one of {', '.join(DTYPES)}")
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a numpy or ml_dtypes dtype; the reverse of :func:`dtype_of`.
+
+    Raises:
+        UsageError: no tensor of hil has this dtype.
+    """
+    resolved = np.dtype(dtype)
+    name = "string" if resolved.kind in "OUT" else resolved.name
+    if name not in DTYPES:
+        raise UsageError(f"tensors of dtype {resolved} are not supported", hint=f"one of {', '.join(DTYPES)}")
+    return name
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of a tensor; a dimension is an int, a symbol, or None where it is not known."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    @property
+    def is_static(self) -> bool:
+        """True when every dimension is a number."""
+        return all(isinstance(dim, int) for dim in self.shape)
+
+    def accepts(self, dtype: str, shape: Sequence[int]) -> bool:
+        """True when a tensor of this dtype and shape fits; a symbol takes any size."""
+        return (
+            dtype == self.dtype
+            and len(shape) == len(self.shape)
+            and all(not isinstance(mine, int) or mine == theirs for mine, theirs in zip(self.shape, shape))
+        )
+
+    def __str__(self) -> str:
+        dims = "x".join("?" if dim is None else str(dim) for dim in self.shape)
+        return f"{self.name}: {dims + 'x' if dims else ''}{self.dtype}"
+
+
+def spec_of(name: str, array: Array) -> TensorSpec:
+    """The spec of an array under a name."""
+    return TensorSpec(name, dtype_name(array.dtype), tuple(array.shape))
+
+
+def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
+    """The size in bytes of a tensor as it lies in memory. A string tensor has none of its own: use its data."""
+    return math.prod(shape) * dtype_of(dtype).itemsize
+
+
+def to_bytes(array: Array) -> memoryview:
+    """The bytes of a tensor as a flat memoryview; copies only where the array is not contiguous."""
+    if array.dtype.kind in "OUT":
+        encoded = [str(item).encode() for item in array.ravel().tolist()]
+        return memoryview(b"".join(struct.pack("<I", len(item)) + item for item in encoded))
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    contiguous = np.ascontiguousarray(array).reshape(-1)
+    if contiguous.size == 0:
+        return memoryview(b"")
+    return memoryview(contiguous.view(np.uint8))
+
+
+def from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Array:
+    """The tensor that lies in a buffer, as a view of it (strings are copied out).
+
+    Raises:
+        UsageError: the buffer's size is not what dtype and shape need, or a dimension is negative.
+    """
+    view = memoryview(data)
+    if any(dim < 0 for dim in shape):
+        raise UsageError(f"a tensor of shape {tuple(shape)} has a negative dimension")
+    count = math.prod(shape)
+    if dtype == "string":
+        return _strings(view.tobytes(), count).reshape(shape)
+    resolved = dtype_of(dtype)
+    if view.nbytes != count * resolved.itemsize:
+        raise UsageError(
+            f"a {dtype} tensor of shape {tuple(shape)} takes {count * resolved.itemsize} bytes, got {view.nbytes}"
+        )
+    if count == 0:
+        return np.empty(shape, resolved)
+    return np.frombuffer(view, np.uint8).view(resolved).reshape(shape)
+
+
+def _strings(data: bytes, count: int) -> Array:
+    items: list[str] = []
+    offset = 0
+    while offset < len(data):
+        if offset + 4 > len(data):
+            raise UsageError("a string tensor's data is cut off")
+        (length,) = struct.unpack_from("<I", data, offset)
+        offset += 4
+        if offset + length > len(data):
+            raise UsageError("a string tensor's data is cut off")
+        try:
+            items.append(data[offset : offset + length].decode())
+        except UnicodeDecodeError as error:
+            raise UsageError(f"a string tensor's data is not UTF-8: {error}") from error
+        offset += length
+    if len(items) != count:
+        raise UsageError(f"a string tensor of {count} elements came with {len(items)}")
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
+
+
+def save_npy(path: Path, array: Array) -> None:
+    """Write a tensor as .npy, never pickled: strings become numpy's fixed-width text."""
+    np.save(path, array.astype(np.str_) if array.dtype.kind == "O" else array, allow_pickle=False)
+
+
+def load_npy(path: Path, dtype: str = "", *, mmap: bool = False) -> Array:
+    """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (bfloat16 and float8 come back as raw bytes).
+
+    Raises:
+        UsageError: the file is missing, cut off, pickled, or no .npy file.
+    """
+    try:
+        array: Array = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise UsageError(f"no such file: {path}") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{path} is not a readable .npy file: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{path} holds several arrays: name the one you mean")
+    if array.dtype.kind == "V" and dtype and dtype_of(dtype).itemsize == array.dtype.itemsize:
+        array = array.view(dtype_of(dtype))
+    if array.dtype.kind == "U":
+        array = array.astype(object)
+    return array
