@@ -1,0 +1,81 @@
+"""`python -m hil.agent --listen unix:PATH|HOST:PORT --store DIR`: the agent on a board.
+
+Prints one JSON line on stdout once it serves: ``{"address": ..., "pid": ...}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from hil.agent.server import Agent, AgentConfig
+from hil.errors import HilError, UsageError
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that every agent has, a simulator's too."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--listen", required=True, metavar="unix:PATH|HOST:PORT", help="where to serve")
+    options.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder for blobs and programs")
+    options.add_argument("--name", default="", help="what the device is called (default: the host's name)")
+    options.add_argument("--quota", type=int, default=0, metavar="BYTES", help="most that blobs may take")
+    options.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="most that a program may take")
+    options.add_argument("--token-file", type=Path, metavar="FILE", help="callers must present the token in this file")
+    options.add_argument("--tls-cert", type=Path, metavar="PEM", help="the server's certificate")
+    options.add_argument("--tls-key", type=Path, metavar="PEM", help="the server's key")
+    options.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="clients must show a certificate of it")
+    options.add_argument("--lifeline", action="store_true", help="stop when stdin ends: the starter is gone")
+    return options
+
+
+def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of :class:`AgentConfig` that the options give."""
+    token = ""
+    if arguments.token_file:
+        try:
+            token = arguments.token_file.read_text().strip()
+        except OSError as error:
+            raise UsageError(f"the token file cannot be read: {error}") from error
+        if not token:
+            raise UsageError(f"{arguments.token_file} holds no token")
+    names = ("listen", "store", "name", "memory_limit", "tls_cert", "tls_key", "tls_client_ca")
+    return {"token": token, "quota_bytes": arguments.quota, **{name: getattr(arguments, name) for name in names}}
+
+
+def serve(agent: Agent, address: str, *, lifeline: bool) -> None:
+    """Announce the agent, then serve until SIGTERM, SIGINT or, with a lifeline, the end of stdin."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if lifeline:
+
+        def wait_for_end() -> None:
+            while sys.stdin.buffer.read(1):
+                pass
+            stop.set()
+
+        threading.Thread(target=wait_for_end, daemon=True, name="lifeline").start()
+    print(json.dumps({"address": address, "pid": os.getpid()}), flush=True)
+    stop.wait()
+    agent.stop()
+
+
+def main() -> None:
+    """Start an agent."""
+    arguments = parser(__doc__ or "").parse_args()
+    try:
+        agent = Agent(AgentConfig(**config_of(arguments)))
+    except HilError as error:
+        print(f"hil.agent: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    serve(agent, agent.address, lifeline=arguments.lifeline)
+
+
+if __name__ == "__main__":
+    main()

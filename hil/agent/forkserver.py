@@ -1,0 +1,145 @@
+"""A process that has a runtime imported and forks a worker for each program: `python -m hil.agent.forkserver FD MODULE:CLASS`.
+
+A fork takes a millisecond where a fresh interpreter takes 200, so every program gets a process of its own and none
+is ever used twice. This process starts no thread and opens no device. It ends, killing its workers, when the agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import Any
+
+from hil.agent import framing, worker
+from hil.agent.runtimes import resolve
+from hil.agent.shm import Arena
+
+
+def main() -> None:
+    """Serve the agent's fork orders until it hangs up."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    framing.send(control, _describe(sys.argv[2]))
+    gc.freeze()
+    children: set[int] = set()
+    wake_read, wake_write = socket.socketpair()
+    wake_read.setblocking(False)
+    wake_write.setblocking(False)
+    signal.set_wakeup_fd(wake_write.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    selector.register(wake_read, selectors.EVENT_READ)
+    try:
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    wake_read.recv(4096)
+                _reap(control, children)
+            if control in ready:
+                _, fds = framing.receive(control, max_fds=4)
+                pid = os.fork()
+                if pid == 0:
+                    selector.close()
+                    _become_worker([control, wake_read, wake_write], fds)
+                children.add(pid)
+                for fd in fds:
+                    os.close(fd)
+                framing.send(control, {"pid": pid})
+    except framing.Closed:
+        pass
+    finally:
+        for pid in children:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def _describe(reference: str) -> dict[str, Any]:
+    """Import the runtime here and let a child ask it for its devices: looking at a driver (CUDA's, say) before a fork
+    would leave it unusable after."""
+    try:
+        runtime = resolve(reference)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            framing.send(theirs, runtime.describe())
+        except Exception as error:
+            framing.send(theirs, {"error": f"{type(error).__name__}: {error}"})
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        described: dict[str, Any] = framing.receive(ours, timeout=60)[0]
+    except (framing.Closed, framing.Late):
+        os.kill(pid, signal.SIGKILL)
+        described = {"error": "it died while looking for devices"}
+    os.waitpid(pid, 0)
+    ours.close()
+    return described
+
+
+def _reap(control: socket.socket, children: set[int]) -> None:
+    while children:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        children.discard(pid)
+        # A worker's own children (a vendor's helper process, say) go with it.
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        framing.send(control, {"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _become_worker(inherited: list[socket.socket], fds: list[int]) -> None:
+    """In the forked child: a session of its own, stderr into the agent's pipe, then orders until the end."""
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for sock in inherited:
+            sock.close()
+        sock_fd, in_fd, out_fd, stderr_fd = fds
+        os.dup2(stderr_fd, 1)
+        os.dup2(stderr_fd, 2)
+        os.close(stderr_fd)
+        _no_core_file()
+        _die_with_parent()
+        faulthandler.enable()
+        worker.serve(socket.socket(fileno=sock_fd), Arena(in_fd), Arena(out_fd))
+    finally:
+        # No clean-up of a vendor's library: it may hang, and the memory goes with the process.
+        os._exit(0)
+
+
+def _no_core_file() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _die_with_parent() -> None:
+    """On Linux a worker also dies with a killed fork server (PR_SET_PDEATHSIG); elsewhere the agent kills it."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()
+    # As in a worker: no clean-up of a vendor's library.
+    os._exit(0)

@@ -1,0 +1,280 @@
+"""The programs that the current session has loaded, each in a worker of its own."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil import clock, digest, wire
+from hil.agent.machine import memory_bytes
+from hil.agent.session import Session, Sessions
+from hil.agent.shm import aligned
+from hil.agent.store import BlobStore
+from hil.agent.supervisor import Supervisor, Worker
+from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
+from hil.proto.v1 import agent_pb2 as pb
+from hil.tensors import TensorSpec
+
+MAX_ITERATIONS = 1_000_000
+MAX_TIMEOUT_S = 24 * 3600.0
+# A call that waits for a dead controller's data holds its program's lock; its connection's end frees it later.
+_LET_GO_S = 5.0
+
+
+@dataclass
+class Loaded:
+    """A program in its worker."""
+
+    worker: Worker
+    session: Session
+    folder: Path
+    pinned: list[str]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Incoming:
+    """The inputs of one call on their way into the worker's shared memory.
+
+    Args:
+        loaded: the program.
+        start: what is coming.
+    """
+
+    def __init__(self, loaded: Loaded, start: pb.InvokeStart, store: BlobStore, limit: int) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._streams: list[tuple[int, int]] = []
+        self._hashers: list[digest.Hasher] = []
+        copies: list[tuple[int, memoryview]] = []
+        at = 0
+        for tensor in start.inputs:
+            payload = tensor.WhichOneof("payload")
+            if payload == "streamed":
+                size = tensor.streamed
+                self._streams.append((at, size))
+                self._hashers.append(digest.Hasher())
+            else:
+                data = memoryview(store.path(tensor.blob).read_bytes() if payload == "blob" else tensor.inline)
+                size = data.nbytes
+                copies.append((at, data))
+            entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
+            self.entries.append({**entry, "at": at, "bytes": size})
+            at += aligned(size)
+            if at > limit:
+                raise RunFailed(f"the inputs take more than the board's {limit} bytes of memory")
+        self.size = at
+        self._view = loaded.worker.inputs.view(at, grow=True)
+        for offset, data in copies:
+            self._view[offset : offset + data.nbytes] = data
+        self._current = 0
+        self._done = 0
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether streamed bytes are still missing."""
+        return self._current < len(self._streams)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether anything was streamed, so that digests follow."""
+        return bool(self._streams)
+
+    def add(self, data: memoryview) -> None:
+        """The next streamed bytes; a message never spans two tensors.
+
+        Raises:
+            UsageError: more came than was announced.
+        """
+        offset, size = self._streams[self._current]
+        if self._done + data.nbytes > size or not data.nbytes:
+            raise UsageError("the streamed data does not fit the tensors that were announced")
+        at = offset + self._done
+        self._view[at : at + data.nbytes] = data
+        self._hashers[self._current].update(data)
+        self._done += data.nbytes
+        if self._done == size:
+            self._current += 1
+            self._done = 0
+
+    def verify(self, digests: list[str]) -> None:
+        """Compare what came with what the sender says it sent.
+
+        Raises:
+            UsageError: they differ: the data was damaged on its way.
+        """
+        if [hasher.digest() for hasher in self._hashers] != digests:
+            raise UsageError("the inputs were damaged on their way to the board")
+
+
+class Programs:
+    """Loading, calling and unloading; everything goes when its session does.
+
+    Args:
+        memory_limit: most that a program with its tensors may take, in bytes; 0 is the machine's memory.
+    """
+
+    def __init__(self, store: BlobStore, supervisor: Supervisor, sessions: Sessions, memory_limit: int = 0) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._limit = memory_limit or memory_bytes() or 1 << 62
+        self._loaded: dict[str, Loaded] = {}
+        self._lock = threading.Lock()
+
+    def load(self, session: Session, request: pb.LoadRequest) -> pb.LoadReply:
+        """Start a worker and load a program in it.
+
+        Raises:
+            LoadFailed, RunCrashed, StageTimeout: as the worker ends.
+        """
+        names = [file.name for file in request.files]
+        if request.main not in names:
+            raise UsageError(f"the program's main file {request.main[:100]!r} is not among its files")
+        folder, pinned = self._store.link_program((file.name, file.digest) for file in request.files)
+        worker = None
+        try:
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            self._check_memory(size, "the program")
+            worker = self._supervisor.take(request.runtime, request.device)
+            worker.program_id = uuid.uuid4().hex
+            worker.order(
+                {
+                    "op": "load",
+                    "folder": str(folder),
+                    "main": request.main,
+                    "device": request.device,
+                    "function": request.function,
+                }
+            )
+            timeout = _timeout(request.timeout_s)
+            worker.answer("load", timeout)
+            reply = worker.answer("load", timeout)
+            specs = [[TensorSpec(s["name"], s["dtype"], tuple(s["shape"])) for s in reply[k]] for k in ("inputs", "outputs")]
+            known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
+            self._check_memory(size + known, "the program with its inputs and outputs")
+            with self._lock:
+                if self._sessions.current is not session:
+                    raise SessionEnded("the session ended while the program was loading")
+                self._loaded[worker.program_id] = Loaded(worker, session, folder, pinned)
+        except BaseException:
+            if worker is not None:
+                worker.close()
+            self._store.unlink_program(folder, pinned)
+            raise
+        return pb.LoadReply(
+            program_id=worker.program_id,
+            device=request.device,
+            function=reply["function"],
+            inputs=[wire.spec_to_message(spec) for spec in specs[0]],
+            outputs=[wire.spec_to_message(spec) for spec in specs[1]],
+            load_ns=reply["load_ns"],
+            worker_pid=worker.pid,
+        )
+
+    def find(self, session: Session, start: pb.InvokeStart) -> Loaded:
+        """The program that a call is for; its lock is held during the call.
+
+        Raises:
+            UsageError: there is no such program, or the counts make no sense.
+        """
+        loaded = self._loaded.get(start.program_id)
+        if loaded is None or loaded.session is not session:
+            raise UsageError("no such program is loaded in this session", hint="load it (again) first")
+        if not 1 <= start.iterations <= MAX_ITERATIONS or start.warmup > MAX_ITERATIONS:
+            raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
+        return loaded
+
+    def incoming(self, loaded: Loaded, start: pb.InvokeStart) -> Incoming:
+        """Make room for a call's inputs.
+
+        Raises:
+            RunFailed: they are too large for the board.
+        """
+        return Incoming(loaded, start, self._store, self._limit)
+
+    def invoke(self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart) -> tuple[pb.InvokeDone, list[memoryview]]:
+        """Run a program on inputs that have come; returns the answer and the outputs to stream after it.
+
+        Raises:
+            RunFailed, RunCrashed, StageTimeout: as the worker ends; a worker that died is unloaded.
+        """
+        received = clock.now_ns()
+        order = {
+            "op": "invoke",
+            "bytes": incoming.size,
+            "inputs": incoming.entries,
+            "warmup": start.warmup,
+            "iterations": start.iterations,
+        }
+        try:
+            reply = loaded.worker.call(order, _timeout(start.timeout_s))
+        except (RunCrashed, StageTimeout):
+            self._forget(start.program_id)
+            raise
+        done = pb.InvokeDone(
+            start_ns=reply["start_ns"],
+            end_ns=reply["end_ns"],
+            warmup_ns=reply["warmup_ns"],
+            received_ns=received,
+            peak_memory_bytes=reply["peak"],
+        )
+        entries = reply["outputs"]
+        view = loaded.worker.output_view(max((entry["at"] + entry["bytes"] for entry in entries), default=0))
+        streams: list[memoryview] = []
+        for entry in entries:
+            data = view[entry["at"] : entry["at"] + entry["bytes"]]
+            message, streamed = wire.tensor_to_message(entry["name"], entry["dtype"], entry["shape"], data)
+            done.outputs.append(message)
+            if streamed:
+                streams.append(data)
+        done.ready_ns = clock.now_ns()
+        return done, streams
+
+    def unload(self, session: Session, program_id: str) -> None:
+        """End a program's worker; nothing happens where there is none."""
+        loaded = self._loaded.get(program_id)
+        if loaded is not None and loaded.session is session:
+            loaded.worker.kill()
+            with loaded.lock:
+                self._forget(program_id)
+
+    def unload_all(self, because: SessionEnded) -> None:
+        """End every worker: the session is over."""
+        everything = dict(self._loaded)
+        for loaded in everything.values():
+            loaded.worker.kill(because)
+        for program_id, loaded in everything.items():
+            # A call in progress sees its worker die first and lets go of the lock.
+            if loaded.lock.acquire(timeout=_LET_GO_S):
+                try:
+                    self._forget(program_id)
+                finally:
+                    loaded.lock.release()
+
+    def _forget(self, program_id: str) -> None:
+        """Free a program; its lock is held."""
+        with self._lock:
+            loaded = self._loaded.pop(program_id, None)
+        if loaded is not None:
+            loaded.worker.close()
+            self._store.unlink_program(loaded.folder, loaded.pinned)
+
+    def _check_memory(self, needed: int, what: str) -> None:
+        if needed > self._limit:
+            raise LoadFailed(
+                f"{what} takes {needed} bytes and the board has {self._limit}",
+                hint="a smaller model, or a board with more memory",
+            )
+
+
+def _known_size(spec: TensorSpec) -> int:
+    from hil.tensors import nbytes_of
+
+    dims = [dim for dim in spec.shape if isinstance(dim, int)]
+    return nbytes_of(spec.dtype, dims) if len(dims) == len(spec.shape) else 0
+
+
+def _timeout(seconds: float) -> float:
+    return min(seconds, MAX_TIMEOUT_S) if seconds > 0 else MAX_TIMEOUT_S

@@ -1,0 +1,178 @@
+"""The agent as a gRPC server: where it may listen, who may call, and its life from start to stop."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from hil import wire
+from hil.agent import runtimes
+from hil.agent.programs import Programs
+from hil.agent.service import BlobService, BoardService, ProgramService, SessionService
+from hil.agent.session import Sessions
+from hil.agent.store import BlobStore
+from hil.agent.supervisor import Supervisor
+from hil.errors import SessionEnded, UsageError
+
+# A sync server pins a thread for each open stream: a session holds a few (Hold, Invoke, Logs, Clock), and others wait.
+_THREADS = 48
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """How an agent runs.
+
+    Attributes:
+        listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
+        store: folder of blobs, programs and the fence.
+        name: what the device is called.
+        quota_bytes: most that blobs may take; 0 is no limit.
+        memory_limit: most that a program may take, in bytes; 0 is the machine's own.
+        token: what callers must present as ``authorization: Bearer``; needed beyond loopback.
+        tls_key, tls_cert: the server's, PEM files; needed beyond loopback.
+        tls_client_ca: with it, clients must show a certificate of this authority (mutual TLS).
+        runtimes: name -> ``module:Class``.
+        runtime_options: handed to every runtime in its worker.
+        simulated: what of this board is simulated, for Describe.
+        make_store: makes the blob store.
+    """
+
+    listen: str
+    store: Path
+    name: str = ""
+    quota_bytes: int = 0
+    memory_limit: int = 0
+    token: str = ""
+    tls_key: Path | None = None
+    tls_cert: Path | None = None
+    tls_client_ca: Path | None = None
+    runtimes: dict[str, str] = field(default_factory=runtimes.known)
+    runtime_options: dict[str, Any] = field(default_factory=dict)
+    simulated: list[str] = field(default_factory=list)
+    make_store: Callable[[Path, int], BlobStore] = BlobStore
+
+
+class Agent:
+    """A running agent. ``address`` is where it really listens."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        _check_exposure(config)
+        try:
+            store = config.make_store(config.store, config.quota_bytes)
+        except OSError as error:
+            raise UsageError(f"the store {config.store} cannot be used: {error.strerror}") from error
+        self._supervisor = Supervisor(config.runtimes, config.runtime_options)
+        self._sessions = Sessions(config.store / "fence", self._session_over)
+        self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit)
+        interceptors = [_TokenCheck(config.token)] if config.token else []
+        options = (*wire.GRPC_OPTIONS, ("grpc.so_reuseport", 0))
+        pool = futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(pool, interceptors=interceptors, options=options)
+        name = config.name or os.uname().nodename
+        servicers = {
+            "Board": BoardService(
+                name, self._supervisor, self._sessions, store, config.memory_limit, config.simulated
+            ),
+            "Sessions": SessionService(self._sessions),
+            "Blobs": BlobService(store, self._sessions),
+            "Programs": ProgramService(self._programs, self._sessions),
+        }
+        self._server.add_generic_rpc_handlers([wire.handlers(*item) for item in servicers.items()])
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [f"{wire.PACKAGE}.{service}" for service in wire.SERVICES]
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        self.address = self._bind(config)
+        self._server.start()
+        for service in ("", *names):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def wait(self) -> None:
+        """Serve until stopped."""
+        self._server.wait_for_termination()
+
+    def stop(self) -> None:
+        """Stop serving and end every worker."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace=0.2).wait()
+        self._programs.unload_all(SessionEnded("the agent was stopped"))
+        self._supervisor.close()
+
+    def _session_over(self) -> None:
+        self._programs.unload_all(SessionEnded("the session that ran this program has ended"))
+
+    def _bind(self, config: AgentConfig) -> str:
+        kind, _, path = config.listen.partition(":")
+        if kind == "unix":
+            Path(path).unlink(missing_ok=True)
+            before = os.umask(0o077)
+            try:
+                _bound(self._server.add_insecure_port(config.listen), config.listen)
+            except RuntimeError as error:
+                raise UsageError(f"cannot listen on {config.listen}: {error}") from error
+            finally:
+                os.umask(before)
+            return config.listen
+        try:
+            if config.tls_key and config.tls_cert:
+                pairs = [(config.tls_key.read_bytes(), config.tls_cert.read_bytes())]
+                authority = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
+                credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
+                port = self._server.add_secure_port(config.listen, credentials)
+            else:
+                port = self._server.add_insecure_port(config.listen)
+        except (RuntimeError, OSError) as error:
+            raise UsageError(f"cannot listen on {config.listen}: {error}") from error
+        return f"{config.listen.rpartition(':')[0]}:{_bound(port, config.listen)}"
+
+
+def _bound(port: int, listen: str) -> int:
+    if not port:
+        raise UsageError(f"cannot listen on {listen}")
+    return port
+
+
+def _check_exposure(config: AgentConfig) -> None:
+    """Refuse to be reachable from elsewhere without TLS and a token."""
+    if config.listen.startswith("unix:"):
+        if not config.listen[len("unix:") :]:
+            raise UsageError("unix: needs a path")
+        return
+    host, colon, port = config.listen.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"cannot listen on {config.listen!r}", hint="unix:PATH or HOST:PORT")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback and not (config.tls_key and config.tls_cert and config.token):
+        raise UsageError(
+            f"{config.listen} can be reached from other machines: that needs TLS and a token",
+            hint="--tls-cert, --tls-key and --token-file, or listen on 127.0.0.1 or a Unix socket",
+        )
+
+
+class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}"
+
+        def refuse(_: Any, context: grpc.ServicerContext) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this agent asks for a token")
+
+        self._refuse = grpc.stream_stream_rpc_method_handler(refuse)
+
+    def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        given = str(dict(details.invocation_metadata).get("authorization", ""))
+        if hmac.compare_digest(given.encode(), self._wanted.encode()):
+            return continuation(details)
+        return self._refuse

@@ -1,0 +1,338 @@
+"""Workers seen from the agent: started, given orders with a time limit, ended, and their deaths explained."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hil import clock
+from hil.agent import framing
+from hil.agent.shm import Arena
+from hil.errors import BoardError, HilError, LoadFailed, RunCrashed, StageTimeout
+from hil.wire import error_from_parts
+
+_KEPT_LINES = 2000
+_DETAIL_LINES = 40
+
+
+class LogBook:
+    """The last lines that workers wrote to stderr, for whoever wants to read along."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[tuple[int, int, str, str]] = collections.deque(maxlen=_KEPT_LINES)
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def add(self, program_id: str, text: str) -> None:
+        """Keep a line."""
+        with self._changed:
+            self._count += 1
+            self._lines.append((self._count, clock.now_ns(), program_id, text))
+            self._changed.notify_all()
+
+    def after(self, number: int, wait_s: float = 0.0) -> list[tuple[int, int, str, str]]:
+        """Lines after a line's number: (number, clock_ns, program_id, text); waits for one if there is none."""
+        with self._changed:
+            if self._count <= number and wait_s:
+                self._changed.wait(wait_s)
+            return [line for line in self._lines if line[0] > number]
+
+
+class Worker:
+    """One worker process, before and after its program is loaded."""
+
+    def __init__(self, server: ForkServer, logs: LogBook) -> None:
+        self.program_id = ""
+        self.inputs = Arena()
+        self._outputs = Arena()
+        self._sock, theirs = socket.socketpair()
+        self._stderr, their_stderr = os.pipe()
+        self._tail: collections.deque[str] = collections.deque(maxlen=_DETAIL_LINES)
+        self._logs = logs
+        self._exited = threading.Event()
+        self._exit_code: int | None = None
+        self.ended_because: HilError | None = None
+        try:
+            self.pid = server.fork([theirs.fileno(), self.inputs.fd, self._outputs.fd, their_stderr], self._on_exit)
+        finally:
+            theirs.close()
+            os.close(their_stderr)
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True, name=f"stderr-{self.pid}")
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not ended."""
+        return not self._exited.is_set()
+
+    def output_view(self, size: int) -> memoryview:
+        """The first ``size`` bytes that the worker wrote as outputs."""
+        return self._outputs.view(size, grow=False)
+
+    def order(self, message: dict[str, Any]) -> None:
+        """Send an order without waiting for the answer (see :meth:`answer`)."""
+        with contextlib.suppress(framing.Closed):
+            framing.send(self._sock, message)
+
+    def answer(self, stage: str, timeout: float | None) -> dict[str, Any]:
+        """The answer to the oldest order not yet answered.
+
+        Raises:
+            StageTimeout: it took longer than ``timeout`` seconds; the worker was killed.
+            RunCrashed: the worker died.
+            HilError: what the worker itself reported.
+        """
+        try:
+            reply, _ = framing.receive(self._sock, timeout)
+        except framing.Late:
+            self.kill()
+            raise StageTimeout(
+                f"{stage} took longer than its limit of {timeout:g} s and was ended",
+                stage=stage,
+                detail=self._last_lines(),
+                hint="raise the limit with --timeout, or see whether the program hangs",
+            ) from None
+        except framing.Closed:
+            raise self._obituary(stage) from None
+        if "error" in reply:
+            kind, message, hint, detail = reply["error"]
+            raise error_from_parts(kind, message, hint, detail or self._last_lines())
+        result: dict[str, Any] = reply["ok"]
+        return result
+
+    def call(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        """Send an order and wait for its answer; raises as :meth:`answer`."""
+        self.order(message)
+        return self.answer(str(message["op"]).replace("invoke", "run"), timeout)
+
+    def kill(self, because: HilError | None = None) -> None:
+        """End the worker and everything it started, now."""
+        self.ended_because = self.ended_because or because
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the worker and give back what it held."""
+        self.kill()
+        self._exited.wait(2.0)
+        self._reader.join(2.0)
+        self._sock.close()
+        self.inputs.close()
+        self._outputs.close()
+
+    def _on_exit(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        self._exited.set()
+
+    def _obituary(self, stage: str) -> HilError:
+        """Why the worker is gone."""
+        self._exited.wait(2.0)
+        self._reader.join(1.0)
+        if self.ended_because:
+            return self.ended_because
+        code = self._exit_code
+        hint = ""
+        if code is None:
+            how = "vanished"
+        elif code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            how = f"was killed by {name}"
+            if -code == signal.SIGKILL:
+                hint = "nobody here sent it: the system may have run out of memory"
+            elif -code == signal.SIGILL:
+                hint = "the program uses instructions this CPU lacks: check the compile target"
+        else:
+            how = f"ended with exit code {code}"
+        return RunCrashed(f"the worker {how} during {stage}", stage=stage, hint=hint, detail=self._last_lines())
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._tail)
+
+    def _read_stderr(self) -> None:
+        with os.fdopen(self._stderr, "r", errors="replace", buffering=1) as stream:
+            for line in stream:
+                self._tail.append(line.rstrip("\n"))
+                self._logs.add(self.program_id, line.rstrip("\n"))
+
+
+class ForkServer:
+    """The process that forks workers for one runtime (see :mod:`hil.agent.forkserver`); started anew if it dies."""
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._pids: collections.deque[int] = collections.deque()
+        self._forked = threading.Condition(self._lock)
+        self._watching: dict[int, Callable[[int], None]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.described: dict[str, Any] = {}
+
+    def start(self) -> dict[str, Any]:
+        """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
+        with self._lock:
+            if self._sock is None:
+                ours, theirs = socket.socketpair()
+                # numpy's BLAS would start threads, and a fork copies none of them.
+                env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "")}
+                env = {key: value for key, value in env.items() if value}
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "hil.agent.forkserver", str(theirs.fileno()), self._reference],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=env,
+                )
+                theirs.close()
+                try:
+                    self.described, _ = framing.receive(ours, timeout=120)
+                except (framing.Closed, framing.Late):
+                    self.described = {"error": "the runtime's process died while importing it"}
+                if "error" in self.described:
+                    ours.close()
+                    self._process.kill()
+                    self._process.wait()
+                    return self.described
+                self._sock = ours
+                threading.Thread(target=self._listen, args=(ours,), daemon=True, name="forkserver").start()
+            return self.described
+
+    def fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
+        """A new worker that has these descriptors; ``on_exit`` is called with its exit code.
+
+        Raises:
+            LoadFailed: the runtime cannot be imported here.
+            BoardError: no process could be started.
+        """
+        described = self.start()
+        if "error" in described:
+            raise LoadFailed(f"the runtime does not work on this board: {described['error']}")
+        with self._lock:
+            if self._sock is None:
+                raise BoardError("the agent's fork server died")
+            try:
+                framing.send(self._sock, {"fork": True}, fds)
+            except framing.Closed as error:
+                raise BoardError("the agent's fork server died") from error
+            if not self._forked.wait_for(lambda: self._pids or self._sock is None, timeout=30) or not self._pids:
+                raise BoardError("the agent's fork server does not answer")
+            pid = self._pids.popleft()
+            self._watching[pid] = on_exit
+            return pid
+
+    def stop(self) -> None:
+        """End it, and with it every worker."""
+        with self._lock:
+            sock, self._sock = self._sock, None
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if self._process is not None:
+            try:
+                self._process.wait(2)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _listen(self, sock: socket.socket) -> None:
+        early: dict[int, int] = {}
+        try:
+            while True:
+                message, _ = framing.receive(sock)
+                with self._lock:
+                    if "pid" in message:
+                        self._pids.append(message["pid"])
+                        self._forked.notify_all()
+                    else:
+                        early[message["exited"]] = message["status"]
+                    told = [pid for pid in early if pid in self._watching]
+                    calls = [(self._watching.pop(pid), early.pop(pid)) for pid in told]
+                for call, status in calls:
+                    call(status)
+        except framing.Closed:
+            with self._lock:
+                if self._sock is sock:
+                    self._sock = None
+                orphans, self._watching = self._watching, {}
+                self._forked.notify_all()
+            for pid in orphans:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+            sock.close()
+
+
+class Supervisor:
+    """Workers by runtime, with one kept ready for each runtime and device that was used last."""
+
+    def __init__(self, runtimes: dict[str, str], options: dict[str, Any]) -> None:
+        self._servers = {name: ForkServer(reference) for name, reference in runtimes.items()}
+        self._references = runtimes
+        self._options = options
+        self._spares: dict[tuple[str, str], Worker] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.logs = LogBook()
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Each runtime's version and devices, or its error; starts what has not been started."""
+        threads = [threading.Thread(target=server.start) for server in self._servers.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {name: server.described for name, server in self._servers.items()}
+
+    def take(self, runtime: str, device: str) -> Worker:
+        """A worker with this runtime and device prepared; another is made ready in the background.
+
+        Raises:
+            LoadFailed: there is no such runtime, or it does not work here.
+        """
+        if runtime not in self._servers:
+            raise LoadFailed(
+                f"this board has no runtime {runtime!r}", hint=f"it has {', '.join(sorted(self._servers))}"
+            )
+        with self._lock:
+            spare = self._spares.pop((runtime, device), None)
+        worker = spare if spare and spare.alive else self._start(runtime, device)
+        threading.Thread(target=self._refill, args=(runtime, device), daemon=True).start()
+        return worker
+
+    def close(self) -> None:
+        """End every worker and fork server."""
+        with self._lock:
+            self._closed = True
+            spares, self._spares = self._spares, {}
+        for worker in spares.values():
+            worker.kill()
+        for server in self._servers.values():
+            server.stop()
+
+    def _start(self, runtime: str, device: str) -> Worker:
+        worker = Worker(self._servers[runtime], self.logs)
+        worker.order(
+            {"op": "prepare", "runtime": self._references[runtime], "device": device, "options": self._options}
+        )
+        return worker
+
+    def _refill(self, runtime: str, device: str) -> None:
+        try:
+            worker = self._start(runtime, device)
+        except HilError:
+            return
+        with self._lock:
+            surplus: Worker | None = worker
+            if not self._closed:
+                surplus = self._spares.get((runtime, device))
+                self._spares[runtime, device] = worker
+        if surplus:
+            surplus.close()
+

@@ -1,0 +1,125 @@
+"""The worker: a process of its own for one program, so that a crash or a hang is nobody else's.
+
+It is forked by :mod:`hil.agent.forkserver`, gets its orders as JSON over a socket, reads inputs from one shared
+arena and writes outputs into another. It trusts nothing it runs: when the program dies, so does only this process.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hil import tensors
+from hil.agent import framing
+from hil.agent.runtimes import resolve
+from hil.agent.shm import Arena, aligned
+from hil.clock import now_ns
+from hil.errors import HilError, LoadFailed, RunFailed, UsageError
+from hil.tensors import Array, TensorSpec
+
+
+def serve(sock: socket.socket, inputs: Arena, outputs: Arena) -> None:
+    """Answer orders until the agent hangs up."""
+    worker = _Worker(inputs, outputs)
+    while True:
+        try:
+            order, _ = framing.receive(sock)
+        except framing.Closed:
+            return
+        try:
+            reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
+        except HilError as error:
+            reply = {"error": [type(error).__name__, error.message, error.hint, error.detail]}
+        except Exception as error:
+            failed = RunFailed if worker.program else LoadFailed
+            reply = {"error": [failed.__name__, f"{type(error).__name__}: {error}", "", traceback.format_exc()]}
+        try:
+            framing.send(sock, reply)
+        except framing.Closed:
+            return
+
+
+class _Worker:
+    def __init__(self, inputs: Arena, outputs: Arena) -> None:
+        self._in = inputs
+        self._out = outputs
+        self._runtime: Any = None
+        self.program: Any = None
+
+    def do_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Make the runtime and open its device ahead of the load."""
+        self._runtime = resolve(order["runtime"])(order["options"])
+        self._runtime.prepare(order["device"])
+        return {}
+
+    def do_load(self, order: dict[str, Any]) -> dict[str, Any]:
+        start = now_ns()
+        self.program = self._runtime.load(Path(order["folder"]), order["main"], order["device"], order["function"])
+        return {
+            "inputs": [_spec_to_json(spec) for spec in self.program.inputs],
+            "outputs": [_spec_to_json(spec) for spec in self.program.outputs],
+            "function": self.program.function,
+            "load_ns": now_ns() - start,
+        }
+
+    def do_invoke(self, order: dict[str, Any]) -> dict[str, Any]:
+        program = self.program
+        view = self._in.view(order["bytes"], grow=False)
+        given = [
+            tensors.from_bytes(view[entry["at"] : entry["at"] + entry["bytes"]], entry["dtype"], entry["shape"])
+            for entry in order["inputs"]
+        ]
+        _check(program.inputs, order["inputs"], given)
+        program.bind(given)
+        warm_start = now_ns()
+        for _ in range(order["warmup"]):
+            program.run()
+        warm_end = now_ns()
+        starts: list[int] = []
+        ends: list[int] = []
+        for _ in range(order["iterations"]):
+            starts.append(now_ns())
+            program.run()
+            ends.append(now_ns())
+        return {
+            "outputs": self._store(program.outputs, program.fetch()),
+            "start_ns": starts,
+            "end_ns": ends,
+            "warmup_ns": warm_end - warm_start,
+            "peak": _peak_memory(),
+        }
+
+    def _store(self, specs: tuple[TensorSpec, ...], arrays: list[Array]) -> list[dict[str, Any]]:
+        """Lay the outputs out in the shared arena."""
+        datas = [tensors.to_bytes(array) for array in arrays]
+        view = self._out.view(sum(aligned(data.nbytes) for data in datas), grow=True)
+        entries = []
+        at = 0
+        for spec, array, data in zip(specs, arrays, datas):
+            view[at : at + data.nbytes] = data
+            entry = {"name": spec.name, "dtype": tensors.dtype_name(array.dtype), "shape": list(array.shape)}
+            entries.append({**entry, "at": at, "bytes": data.nbytes})
+            at += aligned(data.nbytes)
+        return entries
+
+
+def _check(specs: tuple[TensorSpec, ...], entries: list[dict[str, Any]], given: list[Array]) -> None:
+    if len(specs) != len(given):
+        raise UsageError(f"the program takes {len(specs)} inputs, got {len(given)}")
+    for spec, entry in zip(specs, entries):
+        if not spec.accepts(entry["dtype"], entry["shape"]):
+            shape = "x".join(str(dim) for dim in entry["shape"]) or "scalar"
+            raise UsageError(f"input {spec} does not take a {shape} tensor of {entry['dtype']}")
+
+
+def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,381 @@
+"""Every statistic of two tensors in one chunked pass.
+
+Values are widened to float64 chunk by chunk (complex128 for complex), which holds every dtype exactly but the 64-bit
+integers; those stay integers wherever equality or a tolerance is decided. Sums accumulate in float64 or wider.
+Nothing as large as a tensor is ever allocated: the scratch is a few chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.results import Tolerance
+from hil.tensors import Array, dtype_of
+
+CHUNK = 1 << 16
+# OpenBLAS spreads a dot product of more than 10,000 elements over threads, which costs more than twice what it saves.
+_BLOCK = 1 << 13
+# A sum of squares outside of these may have overflowed or lost its small terms.
+_SAFE_LOW, _SAFE_HIGH = 1e-250, 1e300
+_INTEGERS_64 = ("int64", "uint64")
+_COMPLEX = ("complex64", "complex128")
+_EXACT = Tolerance(0.0, 0.0)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What :func:`measure` found; the fields are those of :class:`hil.results.OutputComparison`.
+
+    ``mismatches`` counts non-finite disagreements too, ``nonfinite`` counts only those. ``first`` and ``worst`` are
+    indices into the flattened tensor (C order). ``zeroed``: every value is 0 and the reference's are not. The other
+    numbers are over the elements that are finite in both; they are None where a tensor has no such element and does
+    not agree, and for strings.
+    """
+
+    elements: int
+    mismatches: int
+    nonfinite: int = 0
+    zeroed: bool = False
+    first: int | None = None
+    worst: int | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
+    max_ulp: int | None = None
+    mean_abs: float | None = None
+    rmse: float | None = None
+    cosine: float | None = None
+    sqnr_db: float | None = None
+
+
+def common_kind(dtype: str, reference: str) -> str:
+    """How tensors of these dtypes are compared: ``real``, ``complex``, ``integer`` (64 bits), ``string`` or "" (not at
+    all, because no dtype holds the values of both).
+    """
+    both = {dtype, reference}
+    if "string" in both:
+        return "string" if both == {"string"} else ""
+    if both & set(_INTEGERS_64):
+        kinds = {dtype_of(name).kind for name in both}
+        return "integer" if kinds <= {"i", "u"} and np.result_type(*map(dtype_of, both)).kind in "iu" else ""
+    return "complex" if both & set(_COMPLEX) else "real"
+
+
+def reader(array: Array) -> Callable[[int, int], Array]:
+    """Reads elements start to stop (C order) as a flat array in the machine's byte order; copies at most those."""
+    plain = np.asarray(array)
+    flat = plain.reshape(-1) if plain.flags.c_contiguous else plain.flat
+    native = plain.dtype.newbyteorder("=")
+    if plain.dtype == np.bool_:  # any byte but 0 is true, as a board may write it
+        return lambda start, stop: flat[start:stop].view(np.uint8) != 0
+    return lambda start, stop: np.asarray(flat[start:stop], dtype=native)
+
+
+def measure(actual: Array, reference: Array, tolerance: Tolerance | None, kind: str, chunk: int = CHUNK) -> Stats:
+    """Compare two tensors of one shape.
+
+    Args:
+        actual: what the board computed, any dtype and layout.
+        reference: what it should be.
+        tolerance: an element is out of tolerance when ``|a-b| > atol + rtol*|b|``; None is exact.
+        kind: what :func:`common_kind` says for the two dtypes, not "".
+        chunk: how many elements are looked at together.
+    """
+    read_a, read_b, size = reader(actual), reader(reference), actual.size
+    if kind == "string":
+        return _measure_strings(read_a, read_b, size, chunk)
+    meter = _Meter(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)))
+    with np.errstate(all="ignore"):
+        # While the two are equal bit by bit nothing else needs to be known. The first difference makes the pass go
+        # back once for the sums of what lies before it.
+        equal = 0
+        while equal < size and meter.same_bits(read_a(equal, equal + chunk), read_b(equal, equal + chunk)):
+            equal += chunk
+        if equal < size:
+            for start in range(0, equal, chunk):
+                meter.add_equal(read_b(start, start + chunk))
+            for start in range(equal, size, chunk):
+                meter.add(start, read_a(start, start + chunk), read_b(start, start + chunk))
+        return meter.stats(size)
+
+
+def _measure_strings(read_a: Callable[[int, int], Array], read_b: Callable[[int, int], Array], size: int, chunk: int) -> Stats:
+    mismatches, first = 0, None
+    for start in range(0, size, chunk):
+        a, b = (read(start, start + chunk).astype(object) for read in (read_a, read_b))
+        differ = np.asarray(a != b, dtype=np.bool_)
+        if first is None and differ.any():
+            first = start + int(differ.argmax())
+        mismatches += int(np.count_nonzero(differ))
+    return Stats(size, mismatches, first=first, worst=first)
+
+
+class _Meter:
+    """The running statistics and the scratch memory of one comparison."""
+
+    def __init__(self, a: np.dtype[Any], b: np.dtype[Any], tolerance: Tolerance, kind: str, chunk: int) -> None:
+        self.kind = kind
+        self.tolerance = tolerance
+        self.parts = 2 if kind == "complex" else 1  # real numbers an element
+        self.wide = max(a.itemsize, b.itemsize) >= 8 * self.parts
+        self.real_a, self.real_b = (_real_dtype(dtype) if self.parts == 2 else dtype for dtype in (a, b))
+        same = a.newbyteorder("=") == b.newbyteorder("=")
+        self.bits = np.dtype(f"u{self.real_b.itemsize}") if same else None
+        floating = same and self.real_b.kind not in "biu" and kind != "integer" and not _is_small_int(self.real_b)
+        self.ranks = _ranks(self.real_b.name) if floating and self.real_b.itemsize == 1 else None
+        self.max_ulp: int | None = 0 if floating else None
+
+        reals = chunk * self.parts
+        self.x, self.y, self.d = (np.empty(reals) for _ in range(3))
+        self.mask = np.empty(chunk, np.bool_)
+        self.difference, self.scratch = (np.empty(reals, self.bits or np.uint8) for _ in range(2))
+
+        self.aa, self.ab, self.bb, self.dd, self.sum_abs = (np.longdouble(0) for _ in range(5))
+        self.max_abs = self.max_rel = 0.0
+        self.mismatches = self.nonfinite = self.infinite = 0
+        self.first: int | None = None
+        self.worst: int | None = None
+        self.worst_excess: float = 0.0
+
+    def same_bits(self, a: Array, b: Array) -> bool:
+        """True when two chunks of one dtype are equal bit by bit, NaN included."""
+        return self.bits is not None and np.array_equal(a.view(self.bits), b.view(self.bits))
+
+    def add_equal(self, b: Array) -> None:
+        """Add a chunk that is bit-equal in both tensors: it has energy and no error."""
+        y = self.y[: b.size * self.parts]
+        y[...] = self._reals(b)
+        energy = self._dot(y, y)
+        if not math.isfinite(energy):
+            ok = self._finite(y)
+            self._drop(~ok, y)
+            energy = self._dot(y, y)
+        self.aa, self.ab, self.bb = self.aa + energy, self.ab + energy, self.bb + energy
+
+    def add(self, start: int, a: Array, b: Array) -> None:
+        """Add a chunk whose first element has the flat index ``start``."""
+        count = a.size * self.parts
+        bits_a, bits_b, highest = a, b, None
+        if self.bits is not None:
+            bits_a, bits_b = a.view(self.bits), b.view(self.bits)
+            difference = np.bitwise_xor(bits_a, bits_b, out=self.difference[:count])
+            highest = int(np.maximum.reduce(difference))
+            if highest == 0:
+                self.add_equal(b)
+                return
+        x, y, d = self.x[:count], self.y[:count], self.d[:count]
+        x[...] = self._reals(a)
+        y[...] = self._reals(b)
+        aa, bb = self._dot(x, x), self._dot(y, y)
+        wrong: Array | None = None
+        if not (math.isfinite(aa) and math.isfinite(bb)):
+            ok = self._finite(x) & self._finite(y)
+            if not ok.all():
+                wrong = self._disagreeing(x, y, ok)
+                self._drop(~ok, x, y)
+                aa, bb = self._dot(x, x), self._dot(y, y)
+                if self.max_ulp is not None:
+                    parts_ok = np.repeat(ok, self.parts)
+                    bits_a, bits_b = (np.where(parts_ok, bits, bits.dtype.type(0)) for bits in (bits_a, bits_b))
+                    highest = int(np.maximum.reduce(np.bitwise_xor(bits_a, bits_b, out=self.difference[:count])))
+        np.subtract(x, y, out=d)
+        self.aa, self.ab, self.bb = self.aa + aa, self.ab + self._dot(x, y), self.bb + bb
+        self.dd = self.dd + self._dot(d, d)
+        if self.kind == "integer":
+            self._add_integers(start, a, b, d, y)
+        else:
+            self._add_reals(start, *self._magnitudes(d, y), wrong)
+        if self.max_ulp is not None and highest:
+            self._add_ulp(bits_a, bits_b, highest)
+
+    def _add_reals(self, start: int, d: Floats, y: Floats, wrong: Array | None) -> None:
+        """Take |a-b| and |b|; both are scratch and may be overwritten."""
+        rtol, atol = self.tolerance.rtol, self.tolerance.atol
+        largest, relative = self._add_errors(d, y)
+        # Rounding is monotonic, so a quotient below rtol means an element within rtol*|b|, and all may be skipped.
+        if wrong is None and (largest <= atol or relative < rtol):
+            return
+        limit = np.multiply(y, rtol, out=y)
+        limit += atol
+        out = np.greater(d, limit, out=self.mask[: d.size])
+        if wrong is not None:
+            out |= wrong
+        excess = None
+        if wrong is not None or largest - atol > self.worst_excess:
+            excess = np.subtract(d, limit, out=d)
+            if wrong is not None:
+                excess[wrong] = np.inf
+        self._add_mismatches(start, out, excess)
+
+    def _add_integers(self, start: int, a: Array, b: Array, d: Floats, y: Floats) -> None:
+        """64-bit integers: float64 rounds them, so |a-b| is taken and judged in uint64."""
+        wide = np.result_type(a, b)
+        a, b = a.astype(wide, copy=False), b.astype(wide, copy=False)
+        # The true difference fits in uint64, and unsigned subtraction wraps to it.
+        distance = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
+        np.abs(y, out=y)
+        d[...] = distance
+        self._add_errors(d, y)
+        limit = np.floor(np.multiply(y, self.tolerance.rtol) + self.tolerance.atol)
+        over = limit >= 2.0**64
+        whole = np.where(over, 0.0, limit).astype(np.uint64)
+        out = (distance > whole) & ~over
+        self._add_mismatches(start, out, np.where(out, distance - whole, np.uint64(0)))
+
+    def _add_errors(self, d: Floats, y: Floats) -> tuple[float, float]:
+        """Add |a-b| beside |b|; returns the largest |a-b| and the largest quotient, inf where only b is 0."""
+        largest = float(np.maximum.reduce(d))
+        self.max_abs = max(self.max_abs, largest)
+        self.sum_abs = self.sum_abs + np.add.reduce(d)
+        quotient = np.divide(d, y, out=self.x[: d.size])
+        relative = above = float(np.fmax.reduce(quotient, initial=0.0))  # fmax leaves out 0/0
+        if relative == math.inf:
+            quotient[y == 0] = 0.0
+            relative = float(np.fmax.reduce(quotient, initial=0.0))
+        self.max_rel = max(self.max_rel, relative)
+        return largest, above
+
+    def _add_mismatches(self, start: int, out: Array, excess: Array | None) -> None:
+        count = int(np.count_nonzero(out))
+        if not count:
+            return
+        self.mismatches += count
+        if self.first is None:
+            self.first = start + int(out.argmax())
+        if excess is not None:
+            at = int(excess.argmax())
+            over = excess[at].item()
+            if over > self.worst_excess:
+                self.worst_excess, self.worst = over, start + at
+
+    def _add_ulp(self, a: Array, b: Array, highest: int) -> None:
+        """Count the representable values between a and b, given as bits, and the largest ``a ^ b``.
+
+        The bits of a float are sign and magnitude, and magnitudes count representable values. Of one sign the
+        distance is their difference, of two it is their sum; each fits in the unsigned dtype, where int32 would not do.
+        """
+        assert self.max_ulp is not None
+        if self.ranks is not None:
+            distance = np.abs(self.ranks[a] - self.ranks[b])
+            self.max_ulp = max(self.max_ulp, int(distance.max()))
+            return
+        top = 1 << (a.dtype.itemsize * 8 - 1)
+        signed = np.dtype(f"i{a.dtype.itemsize}")
+        opposite, scratch = self.difference[: a.size].view(signed), self.scratch[: a.size]
+        if highest >= top:
+            np.right_shift(opposite, a.dtype.itemsize * 8 - 1, out=opposite)  # all ones where the signs differ
+            np.add(a, b, out=scratch)
+            scratch ^= a.dtype.type(top)
+            scratch &= opposite.view(a.dtype)
+            self.max_ulp = max(self.max_ulp, int(np.maximum.reduce(scratch)))
+            if self.max_ulp >= top:  # more than any two of one sign can be apart
+                return
+        np.subtract(a, b, out=scratch)
+        np.abs(scratch.view(signed), out=scratch.view(signed))
+        if highest >= top:
+            scratch &= np.invert(opposite, out=opposite).view(a.dtype)
+        self.max_ulp = max(self.max_ulp, int(np.maximum.reduce(scratch)))
+
+    def _dot(self, x: Floats, y: Floats) -> Any:
+        whole = x.size - x.size % _BLOCK
+        total = np.dot(x[whole:], y[whole:])
+        if whole:
+            total += np.add.reduce(np.vecdot(x[:whole].reshape(-1, _BLOCK), y[:whole].reshape(-1, _BLOCK)))
+        if self.wide and not _SAFE_LOW < abs(total) < _SAFE_HIGH:
+            # Squares of float64 overflow from 1e154 and vanish below 1e-162; where C's long double is wider, it helps.
+            return np.dot(x.astype(np.longdouble), y.astype(np.longdouble))
+        return total
+
+    def _reals(self, chunk: Array) -> Array:
+        """The chunk as real numbers: parts beside each other where the comparison is complex."""
+        if self.parts == 1:
+            return chunk
+        return (chunk if chunk.dtype.kind == "c" else chunk.astype(np.complex128)).view(_real_dtype_of(chunk))
+
+    def _finite(self, values: Floats) -> Array:
+        finite = np.isfinite(values)
+        return finite.reshape(-1, 2).all(axis=1) if self.parts == 2 else finite
+
+    def _disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
+        """Where the two are not both finite and not the same NaN or infinity; counts them and the finite ones."""
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        if self.parts == 2:
+            same = same.reshape(-1, 2).all(axis=1)
+        wrong = ~(ok | same)
+        self.nonfinite += int(np.count_nonzero(wrong))
+        return wrong
+
+    def _drop(self, where: Array, *values: Floats) -> None:
+        """Put 0 where an element does not take part in the statistics."""
+        self.infinite += int(np.count_nonzero(where))
+        for reals in values:
+            reals.reshape(-1, self.parts)[where] = 0.0
+
+    def _magnitudes(self, d: Floats, y: Floats) -> tuple[Floats, Floats]:
+        if self.parts == 2:
+            return np.hypot(d[0::2], d[1::2]), np.hypot(y[0::2], y[1::2])
+        return np.abs(d, out=d), np.abs(y, out=y)
+
+    def stats(self, size: int) -> Stats:
+        """The statistics of everything added; nothing added means that the two were equal bit by bit."""
+        counts = {
+            "elements": size,
+            "mismatches": self.mismatches,
+            "nonfinite": self.nonfinite,
+            "first": self.first,
+            "worst": self.worst,
+        }
+        finite = size - self.infinite
+        if finite == 0 and self.mismatches:
+            return Stats(**counts)
+        return Stats(
+            **counts,
+            zeroed=bool(self.aa == 0 and self.bb > 0),
+            max_abs=self.max_abs,
+            max_rel=None if self.bb == 0 and self.dd > 0 else self.max_rel,
+            max_ulp=self.max_ulp,
+            mean_abs=float(self.sum_abs / max(finite, 1)),
+            rmse=float(np.sqrt(self.dd / max(finite, 1))),
+            cosine=self._cosine(),
+            sqnr_db=self._sqnr(),
+        )
+
+    def _cosine(self) -> float | None:
+        if self.aa == 0 or self.bb == 0:
+            return 1.0 if self.aa == self.bb else 0.0
+        cosine = float(self.ab / (np.sqrt(self.aa) * np.sqrt(self.bb)))
+        return None if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
+
+    def _sqnr(self) -> float | None:
+        if self.dd == 0:
+            return math.inf
+        ratio = float(10 * (np.log10(self.bb) - np.log10(self.dd)))
+        return None if math.isnan(ratio) else ratio
+
+
+def _is_small_int(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in ("int4", "uint4", "int2", "uint2")
+
+
+def _real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32 if dtype == np.complex64 else np.float64)
+
+
+def _real_dtype_of(chunk: Array) -> np.dtype[Any]:
+    return _real_dtype(chunk.dtype)
+
+
+@lru_cache
+def _ranks(dtype: str) -> npt.NDArray[np.int16]:
+    """For each of the 256 bytes of an 8-bit float: the place of its value among all finite ones (+0 and -0 share one)."""
+    values = np.arange(256, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float64)
+    finite = np.unique(values[np.isfinite(values)])
+    return np.searchsorted(finite, values).astype(np.int16)
