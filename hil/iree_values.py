@@ -1,11 +1,17 @@
-"""How tensors and signatures look to IREE: element types, and what a function's reflection says of it."""
+"""How tensors and signatures look to IREE: element types, and what a function's reflection says of it.
+
+A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tensor<2x?xf32>)``. IREE's compiler writes
+one for MLIR programs and none for ONNX ones; hil's own compile stage adds it there, with ONNX's names and signedness.
+Elements of 4 bits are packed two a byte (:mod:`hil.packing`).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from hil.errors import LoadFailed
+from hil.errors import LoadFailed, UsageError
 from hil.tensors import Dim, TensorSpec
 
 # MLIR's name -> ours -> IREE's element type. MLIR's f8E4M3FN is ml_dtypes' float8_e4m3fn.
@@ -23,10 +29,13 @@ _TYPES = {
     "complex<f64>": ("complex128", "COMPLEX_128"),
     "i1": ("bool", "BOOL_8"),
     "i4": ("int4", "INT_4"),
+    "si4": ("int4", "SINT_4"),
+    "ui4": ("uint4", "UINT_4"),
     "i8": ("int8", "INT_8"),
     "i16": ("int16", "INT_16"),
     "i32": ("int32", "INT_32"),
     "i64": ("int64", "INT_64"),
+    "index": ("int64", "INT_64"),
     "si8": ("int8", "SINT_8"),
     "si16": ("int16", "SINT_16"),
     "si32": ("int32", "SINT_32"),
@@ -40,6 +49,20 @@ _ELEMENT_OF = {ours: iree for ours, iree in reversed(list(_TYPES.values()))}
 _SIGNLESS = {"INT_8", "INT_16", "INT_32", "INT_64", "INT_4"}
 SCALAR_PREFIX = "scalar:"
 _TENSOR = re.compile(r"tensor<(.*)>$")
+# Element types with a name of their own in MLIR and nothing behind them at run time; hil can still name them.
+_NAMED_ONLY = {
+    "f8E4M3": "float8_e4m3",
+    "f8E3M4": "float8_e3m4",
+    "f4E2M1FN": "float4_e2m1fn",
+    "i2": "int2",
+    "ui2": "uint2",
+}
+_MLIR_OF = {ours: mlir for mlir, (ours, _) in reversed(list(_TYPES.items())) if mlir not in ("index", "si4")}
+_MLIR_OF |= {ours: mlir for mlir, ours in _NAMED_ONLY.items()}
+_SIGNATURE = re.compile(r"func @(?:\"(?:[^\"\\]|\\.)*\"|[^\s(]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\)\s*$", re.S)
+_TYPE = r"tensor<[^<>]*(?:<[^<>]*>[^<>]*)?>|![A-Za-z][\w.]*(?:<[^>]*>)?|[A-Za-z]\w*(?:<[^<>]*>)?"
+# A name may hold nearly anything (ONNX's do), so a value ends where a type, and then ", %" or the end, follow.
+_VALUE = re.compile(rf"%(?P<name>.*?): (?P<type>{_TYPE})(?: \{{[^}}]*\}})?(?:, (?=%)|$)", re.S)
 
 
 def element_of(dtype: str) -> Any:
@@ -67,7 +90,7 @@ def dtype_of_element(element: Any, declared: str) -> str:
 
 def mlir_dtype(name: str) -> str | None:
     """The dtype of an MLIR element type (``f32``, ``si8``, ``bf16``), or None where hil has none for it."""
-    return _TYPES[name][0] if name in _TYPES else None
+    return _TYPES[name][0] if name in _TYPES else _NAMED_ONLY.get(name)
 
 
 def parse_type(name: str, text: str) -> TensorSpec:
@@ -102,43 +125,46 @@ def parse_declaration(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
     Raises:
         LoadFailed: there is no declaration, or a type in it is none that hil can pass.
     """
-    start = text.find("(")
-    if start < 0:
-        raise LoadFailed("the function carries no IREE ABI declaration", hint="call one that the compiler exports")
-    end = _closing(text, start)
-    inputs = _values(text[start + 1 : end])
-    arrow = text.find("->", end)
-    if arrow < 0:
-        return inputs, ()
-    first = text.find("(", arrow)
-    if first < 0:
-        return inputs, (parse_type("output0", text[arrow + 2 :]),)
-    return inputs, _values(text[first + 1 : _closing(text, first)])
+    match = _SIGNATURE.search(text)
+    if not match:
+        raise LoadFailed(
+            f"no declaration of an IREE function: {text[:200]!r}"
+            if text
+            else "the function carries no IREE declaration",
+            hint="call one that the compiler exports, of a program compiled by hil or from MLIR",
+        )
+    return _values(match["inputs"]), _values(match["outputs"])
+
+
+def declaration(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    """The reverse of :func:`parse_declaration`, for a function's ``iree.reflection``.
+
+    Raises:
+        UsageError: MLIR has no type for a dtype.
+    """
+    args, results = (", ".join(f"%{spec.name}: {mlir_type(spec)}" for spec in specs) for specs in (inputs, outputs))
+    return f'sync func @"{function}"({args}) -> ({results})'
+
+
+def mlir_type(spec: TensorSpec) -> str:
+    """The MLIR type of a tensor, ``tensor<2x?xf32>``; unsigned integers keep their sign (``ui8``).
+
+    Raises:
+        UsageError: MLIR has no type for the dtype.
+    """
+    if spec.dtype not in _MLIR_OF:
+        raise UsageError(f"{spec}: MLIR has no type for {spec.dtype}")
+    dims = "".join(f"{dim if isinstance(dim, int) else '?'}x" for dim in spec.shape)
+    return f"tensor<{dims}{_MLIR_OF[spec.dtype]}>"
 
 
 def _values(text: str) -> tuple[TensorSpec, ...]:
-    specs = []
-    for part in _split(text):
-        name, _, kind = part.partition(":")
-        specs.append(parse_type(name.strip().lstrip("%"), kind))
+    specs: list[TensorSpec] = []
+    position = 0
+    while position < len(text):
+        match = _VALUE.match(text, position)
+        if not match:
+            raise LoadFailed(f"an IREE declaration is cut off: {text[position : position + 200]!r}")
+        specs.append(parse_type(match["name"], match["type"]))
+        position = match.end()
     return tuple(specs)
-
-
-def _split(text: str) -> list[str]:
-    parts, depth, start = [], 0, 0
-    for position, char in enumerate(text):
-        depth += (char in "(<{[") - (char in ")}]" or (char == ">" and text[position - 1] != "-"))
-        if char == "," and depth == 0:
-            parts.append(text[start:position])
-            start = position + 1
-    parts.append(text[start:])
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _closing(text: str, opening: int) -> int:
-    depth = 0
-    for position in range(opening, len(text)):
-        depth += (text[position] == "(") - (text[position] == ")")
-        if depth == 0:
-            return position
-    raise LoadFailed(f"an IREE ABI declaration is cut off: {text[:100]}")

@@ -1,12 +1,20 @@
-"""How tensors look to ONNX Runtime, whose Python API takes plain numpy arrays for most dtypes but not for all."""
+"""Tensors of ours <-> ONNX Runtime's OrtValue, for every dtype that ONNX Runtime takes.
+
+numpy knows neither bfloat16 nor float8 nor the sub-byte dtypes, and ONNX Runtime's Python API refuses to hand those
+out (and takes no strings in): their bytes are passed as they lie in memory instead.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import math
 from typing import Any
 
 import numpy as np
 
-from hil.tensors import ML_DTYPES, Array, TensorSpec, dtype_of
+from hil.errors import UsageError
+from hil.packing import SUB_BYTE_BITS, pack, unpack
+from hil.tensors import ML_DTYPES, Array, TensorSpec, dtype_name, dtype_of
 
 # ONNX's TensorProto element types by our names: onnx itself is not a dependency of an agent.
 ONNX_TYPES = {
@@ -50,7 +58,7 @@ _TYPE_STRINGS = {
 
 
 def dtype_of_type(text: str) -> str | None:
-    """The dtype of ONNX Runtime's ``tensor(float)`` and the like; None for a sequence, map, optional or sparse tensor."""
+    """The dtype of ONNX Runtime's ``tensor(float)`` and the like; None for a sequence, map, optional, sparse tensor."""
     if not (text.startswith("tensor(") and text.endswith(")")):
         return None
     inner = text[len("tensor(") : -1]
@@ -68,48 +76,69 @@ def spec_of_node(node: Any) -> TensorSpec | None:
 
 
 def to_ort(array: Array) -> Any:
-    """An OrtValue of a tensor: numeric data is shared, not copied, so the array must stay alive."""
+    """An OrtValue (on the CPU) of a tensor; it may share the array's memory, and keeps it alive.
+
+    Raises:
+        UsageError: ONNX Runtime has no tensors of this dtype.
+    """
     import onnxruntime as ort
 
-    from hil.tensors import dtype_name
-
     name = dtype_name(array.dtype)
+    if name not in ONNX_TYPES or name.startswith("complex"):
+        raise UsageError(f"ONNX Runtime has no tensors of dtype {name}")
+    if name == "string":
+        return _strings_to_ort(array)
     contiguous = np.ascontiguousarray(array).reshape(array.shape)
-    if name in ML_DTYPES:
-        if contiguous.dtype.itemsize == 1 and name in ("int4", "uint4", "float4_e2m1fn", "int2", "uint2"):
-            contiguous = pack(contiguous)
-            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous, ONNX_TYPES[name])
-        raw = contiguous.view(np.uint16 if contiguous.dtype.itemsize == 2 else np.uint8)
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, ONNX_TYPES[name])
-    return ort.OrtValue.ortvalue_from_numpy(contiguous)
-
-
-def pack(array: Array) -> Array:
-    """Two 4-bit elements a byte, the first in the low half, as ONNX Runtime lays them out."""
-    low = array.reshape(-1).view(np.uint8) & 0x0F
-    if low.size % 2:
-        low = np.append(low, np.uint8(0))
-    packed: Array = (low[0::2] | (low[1::2] << 4)).astype(np.uint8)
-    return packed
+    if name in SUB_BYTE_BITS:
+        # ONNX Runtime reads the packed bytes from the front of a buffer of the logical shape.
+        packed = pack(contiguous)
+        contiguous = np.zeros(array.shape, np.uint8)
+        contiguous.reshape(-1)[: packed.size] = packed
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous, ONNX_TYPES[name])
 
 
 def from_ort(value: Any, dtype: str) -> Array:
-    """The tensor of an OrtValue."""
+    """The tensor of an OrtValue (on the CPU), copied out."""
     if dtype not in ML_DTYPES:
         array: Array = value.numpy()
         return array
-    import ctypes
-
     shape = tuple(value.shape())
-    resolved = dtype_of(dtype)
-    count = int(np.prod(shape, dtype=np.int64))
-    if count == 0:
-        return np.empty(shape, resolved)
-    sub_byte = dtype in ("int4", "uint4", "float4_e2m1fn")
-    size = (count + 1) // 2 if sub_byte else count * resolved.itemsize
-    raw = np.frombuffer(ctypes.string_at(value.data_ptr(), size), np.uint8)
-    if sub_byte:
-        raw = np.stack([raw & 0x0F, raw >> 4], axis=1).reshape(-1)[:count]
-        if dtype == "int4":
-            raw = ((raw ^ 0x08).astype(np.int8) - 8).view(np.uint8)
-    return raw.view(resolved).reshape(shape)
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype_of(dtype))
+    raw = np.frombuffer(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()), np.uint8)
+    return unpack(raw, dtype, shape) if dtype in SUB_BYTE_BITS else raw.view(dtype_of(dtype)).reshape(shape)
+
+
+def _strings_to_ort(array: Array) -> Any:
+    """An OrtValue of strings. The Python API makes none, but a model that is one constant returns one.
+
+    The model is written by hand, because onnx is not a dependency of an agent. Field numbers of onnx.proto: TensorProto
+    dims 1, data_type 2, string_data 6, name 8; GraphProto name 2, initializer 5, output 12; ModelProto ir_version 1,
+    graph 7, opset_import 8.
+    """
+    import onnxruntime as ort
+
+    tensor = b"".join(_number(1, dim) for dim in array.shape) + _number(2, ONNX_TYPES["string"])
+    tensor += b"".join(_bytes(6, str(item).encode()) for item in array.ravel().tolist()) + _bytes(8, b"strings")
+    output = _bytes(1, b"strings") + _bytes(2, _bytes(1, _number(1, ONNX_TYPES["string"])))
+    graph = _bytes(2, b"g") + _bytes(5, tensor) + _bytes(12, output)
+    model = _number(1, 8) + _bytes(7, graph) + _bytes(8, _bytes(1, b"") + _number(2, 17))
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run_with_ort_values(None, {})[0]
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _number(field: int, number: int) -> bytes:
+    return _varint(field << 3) + _varint(number)
+
+
+def _bytes(field: int, payload: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(payload)) + payload

@@ -1,4 +1,4 @@
-"""Sub-byte tensors (int4 and friends): one byte an element as ml_dtypes keeps them <-> packed as the runtimes want them."""
+"""Sub-byte tensors (int4 and friends): a byte an element as ml_dtypes keeps them <-> packed as runtimes do."""
 
 from __future__ import annotations
 

@@ -1,0 +1,124 @@
+"""`python -m hil.sim --listen unix:PATH|HOST:PORT --store DIR [--config FILE] [--fault FAULT ...]`: a simulated board.
+
+The agent's own server and protocol. The device is described by a board config with a [simulator] table; faults come
+from there and from --fault. Prints one JSON line on stdout once it serves: {"address": ..., "pid": ...}.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hil.agent.__main__ import config_of, parser, serve
+from hil.agent.server import Agent, AgentConfig
+from hil.agent.store import BlobStore, Upload
+from hil.boards import BoardConfig, load_board
+from hil.errors import HilError
+from hil.sim import faults
+from hil.sim.link import FaultyLink
+
+_RUNTIMES = {"iree": "hil.sim.runtime:SimIree", "onnxruntime": "hil.sim.runtime:SimOnnxRuntime"}
+
+
+class DroppingStore(BlobStore):
+    """A store whose link is cut when a share of an upload has come."""
+
+    def __init__(self, root: Path, quota_bytes: int, fault: faults.Fault, charges: faults.Charges) -> None:
+        super().__init__(root, quota_bytes)
+        self._fault = fault
+        self._charges = charges
+        self.link: FaultyLink | None = None
+
+    def upload(self, digest: str, size: int, offset: int) -> Upload:
+        """As the real store's, until the share has come."""
+        upload = super().upload(digest, size, offset)
+        write = upload.write
+        mark = size - int(size * self._fault.keys["at"])
+
+        def cutting(data: memoryview) -> None:
+            if upload.missing > mark >= upload.missing - data.nbytes and self._charges.strike(self._fault):
+                write(data[: upload.missing - mark])
+                if self.link:
+                    self.link.cut()
+                raise ConnectionAbortedError("simulated: the connection was dropped")
+            write(data)
+
+        upload.write = cutting  # type: ignore[method-assign]
+        return upload
+
+
+def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -> tuple[Agent, str]:
+    """A simulated board's agent and the address it is reached at.
+
+    Args:
+        options: fields of :class:`AgentConfig` (listen, store, ...).
+        board: its config; ``[simulator]`` describes the device.
+        fault_texts: faults besides those of the config.
+
+    Raises:
+        UsageError: a fault is written wrongly, or the address cannot be used.
+    """
+    found = [faults.parse(text) for text in [*board.simulator.faults, *fault_texts]]
+    charges = faults.Charges(options["store"] / "faults")
+    charges.arm(found)
+    by_name = {fault.name: fault for fault in found}
+    public = options["listen"]
+    slow = by_name.get("slow")
+    link_wanted = slow or "drop" in by_name
+    if link_wanted:
+        options = {**options, "listen": f"unix:{options['store']}/inner.sock"}
+    stores: list[DroppingStore] = []
+
+    def make_store(root: Path, quota: int) -> BlobStore:
+        if "drop" not in by_name:
+            return BlobStore(root, quota)
+        stores.append(DroppingStore(root, quota, by_name["drop"], charges))
+        return stores[0]
+
+    inner = {
+        "faults": [str(fault) for fault in found],
+        "charges": str(options["store"] / "faults"),
+        "agent_pid": os.getpid(),
+        "arithmetic": board.simulator.arithmetic,
+    }
+    config = AgentConfig(
+        **{
+            **options,
+            "name": options.get("name") or board.name,
+            "memory_limit": options.get("memory_limit") or board.simulator.memory_limit,
+        },
+        runtimes=_RUNTIMES,
+        runtime_options=inner,
+        simulated=[board.name, *(str(fault) for fault in found)],
+        make_store=make_store,
+    )
+    agent = Agent(config)
+    if not link_wanted:
+        return agent, agent.address
+    keys = slow.keys if slow else {"rate": 0.0, "delay": 0.0}
+    link = FaultyLink(public, agent.address, keys["rate"], keys["delay"])
+    for store in stores:
+        store.link = link
+    return agent, link.address
+
+
+def main() -> None:
+    """Start a simulated board."""
+    options = parser(__doc__ or "")
+    options.prog = "python -m hil.sim"
+    options.add_argument("--config", default="sim", metavar="FILE|NAME", help="board config with a [simulator] table")
+    options.add_argument("--fault", action="append", default=[], metavar="FAULT", help="see docs/simulator.md")
+    arguments = options.parse_args()
+    try:
+        arguments.store.mkdir(parents=True, exist_ok=True)
+        agent, address = start(config_of(arguments), load_board(arguments.config), arguments.fault)
+    except HilError as error:
+        print(f"hil.sim: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    serve(agent, address, lifeline=arguments.lifeline)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A link that can be cut and slowed: it passes bytes between the simulator's address and the agent behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+_PIECE = 1 << 16
+
+
+class FaultyLink:
+    """Listens at ``listen`` and passes everything to ``behind`` and back.
+
+    Args:
+        listen, behind: ``unix:PATH`` or ``HOST:PORT``.
+        rate: bytes a second each way, or 0 for no limit.
+        delay_s: how late everything comes, each way.
+    """
+
+    def __init__(self, listen: str, behind: str, rate: float = 0.0, delay_s: float = 0.0) -> None:
+        self._behind = behind
+        self._rate = rate
+        self._delay_s = delay_s
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        ready = threading.Event()
+        self.address = listen
+
+        async def start() -> None:
+            server: Any
+            if listen.startswith("unix:"):
+                server = await asyncio.start_unix_server(self._accept, listen[len("unix:") :])
+            else:
+                host, _, port = listen.rpartition(":")
+                server = await asyncio.start_server(self._accept, host.strip("[]"), int(port))
+                self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
+            ready.set()
+            async with server:
+                await server.serve_forever()
+
+        def run() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(start())
+
+        threading.Thread(target=run, daemon=True, name="faulty-link").start()
+        ready.wait(10)
+
+    def cut(self) -> None:
+        """Cut every connection, in the middle of whatever it carries. New ones may come."""
+
+        def abort() -> None:
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+        self._loop.call_soon_threadsafe(abort)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._behind.startswith("unix:"):
+            opened = await asyncio.open_unix_connection(self._behind[len("unix:") :])
+        else:
+            host, _, port = self._behind.rpartition(":")
+            opened = await asyncio.open_connection(host.strip("[]"), int(port))
+        inner_reader, inner_writer = opened
+        self._writers |= {writer, inner_writer}
+        ways: list[Callable[[], Awaitable[None]]] = [
+            lambda: self._pass(reader, inner_writer),
+            lambda: self._pass(inner_reader, writer),
+        ]
+        try:
+            await asyncio.gather(*(way() for way in ways))
+        finally:
+            for end in (writer, inner_writer):
+                end.transport.abort()
+                self._writers.discard(end)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass one way: bytes wait in line for their turn at the rate, then arrive ``delay_s`` later."""
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
+
+        async def arrive() -> None:
+            while True:
+                due, data = await line.get()
+                await asyncio.sleep(max(due - self._loop.time(), 0))
+                if not data:
+                    return
+                writer.write(data)
+                await writer.drain()
+
+        arriving = asyncio.ensure_future(arrive())
+        free_at = 0.0
+        try:
+            while data := await reader.read(_PIECE):
+                if self._rate:
+                    free_at = max(free_at, self._loop.time()) + len(data) / self._rate
+                    await asyncio.sleep(max(free_at - self._loop.time(), 0))
+                await line.put((self._loop.time() + self._delay_s, data))
+            await line.put((0.0, b""))
+            await arriving
+        except (ConnectionError, OSError):
+            pass
+        finally:
+            arriving.cancel()
+            with contextlib.suppress(Exception):
+                writer.transport.abort()

@@ -1,0 +1,155 @@
+"""A runtime as a simulated device has it: the real one inside, with the device's arithmetic and its faults around it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.agent.runtimes import known, resolve
+from hil.sim.faults import Charges, Fault, parse
+from hil.tensors import Array, TensorSpec
+
+HALF = "float16"
+
+
+class SimRuntime:
+    """Options: ``faults`` (texts), ``charges`` (folder), ``agent_pid``, ``arithmetic`` ("" or ``float16``)."""
+
+    name = ""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._inner = resolve(known()[self.name])(options)
+        self._faults = [parse(text) for text in options.get("faults", ())]
+        self._charges = Charges(Path(options.get("charges", "")))
+        self._agent_pid = int(options.get("agent_pid", 0))
+        self._half = options.get("arithmetic") == HALF
+
+    @classmethod
+    def describe(cls) -> dict[str, Any]:
+        """As the real runtime."""
+        described: dict[str, Any] = resolve(known()[cls.name]).describe()
+        return described
+
+    def prepare(self, device: str) -> None:
+        """As the real runtime."""
+        self._inner.prepare(device)
+
+    def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
+        """Load with the real runtime, unless a fault strikes."""
+        self.strike("load")
+        if self._half:
+            main = self.to_half(folder, main)
+        return SimProgram(self, self._inner.load(folder, main, device, function), self._half)
+
+    def to_half(self, folder: Path, main: str) -> str:
+        """Make the program one that computes in half precision; returns its main file."""
+        return main
+
+    def strike(self, at: str) -> None:
+        """Let the faults strike that strike at ``run`` or ``load``."""
+        for fault in self._faults:
+            if fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at and self._charges.strike(fault):
+                self._suffer(fault)
+
+    def corrupt(self, arrays: list[Array]) -> list[Array]:
+        """Flip bits in outputs if that fault is on."""
+        for fault in self._faults:
+            position = fault.keys.get("output", 0)
+            if fault.name == "corrupt" and position < len(arrays) and self._charges.strike(fault):
+                arrays[position] = _flipped(arrays[position], fault.keys["elements"])
+        return arrays
+
+    def _suffer(self, fault: Fault) -> None:
+        if fault.name == "kill-agent":
+            os.kill(self._agent_pid, signal.SIGKILL)
+            time.sleep(3600)
+        if fault.name == "hang":
+            print("simulated hang", file=sys.stderr, flush=True)
+            while True:
+                time.sleep(3600)
+        print(f"simulated {fault.keys['signal']}", file=sys.stderr, flush=True)
+        if fault.keys["signal"] == "SIGSEGV":
+            ctypes.string_at(0)
+        os.kill(os.getpid(), signal.Signals[fault.keys["signal"]])
+
+
+class SimProgram:
+    """The real program, with faults; where the device computes in half precision, its float32 edges are converted."""
+
+    def __init__(self, runtime: SimRuntime, inner: Any, half: bool) -> None:
+        self._runtime = runtime
+        self._inner = inner
+        self._half = half
+        self.function = inner.function
+        self.inputs = _edge(inner.inputs) if half else inner.inputs
+        self.outputs = _edge(inner.outputs) if half else inner.outputs
+
+    def bind(self, inputs: list[Array]) -> None:
+        """As the real program."""
+        if self._half:
+            wanted = [spec.dtype for spec in self._inner.inputs]
+            inputs = [array.astype(HALF) if dtype == HALF else array for array, dtype in zip(inputs, wanted)]
+        self._inner.bind(inputs)
+
+    def run(self) -> None:
+        """As the real program, unless a fault strikes."""
+        self._runtime.strike("run")
+        self._inner.run()
+
+    def fetch(self) -> list[Array]:
+        """As the real program, perhaps corrupted."""
+        arrays = self._inner.fetch()
+        if self._half:
+            arrays = [array.astype(np.float32) if array.dtype == np.float16 else array for array in arrays]
+        return self._runtime.corrupt(arrays)
+
+
+class SimIree(SimRuntime):
+    """IREE on a simulated device. Half precision comes with the program: the board's compile flags demand it."""
+
+    name = "iree"
+
+
+class SimOnnxRuntime(SimRuntime):
+    """ONNX Runtime on a simulated device; half precision is made by converting the model when it is loaded."""
+
+    name = "onnxruntime"
+
+    def to_half(self, folder: Path, main: str) -> str:
+        """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay."""
+        import onnx
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        converted = convert_float_to_float16(onnx.load(folder / main), keep_io_types=True)
+        name = f"half-{main}"
+        onnx.save(converted, folder / name)
+        return name
+
+
+def _edge(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """What a caller of a half-precision device sees: float32, as before its compiler demoted it."""
+    return tuple(
+        TensorSpec(spec.name, "float32" if spec.dtype == HALF else spec.dtype, spec.shape) for spec in specs
+    )
+
+
+def _flipped(array: Array, elements: int) -> Array:
+    """The array with the top bits of some evenly spread elements flipped."""
+    damaged = np.array(array)
+    if not damaged.size or damaged.dtype.kind in "OU":
+        return damaged
+    flat = damaged.reshape(-1)
+    places = np.unique(np.linspace(0, flat.size - 1, min(elements, flat.size)).astype(np.int64))
+    if damaged.dtype.kind == "b":
+        flat[places] = ~flat[places]
+        return damaged
+    raw = flat.view(np.uint8).reshape(flat.size, damaged.dtype.itemsize)
+    raw[places, -1] ^= 0x40
+    return damaged
