@@ -1,0 +1,278 @@
+"""A board as the controller holds it: found by name, address or hardware type, connected, in a session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import tenacity
+from google.protobuf.json_format import MessageToDict
+
+from hil import clock
+from hil.boards import BoardConfig, load_board
+from hil.bundle import Artifact
+from hil.controller.client import AgentClient, Invocation, Loaded
+from hil.controller.links import Link, open_link
+from hil.controller.links.direct import is_address
+from hil.errors import BoardError, BoardLost, BoardUnreachable, SessionEnded, UsageError
+from hil.results import RunResult
+from hil.tensors import Array
+
+DEFAULT_HW_TYPE = "sim"
+_PUSH_TRIES = 4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BoardChoice:
+    """What the user said about the board: a config, and an address where that is another than the config's."""
+
+    config: BoardConfig
+    address: str = ""
+
+    @property
+    def name(self) -> str:
+        """How results and errors call the board."""
+        return self.address or self.config.name
+
+
+def choose(board: str = "", hw_type: str = "") -> BoardChoice:
+    """The board for ``--board`` and ``--runtime-hw-type``.
+
+    Args:
+        board: a board's name, a config file, or an address (``unix:PATH``, ``HOST:PORT``).
+        hw_type: hardware type: the config to use for an address, or the simulator to start; ``sim`` where neither says.
+
+    Raises:
+        UsageError: there is no such board or type, or the two do not fit.
+    """
+    if not board:
+        return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
+    if "@" in board:
+        raise UsageError(
+            f"boards over SSH ({board}) are not supported yet", hint="use --runtime-hw-type sim, unix:PATH or HOST:PORT"
+        )
+    if is_address(board):
+        return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE), board)
+    config = load_board(board)
+    if hw_type and config.hw_type != hw_type:
+        raise UsageError(f"board {board} is of type {config.hw_type}, not {hw_type}")
+    return BoardChoice(config)
+
+
+class Board:
+    """A connected board in a session of ours. A context manager.
+
+    Args:
+        choice: which board.
+        purpose: told to others who wait for it.
+        faults: for a simulator: faults to switch on.
+        wait_s: how long to wait while somebody else has it.
+        say: told what goes on while waiting.
+
+    Raises:
+        BoardUnreachable: nobody answers.
+        BoardBusy: it was not free in time.
+    """
+
+    def __init__(
+        self,
+        choice: BoardChoice,
+        *,
+        purpose: str = "",
+        faults: tuple[str, ...] = (),
+        wait_s: float = 60.0,
+        say: Say = lambda text: None,
+    ) -> None:
+        self.name = choice.name
+        self.config = choice.config
+        self._purpose = purpose
+        self._wait_s = wait_s
+        self._say = say
+        self._link: Link = open_link(choice.address, choice.config, faults)
+        self._client = AgentClient(self._link.target, self.name)
+        try:
+            self.info: dict[str, Any] = MessageToDict(self._client.describe(), preserving_proto_field_name=True)
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        self._client.open_session(self._purpose, wait_s=self._wait_s, on_wait=self._say)
+        self._pings = self._client.pings()
+
+    @property
+    def payload_bytes_sent(self) -> int:
+        """Blob bytes sent so far, on whatever connection."""
+        return self._client.payload_bytes_sent
+
+    def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
+        """Send the files that the board lacks; returns the bytes sent.
+
+        Pushing is idempotent, so a broken link is mended and the upload goes on where it was cut.
+
+        Raises:
+            LoadFailed: the board has no room.
+            BoardLost: the link broke again and again.
+        """
+        paths = {artifact.digests[name]: path for name, path in artifact.files.items()}
+        before = self.payload_bytes_sent
+
+        def once() -> None:
+            missing = self._client.missing(list(paths))
+            total = sum(paths[name].stat().st_size - have for name, have in missing.items())
+            sent = 0
+
+            def count(size: int) -> None:
+                nonlocal sent
+                sent += size
+                progress(sent, total)
+
+            if missing:
+                self._client.put({name: (paths[name], have) for name, have in missing.items()}, count)
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((BoardLost, SessionEnded)),
+            stop=tenacity.stop_after_attempt(_PUSH_TRIES),
+            wait=tenacity.wait_exponential(0.1, max=2),
+            before_sleep=lambda state: self._reconnect(state.outcome),
+            reraise=True,
+        )
+        retrying(once)
+        return self.payload_bytes_sent - before
+
+    def _reconnect(self, outcome: Any) -> None:
+        """After a broken upload: a new connection and session. Nothing that ran is lost: nothing has run yet."""
+        error = outcome.exception()
+        self._say(f"the link broke during the upload ({error.message}); connecting again")
+        sent = self._client.payload_bytes_sent
+        self._client.close()
+        self._client = AgentClient(self._link.target, self.name)
+        self._client.payload_bytes_sent = sent
+        try:
+            self._client.describe()
+            self._open()
+        except BoardUnreachable as gone:
+            raise BoardLost(
+                "the board stopped answering during the upload", stage="push", board=self.name, detail=self._link.log()
+            ) from gone
+
+    def load(self, artifact: Artifact, *, timeout: float = 60.0) -> LoadedProgram:
+        """Load a pushed program in a worker of its own.
+
+        Raises:
+            LoadFailed, RunCrashed, StageTimeout: as the board says.
+        """
+        device = self.config.devices.get(artifact.runtime, "")
+        loaded = self._client.load(
+            dict(artifact.digests),
+            artifact.main,
+            runtime=artifact.runtime,
+            device=device,
+            function=artifact.function,
+            timeout=timeout,
+        )
+        return LoadedProgram(self, self._client, artifact, loaded, device)
+
+    def logs(self, program_id: str) -> list[str]:
+        """What a program's worker wrote to stderr; nothing where the board cannot be asked any more."""
+        try:
+            return self._client.logs(program_id)
+        except BoardError:
+            return []
+
+    def clock_fit(self) -> clock.ClockFit:
+        """The board's clock beside the host's, from pings at the session's start and now."""
+        return clock.fit(self._pings, self._client.pings(4))
+
+    def close(self) -> None:
+        """Give the board back."""
+        self._client.close()
+        self._link.close()
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class LoadedProgram:
+    """A program in its worker on the board. A context manager: it is unloaded at the end."""
+
+    def __init__(self, board: Board, client: AgentClient, artifact: Artifact, loaded: Loaded, device: str) -> None:
+        self._board = board
+        self._client = client
+        self._artifact = artifact
+        self._device = device
+        self.loaded = loaded
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        names: tuple[str, ...] = (),
+    ) -> tuple[RunResult, Invocation]:
+        """Run on the board. A run is never tried again: that could hide a wrong answer.
+
+        Args:
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: untimed and timed runs.
+            timeout: seconds for all of them.
+            names: output names to use in place of the program's own, where the compiler dropped them.
+
+        Raises:
+            RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
+        """
+        invocation = self._client.invoke(
+            self.loaded.program_id, inputs, warmup=warmup, iterations=iterations, timeout=timeout
+        )
+        outputs = invocation.outputs
+        if len(names) == len(outputs):
+            outputs = dict(zip(names, outputs.values()))
+        fit = self._board.clock_fit()
+        info = self._board.info
+        runtime = next((one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {})
+        provenance = {
+            "board": self._board.name,
+            "board_id": info.get("board_id", ""),
+            "machine": info.get("machine", {}),
+            "readings": info.get("readings", []),
+            "simulated": info.get("simulated", []),
+            "agent_version": info.get("agent_version", ""),
+            "runtime": self._artifact.runtime,
+            "runtime_version": runtime.get("version", ""),
+            "device": self._device,
+            "clock": {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns},
+            "finished_at": time.time(),
+        }
+        source = f"{self._board.name}: {self._artifact.runtime} {runtime.get('version', '')} {self._device}".strip()
+        result = RunResult(
+            source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance
+        )
+        return result, invocation
+
+    def log(self) -> list[str]:
+        """What the worker wrote to stderr."""
+        return self._board.logs(self.loaded.program_id)
+
+    def unload(self) -> None:
+        """End the worker; a board that is gone has none."""
+        try:
+            self._client.unload(self.loaded.program_id)
+        except BoardError:
+            pass
+
+    def __enter__(self) -> LoadedProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unload()
+

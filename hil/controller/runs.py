@@ -1,0 +1,220 @@
+"""Stored runs: ``hil-runs/<id>/`` with run.json, tensors as .npy and logs, indexed in SQLite.
+
+Everything is written as it comes and each file atomically, so a killed run keeps what it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.errors import StorageError, UsageError
+from hil.tensors import Array, load_npy, save_npy
+
+SCHEMA = 1
+DEFAULT_ROOT = Path("hil-runs")
+_INDEX = "index.sqlite"
+_TABLE = """create table if not exists runs (
+    id text primary key, created real, models text, board text, outcome text, exit_code integer, finished integer,
+    stamp integer)"""
+
+
+class Run:
+    """One run's folder. ``record`` is what run.json holds; :meth:`save` writes it."""
+
+    def __init__(self, folder: Path, record: dict[str, Any]) -> None:
+        self.folder = folder
+        self.record = record
+
+    @property
+    def id(self) -> str:
+        """The run's name."""
+        return str(self.record["id"])
+
+    def save(self) -> None:
+        """Write run.json, atomically.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        with storing(self.folder):
+            temporary = self.folder / f"run.json.{os.getpid()}"
+            temporary.write_text(json.dumps(jsonable(self.record), indent=1, allow_nan=False) + "\n")
+            temporary.replace(self.folder / "run.json")
+
+    def case_folder(self, name: str) -> Path:
+        """The folder of a case, made if needed."""
+        folder = self.folder / name
+        with storing(folder):
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def save_tensors(self, case: str, kind: str, tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
+        """Write a case's tensors as .npy; returns name, dtype, shape and file of each, for the record.
+
+        Args:
+            case: the case's name.
+            kind: subfolder: ``inputs``, ``outputs``, ``reference-...``.
+            tensors: name -> tensor.
+        """
+        from hil.tensors import dtype_name
+
+        folder = self.folder / case / kind
+        entries = []
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, (name, array) in enumerate(tensors.items()):
+                path = folder / f"{number}-{safe_name(name)}.npy"
+                save_npy(path, array)
+                entry = {"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
+                entries.append({**entry, "file": str(path.relative_to(self.folder))})
+        return entries
+
+    def load_tensors(self, entries: list[dict[str, Any]]) -> dict[str, Array]:
+        """The tensors of a record's entries, memory-mapped."""
+        return {entry["name"]: load_npy(self.folder / entry["file"], entry["dtype"], mmap=True) for entry in entries}
+
+
+class RunStore:
+    """The runs below one folder."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or DEFAULT_ROOT
+
+    def create(self, title: str, request: dict[str, Any]) -> Run:
+        """A new run's folder and record.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        name = f"{stamp}-{safe_name(title)}-{secrets.token_hex(2)}"
+        record = {
+            "schema": SCHEMA,
+            "id": name,
+            "created": time.time(),
+            "request": request,
+            "board": {},
+            "cases": [],
+            "outcome": None,
+            "exit_code": None,
+            "finished": False,
+        }
+        run = Run(self.root / name, record)
+        with storing(self.root):
+            run.folder.mkdir(parents=True)
+        run.save()
+        return run
+
+    def open(self, name: str) -> Run:
+        """A stored run by its id, an unambiguous beginning of it, ``latest``, or its folder.
+
+        Raises:
+            UsageError: there is none, several, or its record cannot be read.
+        """
+        folder = Path(name)
+        if not (folder / "run.json").is_file():
+            ids = [path.parent.name for path in sorted(self.root.glob("*/run.json"))]
+            found = ids[-1:] if name == "latest" else [one for one in ids if one == name] or [
+                one for one in ids if one.startswith(name)
+            ]
+            if len(found) != 1:
+                what = f"several runs begin with {name!r}: {', '.join(found)}" if found else f"no run {name!r}"
+                raise UsageError(f"{what} in {self.root}", hint="hil runs list shows them")
+            folder = self.root / found[0]
+        try:
+            record = json.loads((folder / "run.json").read_text())
+            if record["schema"] > SCHEMA:
+                raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
+        return Run(folder, record)
+
+    def list(self) -> list[dict[str, Any]]:
+        """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished."""
+        if not self.root.is_dir():
+            return []
+        try:
+            return self._listed(self.root / _INDEX)
+        except sqlite3.DatabaseError:
+            # A folder that cannot be written, or a damaged index: it is only an index.
+            return self._listed(":memory:")
+
+    def _listed(self, index: Path | str) -> list[dict[str, Any]]:
+        with contextlib.closing(sqlite3.connect(index, timeout=10)) as database, database:
+            database.row_factory = sqlite3.Row
+            database.execute(_TABLE)
+            known = {row["id"]: row["stamp"] for row in database.execute("select id, stamp from runs")}
+            for path in self.root.glob("*/run.json"):
+                stamp = path.stat().st_mtime_ns
+                if known.pop(path.parent.name, None) == stamp:
+                    continue
+                with contextlib.suppress(UsageError):
+                    record = self.open(str(path.parent)).record
+                    row = (
+                        path.parent.name,
+                        record["created"],
+                        ", ".join(case["name"] for case in record["cases"]),
+                        record["board"].get("name", ""),
+                        record["outcome"],
+                        record["exit_code"],
+                        record["finished"],
+                        stamp,
+                    )
+                    database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.executemany("delete from runs where id = ?", [(gone,) for gone in known])
+            rows = database.execute("select * from runs order by created").fetchall()
+        return [{key: row[key] for key in row.keys() if key != "stamp"} for row in rows]
+
+    def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
+        """Delete finished runs but the newest ``keep``, if older than so many seconds; returns their ids."""
+        runs = self.list()
+        gone = []
+        for run in runs[: max(len(runs) - keep, 0)]:
+            if run["finished"] and time.time() - run["created"] >= older_than_s:
+                with storing(self.root):
+                    shutil.rmtree(self.root / run["id"])
+                gone.append(run["id"])
+        return gone
+
+
+@contextlib.contextmanager
+def storing(folder: Path) -> Iterator[None]:
+    """Turn a failed write into an error that says where and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror or error}",
+            stage="report",
+            hint="free some space or name another folder with --out",
+        ) from error
+
+
+def safe_name(text: str) -> str:
+    """A text as part of a file name."""
+    return "".join(char if char.isalnum() or char in "-_." else "_" for char in text)[:80].strip(".") or "_"
+
+
+def jsonable(value: Any) -> Any:
+    """The value with what JSON does not know made into texts (NaN, inf, bytes) and lists."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return jsonable(value.item())
+    return str(value)
