@@ -1,0 +1,33 @@
+"""hil: does this compiled model give the right answer on this hardware, how fast, and if not, where does it go wrong?
+
+>>> import hil
+>>> with hil.connect("sim") as board:                      # doctest: +SKIP
+...     case = hil.run("model.onnx", board, {"x": x})
+...     print(case.outcome, case.result.device_ns)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hil.api import connect as connect
+    from hil.api import run as run
+
+__all__ = ["__version__", "connect", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use only: `import hil` stays quick, and an agent never loads the controller.
+    if name in ("connect", "run"):
+        from hil import api
+
+        return getattr(api, name)
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("hil")
+        except PackageNotFoundError:
+            return "0+source"
+    raise AttributeError(f"module 'hil' has no attribute {name!r}")

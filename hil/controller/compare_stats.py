@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hil.controller.compare_ulp import LargestUlp
 from hil.results import Tolerance
-from hil.tensors import Array, dtype_of
+from hil.tensors import DTYPES, Array, dtype_name, dtype_of
 
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 # OpenBLAS spreads a dot product of more than 10,000 elements over threads, which costs more than twice what it saves.
 _BLOCK = 1 << 13
 # A sum of squares outside of these may have overflowed or lost its small terms.
@@ -27,8 +27,10 @@ _SAFE_LOW, _SAFE_HIGH = 1e-250, 1e300
 _INTEGERS_64 = ("int64", "uint64")
 _COMPLEX = ("complex64", "complex128")
 _EXACT = Tolerance(0.0, 0.0)
+EXACT_DTYPES = frozenset(name for name in DTYPES if name.startswith(("bool", "int", "uint", "string")))
 
 Floats = npt.NDArray[np.float64]
+Reader = Callable[[int, int], Array]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def common_kind(dtype: str, reference: str) -> str:
     return "complex" if both & set(_COMPLEX) else "real"
 
 
-def reader(array: Array) -> Callable[[int, int], Array]:
+def reader(array: Array) -> Reader:
     """Reads elements start to stop (C order) as a flat array in the machine's byte order; copies at most those."""
     plain = np.asarray(array)
     flat = plain.reshape(-1) if plain.flags.c_contiguous else plain.flat
@@ -107,7 +109,7 @@ def measure(actual: Array, reference: Array, tolerance: Tolerance | None, kind: 
         return meter.stats(size)
 
 
-def _measure_strings(read_a: Callable[[int, int], Array], read_b: Callable[[int, int], Array], size: int, chunk: int) -> Stats:
+def _measure_strings(read_a: Reader, read_b: Reader, size: int, chunk: int) -> Stats:
     mismatches, first = 0, None
     for start in range(0, size, chunk):
         a, b = (read(start, start + chunk).astype(object) for read in (read_a, read_b))
@@ -125,18 +127,17 @@ class _Meter:
         self.kind = kind
         self.tolerance = tolerance
         self.parts = 2 if kind == "complex" else 1  # real numbers an element
-        self.wide = max(a.itemsize, b.itemsize) >= 8 * self.parts
-        self.real_a, self.real_b = (_real_dtype(dtype) if self.parts == 2 else dtype for dtype in (a, b))
-        same = a.newbyteorder("=") == b.newbyteorder("=")
-        self.bits = np.dtype(f"u{self.real_b.itemsize}") if same else None
-        floating = same and self.real_b.kind not in "biu" and kind != "integer" and not _is_small_int(self.real_b)
-        self.ranks = _ranks(self.real_b.name) if floating and self.real_b.itemsize == 1 else None
-        self.max_ulp: int | None = 0 if floating else None
+        part_a, part_b = _part(a), _part(b)
+        self.wide = np.float64 in (part_a, part_b)
+        same = dtype_name(a) == dtype_name(b)
+        self.bits = np.dtype(f"u{part_b.itemsize}") if same else None
+        floating = same and dtype_name(part_b) not in EXACT_DTYPES
+        self.ulp = LargestUlp(part_b, chunk * self.parts) if floating else None
 
         reals = chunk * self.parts
         self.x, self.y, self.d = (np.empty(reals) for _ in range(3))
         self.mask = np.empty(chunk, np.bool_)
-        self.difference, self.scratch = (np.empty(reals, self.bits or np.uint8) for _ in range(2))
+        self.difference = np.empty(reals, self.bits or np.uint8)
 
         self.aa, self.ab, self.bb, self.dd, self.sum_abs = (np.longdouble(0) for _ in range(5))
         self.max_abs = self.max_rel = 0.0
@@ -163,12 +164,9 @@ class _Meter:
     def add(self, start: int, a: Array, b: Array) -> None:
         """Add a chunk whose first element has the flat index ``start``."""
         count = a.size * self.parts
-        bits_a, bits_b, highest = a, b, None
         if self.bits is not None:
-            bits_a, bits_b = a.view(self.bits), b.view(self.bits)
-            difference = np.bitwise_xor(bits_a, bits_b, out=self.difference[:count])
-            highest = int(np.maximum.reduce(difference))
-            if highest == 0:
+            difference = self.difference[:count]
+            if not np.maximum.reduce(np.bitwise_xor(a.view(self.bits), b.view(self.bits), out=difference)):
                 self.add_equal(b)
                 return
         x, y, d = self.x[:count], self.y[:count], self.d[:count]
@@ -182,10 +180,12 @@ class _Meter:
                 wrong = self._disagreeing(x, y, ok)
                 self._drop(~ok, x, y)
                 aa, bb = self._dot(x, x), self._dot(y, y)
-                if self.max_ulp is not None:
-                    parts_ok = np.repeat(ok, self.parts)
-                    bits_a, bits_b = (np.where(parts_ok, bits, bits.dtype.type(0)) for bits in (bits_a, bits_b))
-                    highest = int(np.maximum.reduce(np.bitwise_xor(bits_a, bits_b, out=self.difference[:count])))
+        if self.ulp is not None and self.bits is not None:
+            bits_a, bits_b = a.view(self.bits), b.view(self.bits)
+            if wrong is not None:
+                bits_a, bits_b = (np.where(np.repeat(ok, self.parts), bits, 0 * bits[:1]) for bits in (bits_a, bits_b))
+                np.bitwise_xor(bits_a, bits_b, out=difference)
+            self.ulp.add(bits_a, bits_b, difference)
         np.subtract(x, y, out=d)
         self.aa, self.ab, self.bb = self.aa + aa, self.ab + self._dot(x, y), self.bb + bb
         self.dd = self.dd + self._dot(d, d)
@@ -193,8 +193,6 @@ class _Meter:
             self._add_integers(start, a, b, d, y)
         else:
             self._add_reals(start, *self._magnitudes(d, y), wrong)
-        if self.max_ulp is not None and highest:
-            self._add_ulp(bits_a, bits_b, highest)
 
     def _add_reals(self, start: int, d: Floats, y: Floats, wrong: Array | None) -> None:
         """Take |a-b| and |b|; both are scratch and may be overwritten."""
@@ -256,34 +254,6 @@ class _Meter:
             if over > self.worst_excess:
                 self.worst_excess, self.worst = over, start + at
 
-    def _add_ulp(self, a: Array, b: Array, highest: int) -> None:
-        """Count the representable values between a and b, given as bits, and the largest ``a ^ b``.
-
-        The bits of a float are sign and magnitude, and magnitudes count representable values. Of one sign the
-        distance is their difference, of two it is their sum; each fits in the unsigned dtype, where int32 would not do.
-        """
-        assert self.max_ulp is not None
-        if self.ranks is not None:
-            distance = np.abs(self.ranks[a] - self.ranks[b])
-            self.max_ulp = max(self.max_ulp, int(distance.max()))
-            return
-        top = 1 << (a.dtype.itemsize * 8 - 1)
-        signed = np.dtype(f"i{a.dtype.itemsize}")
-        opposite, scratch = self.difference[: a.size].view(signed), self.scratch[: a.size]
-        if highest >= top:
-            np.right_shift(opposite, a.dtype.itemsize * 8 - 1, out=opposite)  # all ones where the signs differ
-            np.add(a, b, out=scratch)
-            scratch ^= a.dtype.type(top)
-            scratch &= opposite.view(a.dtype)
-            self.max_ulp = max(self.max_ulp, int(np.maximum.reduce(scratch)))
-            if self.max_ulp >= top:  # more than any two of one sign can be apart
-                return
-        np.subtract(a, b, out=scratch)
-        np.abs(scratch.view(signed), out=scratch.view(signed))
-        if highest >= top:
-            scratch &= np.invert(opposite, out=opposite).view(a.dtype)
-        self.max_ulp = max(self.max_ulp, int(np.maximum.reduce(scratch)))
-
     def _dot(self, x: Floats, y: Floats) -> Any:
         whole = x.size - x.size % _BLOCK
         total = np.dot(x[whole:], y[whole:])
@@ -298,18 +268,17 @@ class _Meter:
         """The chunk as real numbers: parts beside each other where the comparison is complex."""
         if self.parts == 1:
             return chunk
-        return (chunk if chunk.dtype.kind == "c" else chunk.astype(np.complex128)).view(_real_dtype_of(chunk))
+        pairs = chunk if chunk.dtype.kind == "c" else chunk.astype(np.complex128)
+        return pairs.view(_part(pairs.dtype))
 
     def _finite(self, values: Floats) -> Array:
-        finite = np.isfinite(values)
-        return finite.reshape(-1, 2).all(axis=1) if self.parts == 2 else finite
+        finite: Array = np.isfinite(values).reshape(-1, self.parts).all(axis=1)
+        return finite
 
     def _disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
         """Where the two are not both finite and not the same NaN or infinity; counts them and the finite ones."""
         same = (x == y) | (np.isnan(x) & np.isnan(y))
-        if self.parts == 2:
-            same = same.reshape(-1, 2).all(axis=1)
-        wrong = ~(ok | same)
+        wrong: Array = ~(ok | same.reshape(-1, self.parts).all(axis=1))
         self.nonfinite += int(np.count_nonzero(wrong))
         return wrong
 
@@ -326,22 +295,16 @@ class _Meter:
 
     def stats(self, size: int) -> Stats:
         """The statistics of everything added; nothing added means that the two were equal bit by bit."""
-        counts = {
-            "elements": size,
-            "mismatches": self.mismatches,
-            "nonfinite": self.nonfinite,
-            "first": self.first,
-            "worst": self.worst,
-        }
+        counted = Stats(size, self.mismatches, self.nonfinite, first=self.first, worst=self.worst)
         finite = size - self.infinite
         if finite == 0 and self.mismatches:
-            return Stats(**counts)
-        return Stats(
-            **counts,
+            return counted
+        return replace(
+            counted,
             zeroed=bool(self.aa == 0 and self.bb > 0),
             max_abs=self.max_abs,
             max_rel=None if self.bb == 0 and self.dd > 0 else self.max_rel,
-            max_ulp=self.max_ulp,
+            max_ulp=None if self.ulp is None else self.ulp.largest,
             mean_abs=float(self.sum_abs / max(finite, 1)),
             rmse=float(np.sqrt(self.dd / max(finite, 1))),
             cosine=self._cosine(),
@@ -361,21 +324,6 @@ class _Meter:
         return None if math.isnan(ratio) else ratio
 
 
-def _is_small_int(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in ("int4", "uint4", "int2", "uint2")
-
-
-def _real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float32 if dtype == np.complex64 else np.float64)
-
-
-def _real_dtype_of(chunk: Array) -> np.dtype[Any]:
-    return _real_dtype(chunk.dtype)
-
-
-@lru_cache
-def _ranks(dtype: str) -> npt.NDArray[np.int16]:
-    """For each of the 256 bytes of an 8-bit float: the place of its value among all finite ones (+0 and -0 share one)."""
-    values = np.arange(256, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float64)
-    finite = np.unique(values[np.isfinite(values)])
-    return np.searchsorted(finite, values).astype(np.int16)
+def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the real and the imaginary part of a complex dtype; any other dtype itself, in native byte order."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype.newbyteorder("=")

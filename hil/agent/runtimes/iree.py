@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import iree.runtime as rt
 import numpy as np
 
 from hil.errors import LoadFailed, RunFailed
-from hil.iree_values import dtype_of_element, element_of, parse_declaration
+from hil.iree_values import SCALAR_PREFIX, dtype_of_element, element_of, parse_declaration
+from hil.packing import SUB_BYTE_BITS, pack, unpack
 from hil.tensors import Array, TensorSpec, dtype_of
 
 DEFAULT_DEVICE = "local-task"
@@ -105,24 +107,22 @@ class IreeProgram:
 
     def _buffer_view(self, spec: TensorSpec, array: Array) -> Any:
         element = element_of(spec.dtype)
-        raw = np.ascontiguousarray(array)
-        raw = raw.view(np.uint8) if raw.size and raw.ndim else raw
+        shape = list(array.shape)
         memory = int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE)
         usage = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
         allocator = self._device.allocator
-        if array.nbytes >= _IMPORT_FROM and array.ctypes.data % _ALIGNMENT == 0:
-            try:
-                buffer = allocator.import_host_allocation(raw.reshape(-1), memory, usage)
-                return rt.HalBufferView(buffer, list(array.shape), element)
-            except Exception:
-                pass  # a device that cannot see host memory: copied below
-        if array.nbytes == 0:
+        if array.size == 0:
             buffer = allocator.allocate_buffer(memory_type=memory, allowed_usage=usage, allocation_size=0)
-            return rt.HalBufferView(buffer, list(array.shape), element)
+            return rt.HalBufferView(buffer, shape, element)
+        raw = pack(array) if spec.dtype in SUB_BYTE_BITS else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if raw.nbytes >= _IMPORT_FROM and raw.ctypes.data % _ALIGNMENT == 0:
+            # A device that cannot see host memory refuses, and gets a copy.
+            with contextlib.suppress(Exception):
+                return rt.HalBufferView(allocator.import_host_allocation(raw, memory, usage), shape, element)
         buffer = allocator.allocate_buffer_copy(
-            memory_type=memory, allowed_usage=usage, device=self._device, buffer=raw.reshape(-1).view(np.uint8)
+            memory_type=memory, allowed_usage=usage, device=self._device, buffer=raw
         )
-        return rt.HalBufferView(buffer, list(array.shape), element)
+        return rt.HalBufferView(buffer, shape, element)
 
     def run(self) -> None:
         """Invoke the function; IREE's synchronous ABI returns when the results are there."""
@@ -147,13 +147,16 @@ class IreeProgram:
             if count == 0:
                 arrays.append(np.empty(shape, dtype))
                 continue
-            mapped = np.frombuffer(view.map(), np.uint8, count * dtype.itemsize)
-            arrays.append(mapped.view(dtype).reshape(shape))
+            mapped = np.frombuffer(view.map(), np.uint8)
+            if spec.dtype in SUB_BYTE_BITS:
+                arrays.append(unpack(mapped, spec.dtype, shape))
+            else:
+                arrays.append(mapped[: count * dtype.itemsize].view(dtype).reshape(shape))
         return arrays
 
 
 def _is_scalar(spec: TensorSpec) -> bool:
-    return spec.name.startswith("scalar:")
+    return spec.name.startswith(SCALAR_PREFIX)
 
 
 def _has_device(driver: str) -> bool:

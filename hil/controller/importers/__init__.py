@@ -1,0 +1,205 @@
+"""Models as they come: read in a process of their own, described in one form."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hil.bundle import Model
+from hil.controller.cache import Cache
+from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.registry import pick, registered
+from hil.digest import digest_file, digest_of
+from hil.errors import ImportFailed, StageTimeout, UsageError
+from hil.tensors import TensorSpec
+
+IMPORT_TIMEOUT_S = 600.0
+# Raise this when what importing finds out changes: older results in the cache are then not used.
+_VERSION = 1
+_HEAD = 64
+
+
+@dataclass(frozen=True)
+class Importer:
+    """How one format is read.
+
+    Attributes:
+        suffixes: of its files, with the dot.
+        recognises: whether a file that begins with these bytes is one, whatever its name.
+        describe: ``module:function``, called in a process of its own with ``path`` (str), ``function`` (str) and
+            ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists of
+            [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
+            ``external`` (names of further files, relative to the model's folder), ``producer`` (anything).
+            Raises ImportFailed or UsageError.
+    """
+
+    suffixes: tuple[str, ...]
+    recognises: Callable[[bytes], bool]
+    describe: str
+
+
+_BUILT_IN = {
+    "onnx": Importer((".onnx",), lambda head: False, "hil.controller.importers.onnx:describe"),
+    "mlir": Importer(
+        (".mlir", ".mlirbc", ".bc", ".stablehlo"),
+        lambda head: head.startswith(b"ML\xefR"),
+        "hil.controller.importers.mlir:describe",
+    ),
+    # A .vmfb is a flatbuffer with the identifier IREE, by default wrapped so that it is a ZIP archive as well.
+    "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], "hil.controller.importers.vmfb:describe"),
+}
+
+
+def importers() -> dict[str, Importer]:
+    """Every importer by format: the built-in ones and those of the entry point group ``hil.importers``."""
+    return registered("hil.importers", _BUILT_IN)
+
+
+def import_model(
+    path: Path,
+    *,
+    function: str = "",
+    dims: Mapping[str, int] | None = None,
+    format: str | None = None,
+    isolated: Isolated | None = None,
+    cache: Cache | None = None,
+) -> Model:
+    """Read a model's entry point, inputs and outputs.
+
+    Args:
+        path: the model's file.
+        function: its entry point; "" is the only one.
+        dims: values for symbolic dimensions of its inputs.
+        format: ``onnx``, ``mlir``, ``vmfb``; None goes by the file's name and first bytes.
+        isolated: where it is parsed; None starts a process for it.
+        cache: where the finding is kept; None keeps nothing.
+
+    Raises:
+        UsageError: no such file, not a model's name, no such function or dimension.
+        ImportFailed: the file cannot be read as a model, or uses what hil cannot pass.
+        StageTimeout: parsing took longer than ten minutes.
+    """
+    dims = dict(dims or {})
+    _check_file(path)
+    for name, size in dims.items():
+        if size < 0:
+            raise UsageError(f"--dim {name}={size}: a dimension cannot be negative")
+    chosen = format or _format_of(path)
+    importer = pick("model format", importers(), chosen)
+    if path.stat().st_size == 0:
+        raise ImportFailed(f"{path.name} is empty")
+    digest = digest_file(path)
+    found = _describe(importer, path, digest, function, dims, isolated, cache)
+    files = {path.name: path} | {name: _external(path, name) for name in found["external"]}
+    digests = {path.name: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
+    return Model(
+        name=path.stem,
+        format=chosen,
+        path=path,
+        files=files,
+        digest=digest_of("\n".join(f"{name}\0{digests[name]}" for name in sorted(digests)).encode()),
+        function=found["function"],
+        inputs=_specs(found["inputs"]),
+        outputs=_specs(found["outputs"]),
+        ranges={name: (low, high) for name, (low, high) in found["ranges"].items()},
+        dims=dims,
+        producer=found["producer"],
+    )
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="name the model's file")
+    if not path.exists():
+        raise UsageError(f"no such file: {path}")
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _format_of(path: Path) -> str:
+    known = importers()
+    for name, importer in known.items():
+        if path.suffix.lower() in importer.suffixes:
+            return name
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    for name, importer in known.items():
+        if importer.recognises(head):
+            return name
+    suffixes = sorted(suffix for importer in known.values() for suffix in importer.suffixes)
+    raise UsageError(f"{path.name} is no kind of model that hil knows", hint=f"one of {', '.join(suffixes)}")
+
+
+def _describe(
+    importer: Importer,
+    path: Path,
+    digest: str,
+    function: str,
+    dims: Mapping[str, int],
+    isolated: Isolated | None,
+    cache: Cache | None,
+) -> dict[str, Any]:
+    key = Cache.key(
+        "import", digest=digest, describe=importer.describe, function=function, dims=dict(dims), version=_VERSION
+    )
+    if cache is not None and (entry := cache.get(key)) is not None:
+        return _load(entry)
+    with tempfile.TemporaryDirectory(prefix="hil-import-") as folder:
+        log = Path(folder) / "import.log"
+        pool = isolated or Isolated(1)
+        try:
+            found: dict[str, Any] = pool.call(
+                importer.describe,
+                {"path": str(path.absolute()), "function": function, "dims": dict(dims)},
+                timeout=IMPORT_TIMEOUT_S,
+                log=log,
+            )
+        except IsolatedTimeout as error:
+            raise StageTimeout(f"reading {path.name} {error.message}", stage="import", detail=error.detail) from error
+        except (IsolatedCrash, IsolatedFailure) as error:
+            raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
+        finally:
+            if isolated is None:
+                pool.close()
+    if cache is not None:
+        cache.put(key, {"model": path.name}, lambda folder: _save(folder, found))
+    return found
+
+
+def _save(folder: Path, found: Mapping[str, Any]) -> None:
+    import json
+
+    (folder / "model.json").write_text(json.dumps(found))
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    import json
+
+    found: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    return found
+
+
+def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
+    return None if items is None else tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in items)
+
+
+def _external(model: Path, name: str) -> Path:
+    """The path of a file that a model names: beside or below the model, never elsewhere."""
+    parts = PurePosixPath(name.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+        raise ImportFailed(
+            f"{model.name} keeps data in {name!r}, outside its own folder",
+            hint="external data must lie beside the model or below it: save it again with a relative location",
+        )
+    file = model.parent / parts
+    if not file.is_file():
+        raise ImportFailed(
+            f"{model.name} keeps data in {name!r}, which is missing", hint=f"put the file at {model.parent / parts}"
+        )
+    return file

@@ -1,0 +1,234 @@
+"""The content-addressed cache of what can be made again: compiled programs, imports, reference results.
+
+An entry is a folder of files and a ``meta.json`` with their sizes and digests, under a key made of everything that its
+content depends on. It appears whole or not at all; a damaged one is thrown away and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.digest import digest_file, digest_of
+from hil.errors import StorageError
+
+META = "meta.json"
+_KEY = re.compile(r"[a-z][a-z0-9_-]*-[0-9a-f]{64}")
+# Files up to this size are checked by digest at every use (1 ms at BLAKE3's speed); larger ones by size.
+_DIGEST_UP_TO = 4 << 20
+_STALE_S = 24 * 3600.0
+_NO_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: what it is, how large (bytes), and when it was last used (seconds since the epoch)."""
+
+    key: str
+    path: Path
+    size: int
+    last_used: float
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What sort of thing it holds: the first part of its key."""
+        return self.key.rsplit("-", 1)[0]
+
+
+class Cache:
+    """Folders of files by key, safe to use from many threads and processes.
+
+    Args:
+        root: where; None is ``$HIL_CACHE_DIR`` or else the user's cache folder. It is made when first written to.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or default_root()
+
+    @staticmethod
+    def key(kind: str, **parts: Any) -> str:
+        """The key for content that depends on these parts (anything JSON can say) and nothing else."""
+        text = json.dumps({"kind": kind, **parts}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _checked(f"{kind}-{digest_of(text.encode()).split(':')[1]}")
+
+    def get(self, key: str) -> Path | None:
+        """The folder of an intact entry, and note its use; None where there is none or it is damaged."""
+        path = self._path(key)
+        if not _is_intact(path):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path / META)
+        return path
+
+    def put(self, key: str, meta: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
+        """Make an entry: ``fill`` writes files into an empty folder, which then takes the place of any older entry.
+
+        Raises:
+            StorageError: the cache's folder is full or cannot be written.
+        """
+        path = self._path(key)
+        with self._storage():
+            temporary = self.root / "tmp" / uuid.uuid4().hex
+            temporary.mkdir(parents=True)
+            try:
+                fill(temporary)
+                content = {
+                    file.relative_to(temporary).as_posix(): {"size": file.stat().st_size, "digest": digest_file(file)}
+                    for file in sorted(temporary.rglob("*"))
+                    if file.is_file()
+                }
+                document = {"key": key, "made": time.time(), "meta": dict(meta), "files": content}
+                (temporary / META).write_text(json.dumps(document, indent=1))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._drop(path)
+                temporary.rename(path)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return path
+
+    def get_or_make(
+        self, key: str, meta: Mapping[str, Any], make: Callable[[Path], None], recompute: bool = False
+    ) -> tuple[Path, bool]:
+        """The entry's folder, made if need be, and whether it was there already.
+
+        Two processes that want the same entry make it once: the second waits for the first. What ``make`` raises
+        goes through, and nothing is kept.
+
+        Raises:
+            StorageError: the cache's folder is full or cannot be written.
+        """
+        if not recompute and (path := self.get(key)):
+            return path, True
+        with self.lock(key):
+            if not recompute and (path := self.get(key)):
+                return path, True
+            return self.put(key, meta, make), False
+
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Hold an entry: nobody else makes or evicts it meanwhile. Not to be taken twice."""
+        import filelock
+
+        with self._storage():
+            folder = self.root / "locks"
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(folder / f"{_checked(key)}.lock")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def ls(self) -> list[Entry]:
+        """Every entry, the one used last first."""
+        entries = []
+        for meta_path in self.root.glob("*/*/" + META):
+            key = f"{meta_path.parent.parent.name}-{meta_path.parent.name}"
+            if not _KEY.fullmatch(key):
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                document = json.loads(meta_path.read_text())
+                stat = meta_path.stat()
+                size = stat.st_size + sum(item["size"] for item in document["files"].values())
+                entries.append(Entry(key, meta_path.parent, size, stat.st_mtime, document["meta"]))
+        return sorted(entries, key=lambda entry: -entry.last_used)
+
+    def gc(self, max_bytes: int | None = None, max_age: float | None = None) -> list[Entry]:
+        """Evict entries unused for ``max_age`` seconds, then the least recently used until ``max_bytes`` are left.
+
+        An entry that somebody holds (:meth:`lock`) stays.
+
+        Returns:
+            What was evicted.
+
+        Raises:
+            StorageError: the cache's folder cannot be written.
+        """
+        import filelock
+
+        now = time.time()
+        kept = 0
+        evicted = []
+        with self._storage():
+            for entry in self.ls():
+                too_old = max_age is not None and now - entry.last_used > max_age
+                too_much = max_bytes is not None and kept + entry.size > max_bytes
+                if not (too_old or too_much):
+                    kept += entry.size
+                    continue
+                lock = self.root / "locks" / f"{entry.key}.lock"
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    with filelock.FileLock(lock, timeout=0):
+                        self._drop(entry.path)
+                        # Unlinked while held: at worst two processes then make the same entry at once.
+                        lock.unlink(missing_ok=True)
+                    evicted.append(entry)
+                except filelock.Timeout:
+                    kept += entry.size
+            for leftover in (self.root / "tmp").glob("*"):
+                if now - leftover.stat().st_mtime > _STALE_S:
+                    shutil.rmtree(leftover, ignore_errors=True)
+        return evicted
+
+    def _path(self, key: str) -> Path:
+        kind, _, name = _checked(key).rpartition("-")
+        return self.root / kind / name
+
+    def _drop(self, path: Path) -> None:
+        """Remove an entry: renamed away first, so that nobody sees half of it."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.root / "tmp").mkdir(parents=True, exist_ok=True)
+            grave = self.root / "tmp" / uuid.uuid4().hex
+            path.rename(grave)
+            shutil.rmtree(grave, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _storage(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_STORAGE:
+                raise
+            raise StorageError(
+                f"cannot write to the cache {self.root}: {error.strerror}",
+                hint="make room with `hil cache gc`, or set HIL_CACHE_DIR to a folder that can be written",
+            ) from error
+
+
+def default_root() -> Path:
+    """``$HIL_CACHE_DIR``, or else the user's cache folder."""
+    if chosen := os.environ.get("HIL_CACHE_DIR"):
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("hil", appauthor=False))
+
+
+def _checked(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"not a cache key: {key!r}")
+    return key
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        files = json.loads((path / META).read_bytes())["files"]
+        return all(_is_as_written(path / name, **expected) for name, expected in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _is_as_written(file: Path, size: int, digest: str) -> bool:
+    return file.stat().st_size == size and (size > _DIGEST_UP_TO or digest_file(file) == digest)

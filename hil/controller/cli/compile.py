@@ -1,0 +1,62 @@
+"""`hil compile`: the host's half of a run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cli.options import board_options, json_option, model_options, parse_dims
+
+
+@click.command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
+@click.argument("model", type=click.Path(path_type=Path))
+@board_options
+@model_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the program goes.")
+@json_option
+def compile(model: Path, board: str, hw_type: str, output: Path | None, as_json: bool, **settings: Any) -> int:
+    """Compile MODEL for a board and keep the program."""
+    from hil.controller.board import choose
+    from hil.controller.cache import Cache
+    from hil.controller.cli.screen import print_json
+    from hil.controller.isolated import Isolated
+    from hil.controller.pipeline import Options, Workshop, begin, check_options, prepare
+    from hil.controller.runs import storing
+
+    choice = choose(board, hw_type)
+    options = Options(
+        runtime=settings["runtime"] or "",
+        function=settings["function"],
+        dims=parse_dims(settings["dims"]),
+        compile_flags=settings["compile_flags"],
+        debug_ir=settings["debug_ir"],
+        recompute=settings["recompute_cache"],
+    )
+    check_options(options, choice)
+    with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated(1) as isolated:
+        (Path(folder) / "logs").mkdir()
+        case = prepare(begin(model, options, Path(folder), want_inputs=False), choice, Workshop(Cache(), isolated))
+        if case.error is not None:
+            raise case.error
+    artifact = case.artifact
+    assert artifact is not None
+    target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
+    with storing(target.parent):
+        written = []
+        for name, path in artifact.files.items():
+            place = target if name == artifact.main else target.parent / name
+            if not (place.exists() and place.samefile(path)):
+                shutil.copyfile(path, place)
+            written.append(str(place))
+    size = sum(path.stat().st_size for path in artifact.files.values())
+    if as_json:
+        document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}
+        print_json({"schema": 1, **document, "cached": artifact.cached, "seconds": case.timings.compile_s, "exit_code": 0})
+    else:
+        how = "from the cache" if artifact.cached else f"in {case.timings.compile_s:.1f} s"
+        click.echo(f"{target}: {size:,} bytes, {artifact.compiler}, {how}")
+    return 0

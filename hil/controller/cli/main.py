@@ -1,0 +1,97 @@
+"""The `hil` command: one file a verb, loaded when it is called, so that `hil --help` starts at once."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from hil.errors import EXIT_INTERRUPTED, HilError
+
+# verb -> its line in `hil --help`. The verb's module has a command of the same name.
+VERBS = {
+    "run": "Compile a model, run it on a board, compare it with a CPU reference.",
+    "compile": "Compile a model for a board and keep the program.",
+    "compare": "Compare two stored runs or two .npy files.",
+    "board": "List, show and check boards.",
+    "runs": "List, show and delete stored runs.",
+    "cache": "List and clean the cache of compiled programs and reference results.",
+    "completion": "Print the shell's completion script.",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"hil.controller.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        import hil
+
+        click.echo(f"hil {hil.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version.")
+def cli() -> None:
+    """Does this compiled model give the right answer on this hardware, how fast, and if not, where does it go wrong?
+
+    \b
+    Example:
+      hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim
+    \b
+    Exit codes: 0 all passed; 1 an answer differs; 2 bad usage or configuration; 3 a stage of the model failed;
+    4 the board failed; 5 nothing ran; 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command and end with its exit code; an error is told, never traced back."""
+    wants_json = "--json" in sys.argv
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        code = _tell("interrupted", wants_json, EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        code = _tell(error.format_message(), wants_json, 2, usage=error)
+    except HilError as error:
+        code = _tell(str(error), wants_json, error.exit_code, kind=type(error).__name__)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.stdout.flush()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(text: str, wants_json: bool, code: int, *, kind: str = "", usage: Any = None) -> int:
+    """Say what went wrong: as one JSON document on stdout when that was asked for, always as text on stderr."""
+    if wants_json:
+        document = {"schema": 1, "error": {"kind": kind or "UsageError", "message": text}, "exit_code": code}
+        print(json.dumps(document))
+    if usage is not None:
+        usage.show()
+    else:
+        print(f"hil: {text}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Options that several verbs share, and their values as the library wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hil.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def board_options(command: F) -> F:
+    """--board and --runtime-hw-type."""
+    command = click.option(
+        "--runtime-hw-type", "hw_type", default="", metavar="TYPE", help="Kind of hardware: sim, sim-f16, ... (default sim)."
+    )(command)
+    return click.option(
+        "--board", default="", metavar="ADDR|NAME", help="Board by name, config file, unix:PATH or HOST:PORT."
+    )(command)
+
+
+def model_options(command: F) -> F:
+    """What both `run` and `compile` need to read and compile a model."""
+    options = [
+        click.option("--runtime", type=click.Choice(["iree", "onnxruntime"]), help="Runtime (default: the board's)."),
+        click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
+        click.option("--dim", "dims", multiple=True, metavar="N=SIZE", help="Value of a symbolic dimension."),
+        click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."),
+        click.option("--debug-ir", type=click.Path(path_type=Path), metavar="DIR", help="Dump the compiler's IR here."),
+        click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def json_option(command: F) -> F:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")(command)
+
+
+def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
+    """``N=4`` -> {"N": 4}.
+
+    Raises:
+        UsageError: it is not a name and a number of at least 0.
+    """
+    dims = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value.isdigit()):
+            raise UsageError(f"--dim {text!r} is not NAME=SIZE", hint="for example --dim N=1")
+        dims[name] = int(value)
+    return dims
+
+
+def parse_range(text: str) -> tuple[float, float] | None:
+    """``-1:1`` -> (-1.0, 1.0); "" -> None.
+
+    Raises:
+        UsageError: it is not two finite numbers, the lower one first.
+    """
+    if not text:
+        return None
+    low, _, high = text.partition(":")
+    try:
+        found = (float(low), float(high))
+    except ValueError:
+        found = (1.0, 0.0)
+    if not (float("-inf") < found[0] <= found[1] < float("inf")):
+        raise UsageError(f"--input-range {text!r} is not LOW:HIGH", hint="for example --input-range -1:1")
+    return found

@@ -1,0 +1,69 @@
+"""`hil runs`: stored runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from hil.controller.cli.options import json_option
+
+_out = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs).")
+
+
+@click.group(epilog="Example: hil runs show latest")
+def runs() -> None:
+    """List, show and delete stored runs."""
+
+
+@runs.command("list", epilog="Example: hil runs list --json")
+@_out
+@json_option
+def list_runs(out: Path | None, as_json: bool) -> None:
+    """List the stored runs, oldest first."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.runs import RunStore
+
+    rows = RunStore(out).list()
+    if as_json:
+        print_json({"schema": 1, "runs": rows})
+        return
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created"]))
+        state = row["outcome"] or "unfinished"
+        click.echo(f"{row['id']}  {when}  {state:16} {row['board'] or '-':12} {row['models']}")
+
+
+@runs.command(epilog="Example: hil runs show latest")
+@click.argument("run", metavar="ID")
+@_out
+@json_option
+def show(run: str, out: Path | None, as_json: bool) -> None:
+    """Show a stored run: its ID, the beginning of it, `latest`, or its folder."""
+    from hil.controller.cli.screen import Screen, print_json
+    from hil.controller.runs import RunStore
+
+    found = RunStore(out).open(run)
+    record = {**found.record, "folder": str(found.folder)}
+    if as_json:
+        print_json(record)
+    else:
+        Screen(quiet=True).show(record)
+
+
+@runs.command(epilog="Example: hil runs gc --keep 20")
+@click.option("--keep", default=20, show_default=True, type=click.IntRange(min=0), help="The newest runs to keep.")
+@click.option("--older-than", default=0.0, metavar="DAYS", help="Delete only runs older than this.")
+@_out
+@json_option
+def gc(keep: int, older_than: float, out: Path | None, as_json: bool) -> None:
+    """Delete finished runs."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.runs import RunStore
+
+    gone = RunStore(out).gc(keep, older_than * 86400)
+    if as_json:
+        print_json({"schema": 1, "deleted": gone})
+    else:
+        click.echo(f"deleted {len(gone)} runs")

@@ -1,0 +1,79 @@
+"""The terminal: progress while cases run, and what they ended in."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+from hil.controller.runs import jsonable
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+
+
+class Screen:
+    """A stage line a case with a bar, on stderr. A context manager.
+
+    Args:
+        quiet: show no progress: a pipe or ``--json``.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._out = Console()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[stage]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=quiet,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, name: str, stages: int) -> None:
+        """Show a case."""
+        self._tasks[name] = self._progress.add_task(name, total=stages, stage="")
+
+    def stage(self, name: str, number: int, text: str) -> None:
+        """A case has come to a stage."""
+        with self._lock:
+            if name in self._tasks:
+                self._progress.update(self._tasks[name], completed=number, stage=text)
+
+    def end(self, name: str) -> None:
+        """A case is over."""
+        with self._lock:
+            if name in self._tasks:
+                self._progress.remove_task(self._tasks.pop(name))
+
+    def note(self, text: str) -> None:
+        """Say something now, above the bars."""
+        if not self._progress.disable:
+            self._progress.console.print(text, style="yellow", markup=False)
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Print what a run's cases ended in."""
+        from hil.controller.report import print_case
+
+        for case in record["cases"]:
+            print_case(self._out, case, where=record["folder"])
+        if len(record["cases"]) > 1:
+            passed = sum(case["outcome"] == "PASS" for case in record["cases"])
+            self._out.print(f"{passed} of {len(record['cases'])} passed")
+
+    def __enter__(self) -> Screen:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

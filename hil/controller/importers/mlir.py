@@ -1,0 +1,120 @@
+"""MLIR modules, as text or bytecode, in any dialect that IREE's compiler takes: StableHLO, torch, TOSA, linalg."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.iree_values import SCALAR_PREFIX, parse_type
+from hil.tensors import Dim
+
+_TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
+# The portable form of StableHLO has a function operation and types of its own.
+_VHLO_PIPELINE = "builtin.module(vhlo-legalize-to-stablehlo)"
+
+
+def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Parse a module and read the signature of one public function.
+
+    Inputs are named by the attribute ``iree.abi.name`` where they have it, else arg0, arg1, ...; outputs likewise, else
+    output0, ... . A dynamic dimension is a symbol such as ``arg0.dim1``.
+
+    Raises:
+        ImportFailed: it does not parse, has no public function, or one with arguments that are no tensors.
+        UsageError: no such function or dimension; several functions and none chosen.
+    """
+    name = Path(path).name
+    functions = dict(_functions(name, _parse(path)))
+    if not functions:
+        raise ImportFailed(f"{name} has no public function")
+    listed = ", ".join(functions)
+    if function and function not in functions:
+        raise UsageError(f"{name} has no function {function!r}", hint=f"--function with one of: {listed}")
+    if not function and len(functions) > 1:
+        raise UsageError(f"{name} has several functions", hint=f"choose one with --function: {listed}")
+    chosen = function or next(iter(functions))
+    arguments, results = functions[chosen]
+    symbols: set[str] = set()
+    inputs = [_spec(name, *item, dims, symbols) for item in arguments]
+    outputs = [_spec(name, *item, {}, set()) for item in results]
+    if unknown := sorted(set(dims) - symbols):
+        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
+        raise UsageError(f"{name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+    for spec in outputs:
+        spec[2] = [dim if isinstance(dim, int) else None for dim in spec[2]]
+    return {
+        "function": chosen,
+        "inputs": inputs,
+        "outputs": outputs,
+        "ranges": {},
+        "external": [],
+        "producer": {"functions": list(functions)},
+    }
+
+
+def _parse(path: str) -> Any:
+    from iree.compiler import ir, passmanager
+
+    file = Path(path)
+    try:
+        module = ir.Module.parse(file.read_bytes(), context=ir.Context())
+        if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
+            with module.context:
+                passmanager.PassManager.parse(_VHLO_PIPELINE).run(module.operation)
+        return module
+    except ir.MLIRError as error:
+        lines = [line.removeprefix("error: ") for line in str(error).splitlines()[1:] if line.strip()]
+        first = (lines[0] if lines else str(error)).replace('"-":', "line ")
+        raise ImportFailed(f"{file.name} does not parse: {first[:400]}", detail=str(error)) from error
+
+
+def _functions(file: str, module: Any) -> Iterator[tuple[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]]:
+    from iree.compiler import ir
+
+    for op in module.body.operations:
+        attributes = op.operation.attributes
+        if not op.operation.name.endswith(".func") or "function_type" not in attributes:
+            continue
+        visibility = ir.StringAttr(attributes["sym_visibility"]).value if "sym_visibility" in attributes else "public"
+        if visibility != "public" or not op.operation.regions[0].blocks:
+            continue
+        kind = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
+        yield (
+            ir.StringAttr(attributes["sym_name"]).value,
+            (
+                _named(attributes, "arg_attrs", "arg", kind.inputs),
+                _named(attributes, "res_attrs", "output", kind.results),
+            ),
+        )
+
+
+def _named(attributes: Any, key: str, default: str, types: Any) -> list[tuple[str, str]]:
+    from iree.compiler import ir
+
+    own = list(ir.ArrayAttr(attributes[key])) if key in attributes else []
+    names = []
+    for position, kind in enumerate(types):
+        given = ir.DictAttr(own[position]) if position < len(own) else {}
+        name = ir.StringAttr(given["iree.abi.name"]).value if "iree.abi.name" in given else f"{default}{position}"
+        names.append((name, str(kind)))
+    return names
+
+
+def _spec(file: str, name: str, text: str, dims: Mapping[str, int], symbols: set[str]) -> list[Any]:
+    if match := _TORCH_TENSOR.match(text):
+        sizes = [size.strip() for size in match["dims"].split(",") if size.strip()]
+        text = f"tensor<{''.join(f'{size}x' for size in sizes)}{match['element']}>"
+    try:
+        spec = parse_type(name, text)
+    except LoadFailed as error:
+        raise ImportFailed(f"{file}: {error.message}", hint=error.hint) from error
+    shape: list[Dim] = []
+    for axis, dim in enumerate(spec.shape):
+        symbol = f"{name}.dim{axis}"
+        if dim is None:
+            symbols.add(symbol)
+        shape.append(dims.get(symbol, symbol) if dim is None else dim)
+    return [spec.name.removeprefix(SCALAR_PREFIX), spec.dtype, shape]

@@ -1,0 +1,320 @@
+"""Functions run in processes of their own, whose crash or hang costs the controller nothing.
+
+A worker is ``python -m hil.controller.isolated`` in a process group of its own. It speaks one line of JSON a request
+and a reply over pipes: no pickle, no import of the user's ``__main__``. It ends, with everything it started, when its
+controller does: its standard input is the lifeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.errors import HilError, StageError
+
+_TAIL_LINES = 20
+_TAIL_BYTES = 16 << 10
+_REAP_S = 10.0
+
+
+class IsolatedError(StageError):
+    """A function in a process of its own gave no result."""
+
+
+class IsolatedFailure(IsolatedError):
+    """The function raised an error that is none of hil's; ``detail`` is its traceback."""
+
+
+class IsolatedCrash(IsolatedError):
+    """The process died; ``detail`` is the end of its log."""
+
+
+class IsolatedTimeout(IsolatedError):
+    """The function outlived its time limit and was killed, with everything it had started."""
+
+
+class Isolated:
+    """A pool of warm worker processes. They are started when needed; calls from many threads run side by side.
+
+    Args:
+        workers: how many calls may run at once, more of them wait; None is one for each CPU, and two at least.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers if workers is not None else max(2, os.cpu_count() or 1)
+        if self.workers < 1:
+            raise ValueError("a pool needs at least one worker")
+        self._slots = threading.Semaphore(self.workers)
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+        self._closed = False
+        # Runs when the pool is forgotten or the interpreter ends, whichever is first.
+        weakref.finalize(self, _kill_all, self._idle, self._busy)
+
+    def call(self, function: str, args: Mapping[str, Any], *, timeout: float | None, log: Path) -> Any:
+        """Call ``module:function`` with keyword arguments in a worker.
+
+        Args:
+            function: of an importable module; ours, or that of an importer or compiler that registered itself.
+            args: anything JSON can say.
+            timeout: seconds, or None for no limit; waiting for a free worker does not count.
+            log: what the function and its children print is appended here.
+
+        Returns:
+            What the function returned, which must be something that JSON can say.
+
+        Raises:
+            HilError: the function raised it; class, message, hint and detail are the function's own.
+            IsolatedFailure: the function raised any other error.
+            IsolatedCrash: the worker died.
+            IsolatedTimeout: the limit was reached.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        request = {"function": function, "args": dict(args), "log": str(log.absolute())}
+        with self._slots:
+            worker = self._take()
+            try:
+                reply = worker.ask(request, timeout, log)
+            except BaseException as error:
+                worker.kill()
+                if isinstance(error, KeyboardInterrupt):
+                    self.close()
+                raise
+            finally:
+                self._give_back(worker)
+        return _result_of(reply)
+
+    def close(self) -> None:
+        """Kill every worker and what it started; calls that still run end as crashed."""
+        with self._lock:
+            self._closed = True
+            _kill_all(self._idle, self._busy)
+            self._idle.clear()
+
+    def __enter__(self) -> Isolated:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._closed:
+                raise IsolatedCrash("the worker processes have been stopped")
+            worker = None
+            while self._idle and (worker is None or not worker.alive):
+                worker = self._idle.pop()
+            if worker is None or not worker.alive:
+                worker = _Worker()
+            self._busy.add(worker)
+            return worker
+
+    def _give_back(self, worker: _Worker) -> None:
+        with self._lock:
+            self._busy.discard(worker)
+            if worker.alive and not self._closed:
+                self._idle.append(worker)
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hil.controller.isolated"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,
+        )
+        self._killed = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], timeout: float | None, log: Path) -> dict[str, Any]:
+        log_start = log.stat().st_size
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died just now: seen below as the end of its replies
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
+        line = self._read_line(None if timeout is None else time.monotonic() + timeout)
+        if line is None:
+            self.kill()
+            raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))
+        if not line.endswith(b"\n"):
+            raise IsolatedCrash(self._epitaph(), detail=_tail(log, log_start))
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _read_line(self, deadline: float | None) -> bytes | None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        pieces: list[bytes] = []
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while True:
+                if not selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    return None
+                piece = os.read(stdout.fileno(), 1 << 16)
+                pieces.append(piece)
+                if not piece or piece.endswith(b"\n"):
+                    return b"".join(pieces)
+
+    def _epitaph(self) -> str:
+        killed = self._killed
+        try:
+            code = self._process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        if killed:
+            return "its process was stopped"
+        if code is None:
+            return "its process closed its pipe and went on running"
+        return f"its process died of {signal_name(-code)}" if code < 0 else f"its process exited with code {code}"
+
+    def kill(self) -> None:
+        """End the worker and all that it started."""
+        self._killed = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_S)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal: 11 is SIGSEGV."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _kill_all(*groups: Any) -> None:
+    for worker in itertools.chain(*(list(group) for group in groups)):
+        worker.kill()
+
+
+def _environment() -> dict[str, str]:
+    """The worker finds the same hil as we do, and nothing in the folder it happens to be started from."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
+
+
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _result_of(reply: dict[str, Any]) -> Any:
+    error = reply.get("error")
+    if error is None:
+        return reply["result"]
+    if error["class"]:
+        module, name = error["class"].split(":")
+        kind = getattr(importlib.import_module(module), name)
+        raise kind(
+            error["message"], stage=error["stage"], board=error["board"], hint=error["hint"], detail=error["detail"]
+        )
+    raise IsolatedFailure(error["message"], detail=error["detail"])
+
+
+# --- the worker's side ---
+
+
+def main() -> None:
+    """Serve requests from standard input until it closes."""
+    with contextlib.suppress(ValueError):
+        sys.path.remove(str(Path.cwd()))  # `-m` put it there where Python (3.10) knows no safe path
+    if (root := str(Path(__file__).resolve().parents[2])) not in sys.path:
+        sys.path.insert(0, root)
+    # Keep the pipes for ourselves: what the called functions and their children see is a log.
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+    import faulthandler
+
+    faulthandler.enable()
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_watch, args=(requests, lines), daemon=True).start()
+    while True:
+        reply = _serve(json.loads(lines.get()))
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
+
+
+def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
+    for line in requests:
+        lines.put(line)
+    # The controller is gone, perhaps in the middle of a call: nobody waits for what we or our children do.
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    try:
+        module, name = request["function"].split(":")
+        return {"result": _json_value(getattr(importlib.import_module(module), name)(**request["args"]))}
+    except HilError as error:
+        fields = {key: getattr(error, key) for key in ("message", "stage", "board", "hint", "detail")}
+        return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **fields}}
+    except BaseException as error:
+        traceback.print_exc()
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+        return {"error": {"class": "", "message": message, "detail": traceback.format_exc()}}
+    finally:
+        _flush()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.close(null)
+
+
+def _json_value(value: Any) -> Any:
+    json.dumps(value)
+    return value
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with contextlib.suppress(Exception):  # C++ libraries print through C's own buffers
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+
+
+if __name__ == "__main__":
+    main()

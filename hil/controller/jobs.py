@@ -1,0 +1,201 @@
+"""A job: models to run on a board with options, from the first check to the stored record; what `hil run` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from hil.controller.board import Board, BoardChoice, choose
+from hil.controller.cache import Cache
+from hil.controller.flagfiles import read_flagfile
+from hil.controller.isolated import Isolated
+from hil.controller.pipeline import (
+    DEFAULT_TIMEOUT_S,
+    STAGES,
+    Case,
+    Options,
+    Workshop,
+    begin,
+    check_options,
+    run_cases,
+)
+from hil.controller.report import case_record
+from hil.controller.runs import Run, RunStore, jsonable, safe_name
+from hil.errors import EXIT_INTERRUPTED, UsageError
+from hil.results import Outcome, Stage, exit_code_of
+
+
+class Progress(Protocol):
+    """Who is told how a job goes on."""
+
+    def begin(self, name: str, stages: int) -> None:
+        """A case has begun."""
+
+    def stage(self, name: str, number: int, text: str) -> None:
+        """A case has come to a stage."""
+
+    def end(self, name: str) -> None:
+        """A case is over."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know now."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `hil run` was asked to do; every field has the option of its name. Stored with the run, so it can resume."""
+
+    models: tuple[Path, ...] = ()
+    board: str = ""
+    hw_type: str = ""
+    runtime: str = ""
+    function: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    seed: int = 0
+    input_range: tuple[float, float] | None = None
+    references: tuple[str, ...] = ()
+    expected: tuple[Path, ...] = ()
+    rtol: float | None = None
+    atol: float | None = None
+    iterations: int = 1
+    warmup: int = 0
+    timeout: float = DEFAULT_TIMEOUT_S
+    compile_flags: tuple[str, ...] = ()
+    debug_ir: Path | None = None
+    recompute: bool = False
+    wait_s: float = 60.0
+    faults: tuple[str, ...] = ()
+    flagfile: Path | None = None
+    out: Path | None = None
+
+    def options(self) -> Options:
+        """The part that each model's way needs."""
+        names = Options.__dataclass_fields__
+        return Options(**{name: value for name, value in vars(self).items() if name in names})
+
+    @classmethod
+    def of_record(cls, request: dict[str, Any]) -> Job:
+        """The job of a stored run."""
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in request.items()}
+        for name in ("models", "expected"):
+            values[name] = tuple(Path(one) for one in values[name])
+        for name in ("debug_ir", "flagfile", "out"):
+            values[name] = Path(values[name]) if values[name] else None
+        return cls(**values)
+
+
+def run_job(job: Job, *, resume: str = "", screen: Progress) -> dict[str, Any]:
+    """Do a job, storing everything as it comes.
+
+    Args:
+        job: what to do; with ``resume`` only its ``out`` counts.
+        resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
+        screen: told of progress.
+
+    Returns:
+        The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
+
+    Raises:
+        UsageError: something was asked for that cannot be; nothing was compiled or run.
+        KeyboardInterrupt: Ctrl-C; what there was is stored.
+    """
+    store = RunStore(job.out)
+    run: Run | None = None
+    if resume:
+        if job.models:
+            raise UsageError("--resume goes on with the models of the stored run: name none")
+        run = store.open(resume)
+        job = replace(Job.of_record(run.record["request"]), out=job.out)
+    if job.flagfile:
+        job = read_flagfile(job)
+    if not job.models:
+        raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
+    choice = choose(job.board, job.hw_type)
+    check_options(job.options(), choice)
+    with Isolated() as isolated:
+        return _run(job, choice, store, run, isolated, screen)
+
+
+def _run(
+    job: Job, choice: BoardChoice, store: RunStore, run: Run | None, isolated: Isolated, screen: Progress
+) -> dict[str, Any]:
+    names = _unique_names(job.models)
+    kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
+    options = replace(job.options(), inputs=tuple(job.inputs))
+    # The import may still find that the command line was wrong: nothing is stored before that is known.
+    cases = [begin(path, options, Path()) for name, path in zip(names, job.models) if name not in kept]
+    if run is None:
+        run = store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
+    for case, name in zip(cases, (name for name in names if name not in kept)):
+        case.name = name
+        case.folder = run.case_folder(name)
+        screen.begin(name, len(STAGES))
+    tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
+    folder = run
+
+    def watch(case: Case, stage: Stage, note: str) -> None:
+        screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+
+    def keep(case: Case, what: str) -> None:
+        if what == "references":
+            stored = [
+                folder.save_tensors(case.name, f"reference-{number}", reference.outputs)
+                for number, reference in enumerate(case.references)
+            ]
+            tensors[case.name][what] = stored
+        else:
+            held = case.inputs if what == "inputs" else case.result.outputs if case.result else None
+            tensors[case.name][what] = folder.save_tensors(case.name, what, held or {})
+        write()
+
+    records = dict(kept)
+
+    def write() -> None:
+        for case in cases:
+            records[case.name] = case_record(case, tensors[case.name])
+        folder.record["cases"] = [records[name] for name in names if name in records]
+        folder.save()
+
+    def open_board() -> Board:
+        board = Board(
+            choice, purpose=f"hil run {folder.id}", faults=tuple(job.faults), wait_s=job.wait_s, say=screen.note
+        )
+        folder.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
+        return board
+
+    shop = Workshop(Cache(), isolated, watch, keep)
+    try:
+        for case in run_cases(cases, choice, open_board, shop):
+            screen.end(case.name)
+            write()
+    except KeyboardInterrupt:
+        folder.record["exit_code"] = EXIT_INTERRUPTED
+        write()
+        screen.note(f"interrupted; go on with: hil run --resume {folder.id}")
+        raise
+    outcomes = [Outcome(case["outcome"]) for case in folder.record["cases"]]
+    folder.record["exit_code"] = exit_code_of(outcomes)
+    folder.record["outcome"] = _gravest(outcomes).value
+    folder.record["finished"] = True
+    write()
+    return {**folder.record, "folder": str(folder.folder)}
+
+
+def _gravest(outcomes: list[Outcome]) -> Outcome:
+    return max(outcomes, key=lambda outcome: outcome.exit_code)
+
+
+def _unique_names(models: tuple[Path, ...]) -> list[str]:
+    """A name for each model, from its file's; numbered where two are alike."""
+    names: list[str] = []
+    for path in models:
+        name = stem = safe_name(path.stem)
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}"
+        names.append(name)
+    return names

@@ -1,0 +1,376 @@
+"""The one way through: import, compile, push, load, run, refer, compare, report.
+
+The host's half (import, compile, inputs, references) of several models goes on in threads while the board, which
+runs one program at a time, does its half in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hil import errors
+from hil.bundle import Artifact, Model
+from hil.controller.board import Board, BoardChoice
+from hil.controller.cache import Cache
+from hil.controller.compare import check_tolerance, compare, judge
+from hil.controller.compilers import compile_model
+from hil.controller.importers import import_model
+from hil.controller.inputs import make_inputs
+from hil.controller.isolated import Isolated
+from hil.controller.references import default_references, expected_result, refer, refer_with_fallback
+from hil.results import Outcome, RunResult, Stage, Timings, Verdict
+from hil.tensors import Array, TensorSpec
+
+# What happens to every case, in this order. Each is a method of Case below, which see.
+STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.PUSH, Stage.LOAD, Stage.RUN, Stage.REFER, Stage.COMPARE)
+
+DEFAULT_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is to be run.
+
+    Attributes:
+        runtime: ``iree`` or ``onnxruntime``; "" is the board's own choice.
+        function: entry point; "" is the only one.
+        dims: values of symbolic dimensions.
+        inputs: texts of ``--input``, or name -> tensor.
+        seed, input_range: of random inputs.
+        references: oracles' names; empty is the default for the model's format.
+        expected: files or name -> tensor that take the references' place.
+        rtol, atol: None is the dtype's default.
+        iterations, warmup: timed and untimed runs.
+        timeout: seconds for loading, for the runs together, and for each reference.
+        compile_flags: added after the board's.
+        debug_ir: folder for the compiler's IR.
+        recompute: do not take artifacts or reference results from the cache.
+    """
+
+    runtime: str = ""
+    function: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    inputs: Sequence[str] | Mapping[str, Array] = ()
+    seed: int = 0
+    input_range: tuple[float, float] | None = None
+    references: tuple[str, ...] = ()
+    expected: Sequence[Path] | Mapping[str, Array] = ()
+    rtol: float | None = None
+    atol: float | None = None
+    iterations: int = 1
+    warmup: int = 0
+    timeout: float = DEFAULT_TIMEOUT_S
+    compile_flags: tuple[str, ...] = ()
+    debug_ir: Path | None = None
+    recompute: bool = False
+
+
+@dataclass
+class Case:
+    """One model on its way; what a stage has not made yet is None. ``outcome`` is None until the case has ended."""
+
+    name: str
+    path: Path
+    options: Options
+    folder: Path
+    model: Model | None = None
+    artifact: Artifact | None = None
+    inputs: dict[str, Array] | None = None
+    result: RunResult | None = None
+    references: list[RunResult] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    outcome: Outcome | None = None
+    stage: str = ""
+    reason: str = ""
+    error: errors.HilError | None = None
+    timings: Timings = Timings()
+    pushed_bytes: int = 0
+    worker_log: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.outcome is Outcome.PASS
+
+
+Watch = Callable[[Case, Stage, str], None]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What cases share: the cache, the isolated processes, who is told of progress, and who stores what.
+
+    Attributes:
+        watch: called with (case, stage, note) whenever a stage begins or has news.
+        keep: called with (case, what) when inputs, outputs or references are there, to store them.
+    """
+
+    cache: Cache
+    isolated: Isolated
+    watch: Watch = lambda case, stage, note: None
+    keep: Callable[[Case, str], None] = lambda case, what: None
+
+
+def check_options(options: Options, choice: BoardChoice) -> None:
+    """Refuse what cannot be meant, before anything is done.
+
+    Raises:
+        UsageError: a tolerance that cannot fail, a count or limit out of range.
+    """
+    check_tolerance(options.rtol, options.atol)
+    if options.iterations < 1 or options.warmup < 0:
+        raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
+    if not options.timeout > 0:
+        raise errors.UsageError("--timeout must be above 0 seconds")
+    runtime = options.runtime or choice.config.runtime
+    if choice.config.devices and runtime not in choice.config.devices:
+        raise errors.UsageError(
+            f"board {choice.name} has no runtime {runtime!r}", hint=f"one of {', '.join(choice.config.devices)}"
+        )
+
+
+def begin(path: Path, options: Options, folder: Path, *, want_inputs: bool = True) -> Case:
+    """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
+
+    A model that cannot be read is an outcome of its case; bad usage is raised.
+
+    Raises:
+        UsageError: missing file, unknown function, inputs that the model does not take.
+    """
+    case = Case(path.stem, path, options, folder)
+    with _stage(case, Stage.IMPORT):
+        start = time.monotonic()
+        case.model = import_model(path, function=options.function, dims=options.dims)
+        case.timings = replace(case.timings, import_s=time.monotonic() - start)
+    if want_inputs and case.model is not None and case.model.inputs is not None:
+        case.inputs = _inputs(case, case.model.inputs)
+    return case
+
+
+def prepare(case: Case, board: BoardChoice, shop: Workshop) -> Case:
+    """Compile, on the host."""
+    model = case.model
+    if case.outcome or model is None:
+        return case
+    runtime = case.options.runtime or board.config.runtime
+    with _stage(case, Stage.COMPILE):
+        shop.watch(case, Stage.COMPILE, "")
+        compiler = "none" if runtime == "onnxruntime" or model.format == "vmfb" else runtime
+        start = time.monotonic()
+        case.artifact = compile_model(
+            model,
+            compiler=compiler,
+            runtime=runtime,
+            flags=(*board.config.compile_flags.get(compiler, ()), *case.options.compile_flags),
+            cache=shop.cache,
+            isolated=shop.isolated,
+            recompute=case.options.recompute,
+            debug_ir=case.options.debug_ir,
+            timeout=COMPILE_TIMEOUT_S,
+            log=case.folder / "logs" / "compile.log",
+        )
+        case.timings = replace(case.timings, compile_s=time.monotonic() - start)
+        shop.watch(case, Stage.COMPILE, "from the cache" if case.artifact.cached else "done")
+    return case
+
+
+def execute(case: Case, board: Board, shop: Workshop) -> Case:
+    """Push, load and run on the board."""
+    options = case.options
+    artifact = case.artifact
+    if artifact is None or case.outcome:
+        return case
+    with _stage(case, Stage.PUSH):
+        start = time.monotonic()
+        shop.watch(case, Stage.PUSH, "")
+        case.pushed_bytes = board.push(
+            artifact, lambda sent, total: shop.watch(case, Stage.PUSH, f"{sent >> 10} of {total >> 10} KiB")
+        )
+        case.timings = replace(case.timings, push_s=time.monotonic() - start)
+    if case.outcome:
+        return case
+    program = None
+    with _stage(case, Stage.LOAD):
+        start = time.monotonic()
+        shop.watch(case, Stage.LOAD, "")
+        program = board.load(artifact, timeout=options.timeout)
+        case.timings = replace(case.timings, load_s=time.monotonic() - start)
+    if program is None:
+        return case
+    with program, _stage(case, Stage.RUN):
+        shop.watch(case, Stage.RUN, "")
+        if case.inputs is None:
+            case.inputs = _inputs(case, program.loaded.inputs)
+        shop.keep(case, "inputs")
+        names = tuple(spec.name for spec in artifact.outputs or ())
+        start = time.monotonic()
+        case.result, call = program.run(
+            case.inputs, warmup=options.warmup, iterations=options.iterations, timeout=options.timeout, names=names
+        )
+        spent = time.monotonic() - start
+        case.timings = replace(
+            case.timings,
+            warmup_s=call.warmup_ns / 1e9,
+            run_s=spent - call.fetch_s - call.warmup_ns / 1e9,
+            fetch_s=call.fetch_s,
+        )
+        shop.keep(case, "outputs")
+        case.worker_log = program.log()
+    return case
+
+
+def refer_case(case: Case, shop: Workshop) -> Case:
+    """Ask the references, or take what the user expects."""
+    if case.outcome or case.model is None or case.inputs is None:
+        return case
+    with _stage(case, Stage.REFER):
+        start = time.monotonic()
+        shop.watch(case, Stage.REFER, "")
+        options = case.options
+        if options.expected:
+            case.references = [expected_result(options.expected, case.model.outputs)]
+        else:
+            settings: dict[str, Any] = {
+                "cache": shop.cache,
+                "isolated": shop.isolated,
+                "recompute": options.recompute,
+                "timeout": max(options.timeout, DEFAULT_TIMEOUT_S),
+                "log": case.folder / "logs" / "reference.log",
+            }
+            if options.references:
+                case.references = [refer(name, case.model, case.inputs, **settings) for name in options.references]
+            elif default_references(case.model):
+                case.references = [refer_with_fallback(case.model, case.inputs, **settings)]
+            else:
+                raise errors.ReferenceFailed(
+                    f"a {case.model.format} model has no reference", hint="give what you expect: --expected out.npy"
+                )
+        case.timings = replace(case.timings, refer_s=time.monotonic() - start)
+        shop.keep(case, "references")
+    return case
+
+
+def conclude(case: Case, shop: Workshop) -> Case:
+    """Compare and give the outcome."""
+    if case.outcome or case.result is None:
+        return case
+    with _stage(case, Stage.COMPARE):
+        start = time.monotonic()
+        shop.watch(case, Stage.COMPARE, "")
+        tolerance = {"rtol": case.options.rtol, "atol": case.options.atol}
+        case.verdicts = [compare(case.result, reference, **tolerance) for reference in case.references]
+        between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
+        case.outcome, case.reason = judge(case.verdicts, between)
+        case.timings = replace(case.timings, compare_s=time.monotonic() - start)
+    return case
+
+
+def run_cases(
+    cases: Sequence[Case], choice: BoardChoice, open_board: Callable[[], Board], shop: Workshop
+) -> Iterator[Case]:
+    """Take begun cases to their ends; yields each as it ends, in order.
+
+    Compiling and referring go on in threads; the board is opened once, when the first program is there.
+
+    Args:
+        cases: from :func:`begin`; those that have an outcome already pass through.
+        choice: the board's config, for the compiler.
+        open_board: connects to the board.
+        shop: what the cases share.
+    """
+    board: Board | None = None
+    lost: errors.BoardError | None = None
+    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
+        try:
+            compiling = [pool.submit(prepare, case, choice, shop) if not case.outcome else None for case in cases]
+            for case, compiled in zip(cases, compiling):
+                if compiled is not None:
+                    _wait(compiled)
+                # A reference depends on model and inputs alone, so it may be computed while the board runs.
+                referring = pool.submit(_reference_early, case, shop) if case.inputs is not None else None
+                if not case.outcome and lost is None:
+                    try:
+                        board = board or open_board()
+                    except errors.BoardError as error:
+                        lost = error
+                if not case.outcome and lost is not None:
+                    _end(case, lost, Stage.PUSH)
+                if board is not None:
+                    execute(case, board, shop)
+                    if isinstance(case.error, errors.BoardError):
+                        # Whatever is gone may come back for the next case: a new connection will tell.
+                        board.close()
+                        board = None
+                early = _wait(referring) if referring else None
+                if not case.outcome:
+                    if early is not None and early.error is None:
+                        case.references, case.timings = early.references, replace(
+                            case.timings, refer_s=early.timings.refer_s
+                        )
+                        shop.keep(case, "references")
+                    elif early is not None and early.outcome:
+                        case.outcome, case.error, case.stage, case.reason = (
+                            early.outcome, early.error, early.stage, early.reason
+                        )
+                    else:
+                        refer_case(case, shop)
+                    conclude(case, shop)
+                yield case
+        except BaseException:
+            for future in compiling:
+                if future is not None:
+                    future.cancel()
+            shop.isolated.close()
+            raise
+        finally:
+            if board is not None:
+                board.close()
+
+
+def _reference_early(case: Case, shop: Workshop) -> Case:
+    """The reference of a case in a copy of it, so that the board's half is not disturbed."""
+    copy = replace(case, references=[], verdicts=[], outcome=None, error=None)
+    return refer_case(copy, replace(shop, keep=lambda case, what: None, watch=lambda case, stage, note: None))
+
+
+def _wait(future: concurrent.futures.Future[Case]) -> Case:
+    """A future's result; waits in slices so that Ctrl-C is heard on every platform."""
+    while True:
+        try:
+            return future.result(timeout=0.5)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+
+
+def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    options = case.options
+    ranges = case.model.ranges if case.model else {}
+    return make_inputs(
+        specs, options.inputs, seed=options.seed, ranges=ranges, user_range=options.input_range, dims=options.dims
+    )
+
+
+@contextmanager
+def _stage(case: Case, stage: Stage) -> Iterator[None]:
+    """Run a stage; what it raises ends the case, but for bad usage, which is the user's."""
+    case.stage = stage.value
+    try:
+        yield
+    except errors.UsageError:
+        raise
+    except errors.HilError as error:
+        _end(case, error, stage)
+
+
+def _end(case: Case, error: errors.HilError, stage: Stage) -> None:
+    error.located(stage=stage.value)
+    case.error = error
+    case.stage = error.stage
+    case.outcome = Outcome(error.outcome or "RUN_ERROR")
+    case.reason = error.message

@@ -1,0 +1,39 @@
+"""What others can add: importers, compilers and references registered as entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from hil.errors import UsageError
+
+T = TypeVar("T")
+
+
+def registered(group: str, built_in: Mapping[str, T]) -> dict[str, T]:
+    """The built-in things of a group and those that installed packages add under the entry point ``group``.
+
+    A package may replace a built-in one by taking its name. One that cannot be loaded is a UsageError.
+    """
+    found = dict(built_in)
+    for point in entry_points(group=group):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:
+            raise UsageError(
+                f"the entry point {point.name!r} of {group} cannot be loaded: {error}",
+                hint=f"it comes from the package {point.dist.name if point.dist else '?'}: repair or uninstall that",
+            ) from error
+    return found
+
+
+def pick(group: str, found: Mapping[str, T], name: str) -> T:
+    """The one of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in found:
+        raise UsageError(f"there is no {group} {name!r}", hint=f"one of {', '.join(sorted(found))}")
+    return found[name]
