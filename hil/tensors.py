@@ -49,7 +49,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
     if name in ML_DTYPES:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        resolved: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return resolved
     raise UsageError(f"unknown dtype {name!r}", hint=f"one of {', '.join(DTYPES)}")
 
 
@@ -112,7 +113,7 @@ def to_bytes(array: Array) -> memoryview:
     contiguous = np.ascontiguousarray(array).reshape(-1)
     if contiguous.size == 0:
         return memoryview(b"")
-    return memoryview(contiguous.view(np.uint8))
+    return memoryview(contiguous.view(np.uint8).data)
 
 
 def from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Array:

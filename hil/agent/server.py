@@ -74,7 +74,7 @@ class Agent:
         self._supervisor = Supervisor(config.runtimes, config.runtime_options)
         self._sessions = Sessions(config.store / "fence", self._session_over)
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit)
-        interceptors = [_TokenCheck(config.token)] if config.token else []
+        interceptors: list[grpc.ServerInterceptor] = [_TokenCheck(config.token)] if config.token else []
         options = (*wire.GRPC_OPTIONS, ("grpc.so_reuseport", 0))
         pool = futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(pool, interceptors=interceptors, options=options)
@@ -162,14 +162,14 @@ def _check_exposure(config: AgentConfig) -> None:
         )
 
 
-class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
+class _TokenCheck(grpc.ServerInterceptor):
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}"
 
         def refuse(_: Any, context: grpc.ServicerContext) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this agent asks for a token")
 
-        self._refuse = grpc.stream_stream_rpc_method_handler(refuse)
+        self._refuse: Any = grpc.stream_stream_rpc_method_handler(refuse)
 
     def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         given = str(dict(details.invocation_metadata).get("authorization", ""))

@@ -312,7 +312,7 @@ class Supervisor:
             self._closed = True
             spares, self._spares = self._spares, {}
         for worker in spares.values():
-            worker.kill()
+            worker.close()
         for server in self._servers.values():
             server.stop()
 

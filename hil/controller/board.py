@@ -239,7 +239,7 @@ class LoadedProgram:
             outputs = dict(zip(names, outputs.values()))
         fit = self._board.clock_fit()
         info = self._board.info
-        runtime = next((one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {})
+        runtime: dict[str, Any] = next((one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {})
         provenance = {
             "board": self._board.name,
             "board_id": info.get("board_id", ""),

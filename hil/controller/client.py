@@ -129,7 +129,8 @@ class AgentClient:
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
             self._hold = _Hold(self._stub, self._metadata, opening, on_wait)
-        return self._hold.fence
+        given: int = self._hold.fence
+        return given
 
     def close_session(self) -> None:
         """Give the device back."""
@@ -290,7 +291,7 @@ class AgentClient:
 
     def _translated(self, error: grpc.RpcError) -> errors.HilError:
         """The hil error that a gRPC error stands for: the far side's own where it sent one."""
-        trailing = dict(error.trailing_metadata() or ())
+        trailing: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
         if wire.ERROR_KEY in trailing:
             said = pb.Error.FromString(trailing[wire.ERROR_KEY])
             found = wire.error_from_parts(said.kind, said.message, said.hint, said.detail)
@@ -420,7 +421,7 @@ class _InvokeStream:
         size = tensor.streamed
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
         target = given.reshape(-1).view(np.uint8) if fits and given is not None else np.empty(size, np.uint8)
-        view = memoryview(target)
+        view = memoryview(target.data)
         hasher = digest.Hasher()
         at = 0
         while at < size:

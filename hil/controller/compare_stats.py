@@ -136,10 +136,15 @@ class _Meter:
 
         reals = chunk * self.parts
         self.x, self.y, self.d = (np.empty(reals) for _ in range(3))
-        self.mask = np.empty(chunk, np.bool_)
+        self.equal = np.empty(reals, np.bool_)
+        self.mask = self.equal[:chunk]
         self.difference = np.empty(reals, self.bits or np.uint8)
 
-        self.aa, self.ab, self.bb, self.dd, self.sum_abs = (np.longdouble(0) for _ in range(5))
+        self.aa: Any = 0.0  # float64, or long double where that was too narrow
+        self.ab: Any = 0.0
+        self.bb: Any = 0.0
+        self.dd: Any = 0.0
+        self.sum_abs: Any = 0.0
         self.max_abs = self.max_rel = 0.0
         self.mismatches = self.nonfinite = self.infinite = 0
         self.first: int | None = None
@@ -148,7 +153,10 @@ class _Meter:
 
     def same_bits(self, a: Array, b: Array) -> bool:
         """True when two chunks of one dtype are equal bit by bit, NaN included."""
-        return self.bits is not None and np.array_equal(a.view(self.bits), b.view(self.bits))
+        if self.bits is None:
+            return False
+        equal = self.equal[: a.size * self.parts]
+        return bool(np.equal(a.view(self.bits), b.view(self.bits), out=equal).all())
 
     def add_equal(self, b: Array) -> None:
         """Add a chunk that is bit-equal in both tensors: it has energy and no error."""
@@ -159,36 +167,37 @@ class _Meter:
             ok = self._finite(y)
             self._drop(~ok, y)
             energy = self._dot(y, y)
-        self.aa, self.ab, self.bb = self.aa + energy, self.ab + energy, self.bb + energy
+        self._add_sums(energy, energy, energy, 0.0)
 
     def add(self, start: int, a: Array, b: Array) -> None:
         """Add a chunk whose first element has the flat index ``start``."""
         count = a.size * self.parts
         if self.bits is not None:
             difference = self.difference[:count]
-            if not np.maximum.reduce(np.bitwise_xor(a.view(self.bits), b.view(self.bits), out=difference)):
+            highest = np.maximum.reduce(np.bitwise_xor(a.view(self.bits), b.view(self.bits), out=difference))
+            if highest == 0:
                 self.add_equal(b)
                 return
         x, y, d = self.x[:count], self.y[:count], self.d[:count]
         x[...] = self._reals(a)
         y[...] = self._reals(b)
-        aa, bb = self._dot(x, x), self._dot(y, y)
+        np.subtract(x, y, out=d)
+        sums = self._sums(x, y, d)
         wrong: Array | None = None
-        if not (math.isfinite(aa) and math.isfinite(bb)):
+        if not math.isfinite(sum(sums)):
             ok = self._finite(x) & self._finite(y)
             if not ok.all():
                 wrong = self._disagreeing(x, y, ok)
-                self._drop(~ok, x, y)
-                aa, bb = self._dot(x, x), self._dot(y, y)
+                self._drop(~ok, x, y, d)
+                sums = self._sums(x, y, d)
+        self._add_sums(*sums)
         if self.ulp is not None and self.bits is not None:
             bits_a, bits_b = a.view(self.bits), b.view(self.bits)
             if wrong is not None:
                 bits_a, bits_b = (np.where(np.repeat(ok, self.parts), bits, 0 * bits[:1]) for bits in (bits_a, bits_b))
                 np.bitwise_xor(bits_a, bits_b, out=difference)
-            self.ulp.add(bits_a, bits_b, difference)
-        np.subtract(x, y, out=d)
-        self.aa, self.ab, self.bb = self.aa + aa, self.ab + self._dot(x, y), self.bb + bb
-        self.dd = self.dd + self._dot(d, d)
+                highest = np.maximum.reduce(difference)
+            self.ulp.add(bits_a, bits_b, difference, int(highest))
         if self.kind == "integer":
             self._add_integers(start, a, b, d, y)
         else:
@@ -232,7 +241,7 @@ class _Meter:
         """Add |a-b| beside |b|; returns the largest |a-b| and the largest quotient, inf where only b is 0."""
         largest = float(np.maximum.reduce(d))
         self.max_abs = max(self.max_abs, largest)
-        self.sum_abs = self.sum_abs + np.add.reduce(d)
+        self.sum_abs += np.add.reduce(d)
         quotient = np.divide(d, y, out=self.x[: d.size])
         relative = above = float(np.fmax.reduce(quotient, initial=0.0))  # fmax leaves out 0/0
         if relative == math.inf:
@@ -254,12 +263,23 @@ class _Meter:
             if over > self.worst_excess:
                 self.worst_excess, self.worst = over, start + at
 
+    def _sums(self, x: Floats, y: Floats, d: Floats) -> tuple[Any, Any, Any, Any]:
+        """The sums of x*x, x*y, y*y and d*d, where d is x-y."""
+        yd, yy, dd = self._dot(y, d), self._dot(y, y), self._dot(d, d)
+        xx, xy = yy + 2 * yd + dd, yy + yd  # spares one product
+        if not xx > 1e-3 * (yy + dd):  # most of it cancelled out, or something is not finite
+            xx, xy = self._dot(x, x), self._dot(x, y)
+        return xx, xy, yy, dd
+
+    def _add_sums(self, aa: Any, ab: Any, bb: Any, dd: Any) -> None:
+        self.aa, self.ab, self.bb, self.dd = self.aa + aa, self.ab + ab, self.bb + bb, self.dd + dd
+
     def _dot(self, x: Floats, y: Floats) -> Any:
         whole = x.size - x.size % _BLOCK
         total = np.dot(x[whole:], y[whole:])
         if whole:
             total += np.add.reduce(np.vecdot(x[:whole].reshape(-1, _BLOCK), y[:whole].reshape(-1, _BLOCK)))
-        if self.wide and not _SAFE_LOW < abs(total) < _SAFE_HIGH:
+        if self.wide and not _SAFE_LOW < abs(total) < _SAFE_HIGH and x.any() and y.any():
             # Squares of float64 overflow from 1e154 and vanish below 1e-162; where C's long double is wider, it helps.
             return np.dot(x.astype(np.longdouble), y.astype(np.longdouble))
         return total
@@ -278,7 +298,7 @@ class _Meter:
     def _disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
         """Where the two are not both finite and not the same NaN or infinity; counts them and the finite ones."""
         same = (x == y) | (np.isnan(x) & np.isnan(y))
-        wrong: Array = ~(ok | same.reshape(-1, self.parts).all(axis=1))
+        wrong: Array = np.logical_not(ok | same.reshape(-1, self.parts).all(axis=1))
         self.nonfinite += int(np.count_nonzero(wrong))
         return wrong
 

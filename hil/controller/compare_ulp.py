@@ -28,12 +28,13 @@ class LargestUlp:
         self._ranks = _ranks(dtype_name(dtype)) if dtype.itemsize == 1 else None
         self._scratch = np.empty(capacity, f"u{dtype.itemsize}")
 
-    def add(self, a: Array, b: Array, difference: Array) -> None:
+    def add(self, a: Array, b: Array, difference: Array, highest: int) -> None:
         """Look at a chunk of finite floats.
 
         Args:
             a, b: their bits, unsigned.
             difference: ``a ^ b``; used as scratch memory.
+            highest: the largest of ``difference``.
         """
         if self._ranks is not None:
             self._raise(np.abs(self._ranks[a] - self._ranks[b]))
@@ -43,7 +44,7 @@ class LargestUlp:
         signed = np.dtype(f"i{a.dtype.itemsize}")
         scratch = self._scratch[: a.size]
         opposite = difference.view(signed)
-        crossing = int(np.maximum.reduce(difference)) >= top
+        crossing = highest >= top
         if crossing:
             np.right_shift(opposite, last, out=opposite)  # all ones where the signs differ, else all zeros
             np.add(a, b, out=scratch)  # the magnitudes' sum, and the one sign bit

@@ -79,7 +79,9 @@ class Job:
     @classmethod
     def of_record(cls, request: dict[str, Any]) -> Job:
         """The job of a stored run."""
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in request.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in request.items()
+        }
         for name in ("models", "expected"):
             values[name] = tuple(Path(one) for one in values[name])
         for name in ("debug_ir", "flagfile", "out"):

@@ -139,7 +139,7 @@ class RunStore:
             raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
         return Run(folder, record)
 
-    def list(self) -> list[dict[str, Any]]:
+    def summaries(self) -> list[dict[str, Any]]:
         """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished."""
         if not self.root.is_dir():
             return []
@@ -177,7 +177,7 @@ class RunStore:
 
     def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
         """Delete finished runs but the newest ``keep``, if older than so many seconds; returns their ids."""
-        runs = self.list()
+        runs = self.summaries()
         gone = []
         for run in runs[: max(len(runs) - keep, 0)]:
             if run["finished"] and time.time() - run["created"] >= older_than_s:

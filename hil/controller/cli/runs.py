@@ -25,7 +25,7 @@ def list_runs(out: Path | None, as_json: bool) -> None:
     from hil.controller.cli.screen import print_json
     from hil.controller.runs import RunStore
 
-    rows = RunStore(out).list()
+    rows = RunStore(out).summaries()
     if as_json:
         print_json({"schema": 1, "runs": rows})
         return

@@ -127,7 +127,7 @@ def _location(file: Path, tensor: Any) -> str:
     location = fields.get("location", "")
     if not location:
         raise ImportFailed(f"{file.name}: tensor {tensor.name!r} is external but names no file")
-    return posixpath.normpath(location.replace("\\", "/"))
+    return str(posixpath.normpath(location.replace("\\", "/")))
 
 
 def _check_sizes(file: Path, model: Any) -> None:

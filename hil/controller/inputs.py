@@ -1,0 +1,374 @@
+"""What a model is run on: tensors that the user gave, checked against its signature, and seeded random ones."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.errors import UsageError
+from hil.iree_values import mlir_dtype
+from hil.packing import SUB_BYTE_BITS, unpack
+from hil.tensors import Array, TensorSpec, dtype_name, dtype_of, from_bytes, load_npy
+
+# Random floats are drawn from a standard normal cut off here, so that sums and exponentials stay in range.
+_CUT = 4.0
+# Random integers wider than 8 bits stay small: sums and products must not overflow, sizes and indices not run away.
+_SMALL_INTEGER = 100
+_IREE_FORM = re.compile(r"(?P<dims>(?:\d+x)*)(?P<type>[a-z]+\d*[A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
+_FORMS = "NAME=x.npy, NAME=x.npz:key, x.npz, NAME=test.pb, 4x8xf32=@x.bin, 4x8xf32=1 2 3"
+
+
+def make_inputs(
+    specs: Sequence[TensorSpec],
+    given: Mapping[str, Array] | Sequence[str],
+    *,
+    seed: int = 0,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    user_range: tuple[float, float] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> dict[str, Array]:
+    """Every input of a model, in order: those given, and random ones for the rest.
+
+    Args:
+        specs: the model's inputs.
+        given: name -> tensor, or texts of ``--input`` (:func:`parse_input`).
+        seed: of the random ones; the same seed and name give the same tensor on every machine.
+        ranges: input -> (low, high) where the model bounds it.
+        user_range: (low, high) for every random number; it goes before ``ranges``.
+        dims: values of symbolic dimensions; a given tensor's own shape settles them too.
+
+    Raises:
+        UsageError: a tensor's name, dtype or shape is not the model's, there are too many, or a dimension is open.
+    """
+    sizes = dict(dims or {})
+    if isinstance(given, Mapping):
+        chosen = {name: _as_array(name, value) for name, value in given.items()}
+    else:
+        chosen = {}
+        for text in given:
+            for name, array in parse_input(text, [spec for spec in specs if spec.name not in chosen]).items():
+                if name in chosen:
+                    raise UsageError(f"input {name!r} is given twice")
+                chosen[name] = array
+    by_name = {spec.name: spec for spec in specs}
+    for name, array in chosen.items():
+        if name not in by_name:
+            raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
+        _check(by_name[name], array)
+        _bind(by_name[name], array.shape, sizes)
+    return {
+        spec.name: chosen[spec.name]
+        if spec.name in chosen
+        else random_tensor(spec, _shape(spec, sizes), seed=seed, bounds=user_range or (ranges or {}).get(spec.name))
+        for spec in specs
+    }
+
+
+def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """The tensors that one ``--input`` says, by input name.
+
+    ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key an input),
+    ``x.npy`` or ``@x.npy`` (the next input), and what iree-run-module takes: ``4x8xf32=@x.bin``, ``4x8xf32=1 2 3``,
+    ``4x8xf32=2`` (all the same), ``4x8xf32`` (all zero), ``7`` (a scalar); these may follow ``NAME=`` as well.
+
+    Args:
+        text: what was typed.
+        specs: the inputs that are still to be given, in order.
+
+    Raises:
+        UsageError: it is none of these, names no input, or its file cannot be read.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    # The longest name first: a name may hold an equals sign or look like a type.
+    for name in sorted(by_name, key=len, reverse=True):
+        if text.startswith(f"{name}="):
+            return {name: _value(text[len(name) + 1 :], by_name[name])}
+    if text.endswith(".npz"):
+        return _npz(Path(text.removeprefix("@")), specs)
+    if not _is_anonymous(text):
+        name, equals, _ = text.partition("=")
+        if equals:
+            raise UsageError(f"the model has no (further) input {name!r}", hint=_signature(specs))
+    if not specs:
+        raise UsageError(f"--input {text[:80]}: every input of the model is given already")
+    return {specs[0].name: _value(text, specs[0])}
+
+
+def random_tensor(
+    spec: TensorSpec, shape: Sequence[int], *, seed: int, bounds: tuple[float, float] | None = None
+) -> Array:
+    """A random tensor that suits the dtype: no NaN, no infinity, the same on every machine.
+
+    Floats are normal (cut off at 4 standard deviations) or uniform within ``bounds``; integers uniform over all values
+    up to 8 bits, else between -100 and 100, or within ``bounds``.
+
+    Raises:
+        UsageError: the dtype has no value within the bounds.
+    """
+    digest = hashlib.blake2b(f"{seed}\0{spec.name}".encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
+    name, dtype, shape = spec.dtype, dtype_of(spec.dtype), tuple(shape)
+    if name == "string":
+        words = generator.integers(0, len(_WORDS), shape)
+        return np.asarray(np.array(_WORDS, dtype=object)[words], dtype=object).reshape(shape)
+    if name == "bool":
+        return np.asarray(generator.integers(0, 2, shape), np.bool_).reshape(shape)
+    low, high = _limits(name)
+    if "int" in name:
+        if bounds is not None:
+            low, high = _within(spec, bounds, math.ceil(max(low, bounds[0])), math.floor(min(high, bounds[1])))
+        elif dtype_bits(name) > 8:
+            low, high = max(low, -_SMALL_INTEGER), min(high, _SMALL_INTEGER)
+        wide = np.uint64 if low >= 0 else np.int64
+        return np.asarray(generator.integers(int(low), int(high), shape, wide, endpoint=True)).astype(dtype)
+    if name in ("complex64", "complex128"):
+        part = np.float32 if name == "complex64" else np.float64
+        real, imaginary = (_floats(generator, shape, part, bounds) for _ in range(2))
+        return np.asarray(real + 1j * imaginary, dtype).reshape(shape)
+    if bounds is not None:
+        bounds = _within(spec, bounds, max(low, bounds[0]), min(high, bounds[1]))
+    values = _floats(generator, shape, np.float64 if name == "float64" else np.float32, bounds)
+    if low >= 0 and bounds is None:
+        values = np.abs(values)  # a dtype without a sign
+    return np.clip(values, low, high).astype(dtype)
+
+
+_WORDS = ("", "a", "hil", "board", "tensor", "naïve", "日本", "two words")
+
+
+def dtype_bits(name: str) -> int:
+    """How many bits an element of a dtype has."""
+    return SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
+
+
+def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[float, float] | None) -> Array:
+    if bounds is None:
+        return np.asarray(np.clip(generator.standard_normal(shape, dtype), -_CUT, _CUT), dtype)
+    share = np.asarray(generator.random(shape, dtype), dtype)
+    # low + share * (high - low) would overflow where the bounds are the dtype's own.
+    return np.asarray(share * dtype(bounds[1]) + (dtype(1) - share) * dtype(bounds[0]), dtype)
+
+
+def _limits(name: str) -> tuple[float, float]:
+    """The lowest and highest finite value of a numeric dtype."""
+    if "int" in name:
+        bits = dtype_bits(name)
+        return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    import ml_dtypes
+
+    limits = ml_dtypes.finfo(
+        dtype_of("float32" if name == "complex64" else "float64" if name == "complex128" else name)
+    )
+    if name == "float8_e8m0fnu":
+        # Powers of two from 2^-127 to 2^127: the least of them would be flushed to zero on the way here.
+        return float(limits.smallest_normal), float(limits.max)
+    return float(limits.min), float(limits.max)
+
+
+def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
+    if not low <= high:
+        raise UsageError(f"no {spec.dtype} lies between {bounds[0]:g} and {bounds[1]:g}", hint=f"for input {spec}")
+    return low, high
+
+
+def _as_array(name: str, value: Any) -> Array:
+    array = np.asarray(value)
+    if array.dtype.kind == "U":
+        array = array.astype(object)
+    try:
+        dtype_name(array.dtype)
+    except UsageError as error:
+        raise UsageError(f"input {name!r}: {error.message}", hint=error.hint) from error
+    return array
+
+
+def _check(spec: TensorSpec, array: Array) -> None:
+    found = dtype_name(array.dtype)
+    if not spec.accepts(found, array.shape):
+        given = "x".join(map(str, (*array.shape, found)))
+        raise UsageError(
+            f"input {spec.name!r} takes {_type(spec)}, got {given}",
+            hint="hil never converts what it is given: save it with this dtype and shape",
+        )
+
+
+def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
+    """Learn what a symbolic dimension is from a tensor's shape."""
+    for dim, size in zip(spec.shape, shape):
+        if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+            raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
+
+
+def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    shape = []
+    for dim in spec.shape:
+        size = sizes.get(dim) if isinstance(dim, str) else dim
+        if size is None:
+            name = dim or "N"
+            raise UsageError(
+                f"input {spec.name!r} is {_type(spec)}: dimension {name!r} is open",
+                hint=f"--dim {name}=1" if dim else f"--input {spec.name}=x.npy",
+            )
+        shape.append(size)
+    return tuple(shape)
+
+
+def _type(spec: TensorSpec) -> str:
+    return str(spec).removeprefix(f"{spec.name}: ")
+
+
+def _signature(specs: Sequence[TensorSpec]) -> str:
+    if not specs:
+        return "it takes no (further) input"
+    shown = ", ".join(map(str, specs[:10]))
+    return f"it takes {shown}{', ...' if len(specs) > 10 else ''}"
+
+
+def _is_anonymous(text: str) -> bool:
+    """Whether the text begins with a type, ``@``, a number or a file's name rather than ``NAME=``."""
+    form = _IREE_FORM.match(text)
+    return bool(form and mlir_dtype(form["type"])) or text.startswith("@") or "=" not in text
+
+
+def _value(text: str, spec: TensorSpec) -> Array:
+    form = _IREE_FORM.match(text)
+    if form and mlir_dtype(form["type"]):
+        return _iree_value(form, spec)
+    if _NUMBER.match(text) and not Path(text).exists():
+        return _elements(text, spec.dtype, (), spec)
+    file, _, key = text.removeprefix("@").partition(".npz:")
+    if key:
+        arrays = _open_npz(Path(f"{file}.npz"))
+        if key not in arrays:
+            raise UsageError(f"{file}.npz has no {key!r}", hint=f"it holds {', '.join(arrays)}")
+        return _typed(arrays[key], spec.dtype)
+    path = Path(text.removeprefix("@"))
+    if path.suffix == ".npy":
+        return load_npy(path, spec.dtype)
+    if path.suffix == ".pb":
+        return load_pb(path)
+    if path.suffix == ".npz":
+        arrays = _open_npz(path)
+        if len(arrays) == 1:
+            return _typed(next(iter(arrays.values())), spec.dtype)
+        raise UsageError(f"{path} holds several arrays", hint=f"name one: {path}:{next(iter(arrays), 'key')}")
+    raise UsageError(f"--input {text[:80]!r} is nothing that hil can read", hint=f"one of {_FORMS}")
+
+
+def _iree_value(form: re.Match[str], spec: TensorSpec) -> Array:
+    shape = tuple(int(size) for size in form["dims"].split("x") if size)
+    name = mlir_dtype(form["type"]) or ""
+    # iree-run-module's i8 has no sign: the model's input tells which is meant.
+    if form["type"].startswith("i") and spec.dtype == f"u{name}":
+        name = spec.dtype
+    value = form["value"]
+    if value is None:
+        return np.zeros(shape, dtype_of(name))
+    if not value.startswith("@"):
+        return _elements(value, name, shape, spec)
+    path = Path(value[1:])
+    if path.suffix == ".npy":
+        return load_npy(path, name)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--input {path}: {error.strerror}") from error
+    if name in SUB_BYTE_BITS and len(data) == -(-math.prod(shape) * SUB_BYTE_BITS[name] // 8):
+        return unpack(np.frombuffer(data, np.uint8), name, shape)
+    try:
+        return from_bytes(data, name, shape)
+    except UsageError as error:
+        raise UsageError(f"--input {path}: {error.message}", hint=f"for input {spec}") from error
+
+
+def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) -> Array:
+    words = re.sub(r"[\[\],;]", " ", text).split()
+    count = math.prod(shape)
+    if len(words) not in (1, count):
+        raise UsageError(f"--input {text[:80]!r} has {len(words)} values, {count} are needed", hint=f"for input {spec}")
+    try:
+        values = [_element(word, name) for word in words]
+    except ValueError as error:
+        raise UsageError(f"--input {text[:80]!r} holds what is no {name}: {error}", hint=f"for input {spec}") from error
+    flat = np.array(values, dtype=object if name == "string" else np.complex128 if "complex" in name else None)
+    if "int" in name:
+        low, high = _limits(name)
+        if any(not low <= value <= high for value in values):
+            raise UsageError(f"--input {text[:80]!r} is out of range for {name}", hint=f"for input {spec}")
+        flat = np.array(values, dtype=np.uint64 if name == "uint64" else np.int64)
+    return np.resize(flat.astype(dtype_of(name)), shape) if count else np.empty(shape, dtype_of(name))
+
+
+def _element(word: str, name: str) -> Any:
+    if name == "string":
+        return word
+    if name == "bool":
+        if word.lower() not in ("0", "1", "true", "false"):
+            raise ValueError(word)
+        return word.lower() in ("1", "true")
+    if "int" in name:
+        return int(word, 0)
+    return complex(word) if "complex" in name else float(word)
+
+
+def _npz(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    arrays = _open_npz(path)
+    by_name = {spec.name: spec for spec in specs}
+    if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in arrays):
+        # numpy's own names for arrays saved without any: in order.
+        if len(arrays) > len(specs):
+            raise UsageError(f"{path} holds {len(arrays)} arrays", hint=_signature(specs))
+        arrays = {spec.name: array for spec, array in zip(specs, arrays.values())}
+    if unknown := [key for key in arrays if key not in by_name]:
+        raise UsageError(f"the model has no (further) input {unknown[0]!r}, which {path} holds", hint=_signature(specs))
+    return {key: _typed(array, by_name[key].dtype) for key, array in arrays.items()}
+
+
+def _open_npz(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is no archive of arrays")
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError as error:
+        raise UsageError(f"no such file: {path}") from error
+    except Exception as error:
+        raise UsageError(f"{path} is not a readable .npz file: {error}") from error
+
+
+def _typed(array: Array, dtype: str) -> Array:
+    """As :func:`hil.tensors.load_npy` does: raw bytes become the dtype that numpy's format has no name for."""
+    if array.dtype.kind == "V" and dtype_of(dtype).itemsize == array.dtype.itemsize:
+        return array.view(dtype_of(dtype))
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def load_pb(path: Path) -> Array:
+    """The tensor in a file that holds an ONNX TensorProto, as ONNX's own test data does.
+
+    Raises:
+        UsageError: the file is missing or holds none.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    try:
+        tensor = onnx.TensorProto.FromString(path.read_bytes())
+        if not tensor.data_type:
+            raise ValueError("no dtype in it")
+        array: Array = numpy_helper.to_array(tensor, base_dir=str(path.parent))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except Exception as error:
+        raise UsageError(f"{path} holds no ONNX tensor: {error}") from error
+    if array.dtype.kind in "OSU":
+        text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
+        array = np.array([*text, ""], dtype=object)[:-1].reshape(array.shape)
+    return array

@@ -1,0 +1,203 @@
+"""What every agent does, over every link."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hil import errors
+from hil.clock import fit
+from hil.digest import digest_of
+from hil.proto.v1 import agent_pb2 as pb
+
+A = np.arange(4096, dtype=np.float32)
+B = np.full(4096, 2.5, np.float32)
+
+
+def test_it_describes_itself_without_a_session(connect):
+    reply = connect().describe()
+    assert reply.machine.arch
+    assert reply.machine.memory_bytes > 0
+    assert {runtime.name for runtime in reply.runtimes} >= {"iree", "onnxruntime"}
+    assert all(runtime.version and runtime.devices and not runtime.error for runtime in reply.runtimes)
+
+
+def test_a_program_is_pushed_loaded_run_and_unloaded(client, add):
+    add.push(client)
+    loaded = add.load(client)
+    assert [spec.shape for spec in loaded.inputs] == [(4096,), (4096,)]
+    result = client.invoke(loaded.program_id, {"a": A, "b": B}, warmup=2, iterations=5)
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
+    assert len(result.iterations_ns) == 5
+    assert all(start < end for start, end in result.iterations_ns)
+    assert result.warmup_ns > 0
+    assert result.peak_memory_bytes > 1 << 20
+    client.unload(loaded.program_id)
+    with pytest.raises(errors.UsageError, match="no such program"):
+        client.invoke(loaded.program_id, {"a": A, "b": B})
+
+
+def test_a_blob_that_the_board_has_costs_no_payload(client, add):
+    add.push(client)
+    before = client.payload_bytes_sent
+    add.push(client)
+    assert client.missing(list(add.digests.values())) == {}
+    assert client.payload_bytes_sent == before
+
+
+def test_a_blob_comes_back_as_it_was_sent(client, tmp_path):
+    data = np.random.default_rng(0).bytes(3_000_001)
+    (tmp_path / "blob").write_bytes(data)
+    for algorithm in ("blake3", "sha256"):
+        name = digest_of(data, algorithm)
+        client.put({name: (tmp_path / "blob", 0)})
+        assert client.get(name) == data
+
+
+def test_a_blob_with_the_wrong_digest_is_refused_and_forgotten(client, tmp_path):
+    (tmp_path / "blob").write_bytes(b"not what it says")
+    wrong = digest_of(b"something else")
+    with pytest.raises(errors.UsageError, match="damaged"):
+        client.put({wrong: (tmp_path / "blob", 0)})
+    assert client.missing([wrong]) == {wrong: 0}
+
+
+def test_large_tensors_are_streamed_both_ways(client, tmp_path):
+    import onnx
+    from onnx import TensorProto, helper
+
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "neg", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "n.onnx")
+    name = digest_of((tmp_path / "n.onnx").read_bytes())
+    client.put({name: (tmp_path / "n.onnx", 0)})
+    loaded = client.load({"n.onnx": name}, "n.onnx", runtime="onnxruntime", device="", function="", timeout=30)
+    for size in (1, 65_537, 5_000_003):
+        x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+        target = np.empty_like(x)
+        result = client.invoke(loaded.program_id, {"x": x}, into={"y": target})
+        np.testing.assert_array_equal(result.outputs["y"], -x)
+        if x.nbytes > 1 << 20:
+            np.testing.assert_array_equal(target, -x)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"a": A}, "takes 2 inputs, got 1"),
+        ({"a": A, "b": B.astype(np.float64)}, "does not take a 4096 tensor of float64"),
+        ({"a": A, "b": B[:10]}, "does not take a 10 tensor"),
+        ({"a": A.reshape(64, 64), "b": B}, "does not take a 64x64 tensor"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_and_the_program_lives_on(client, add, inputs, words):
+    add.push(client)
+    loaded = add.load(client)
+    with pytest.raises(errors.UsageError, match=words):
+        client.invoke(loaded.program_id, inputs)
+    result = client.invoke(loaded.program_id, {"a": A, "b": B})
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
+
+
+def test_what_is_no_program_is_a_load_error(client, add, tmp_path):
+    data = add.path.read_bytes()[: add.path.stat().st_size // 2]
+    (tmp_path / add.path.name).write_bytes(data)
+    name = digest_of(data)
+    client.put({name: (tmp_path / add.path.name, 0)})
+    with pytest.raises(errors.LoadFailed):
+        client.load({add.path.name: name}, add.path.name, runtime=add.runtime, device="", function="", timeout=30)
+
+
+def test_unknown_runtime_device_and_function_are_load_errors(client, add):
+    add.push(client)
+    with pytest.raises(errors.LoadFailed, match="no runtime 'nothing'"):
+        add.load(client, runtime="nothing")
+    with pytest.raises(errors.LoadFailed, match="nowhere"):
+        add.load(client, device="nowhere")
+    if add.runtime == "iree":
+        with pytest.raises(errors.LoadFailed, match="missing_function"):
+            add.load(client, function="missing_function")
+
+
+def test_a_program_file_cannot_be_named_out_of_its_folder(client, add):
+    add.push(client)
+    for name in ("../../escape.vmfb", "/tmp/escape.vmfb", "a/../../escape"):
+        with pytest.raises(errors.UsageError, match="cannot be named"):
+            client.load(
+                {name: next(iter(add.digests.values()))}, name, runtime=add.runtime, device="", function="", timeout=5
+            )
+
+
+def test_calls_without_the_sessions_token_are_refused(connect, client, add):
+    add.push(client)
+    stranger = connect()
+    for call in (lambda: stranger.missing([]), lambda: add.load(stranger), lambda: stranger.logs()):
+        with pytest.raises(errors.SessionEnded):
+            call()
+
+
+def test_the_board_has_one_owner_at_a_time(connect, client):
+    told: list[str] = []
+    with pytest.raises(errors.BoardBusy, match="contract test"):
+        connect().open_session("second", wait_s=0.3, on_wait=told.append)
+    assert told
+    client.close_session()
+    assert connect().open_session("second", wait_s=5, on_wait=print) > 0
+
+
+def test_whoever_waits_gets_the_board_when_it_is_free(connect, client):
+    threading.Timer(0.3, client.close_session).start()
+    start = time.monotonic()
+    connect().open_session("patient", wait_s=10, on_wait=print)
+    assert time.monotonic() - start < 5
+
+
+def test_a_higher_fence_takes_the_board_and_an_older_one_never_does(connect, client, add):
+    add.push(client)
+    loaded = add.load(client)
+    fence = connect().describe().fence
+    newer = connect()
+    assert newer.open_session("takes over", fence=fence + 10, on_wait=print) == fence + 10
+    with pytest.raises(errors.SessionEnded):
+        client.invoke(loaded.program_id, {"a": A, "b": B})
+    with pytest.raises(errors.BoardBusy, match="too old"):
+        connect().open_session("late", fence=fence + 10, on_wait=print)
+    add.load(newer)
+
+
+def test_a_session_that_is_not_kept_alive_ends(connect):
+    silent = connect()
+    said = iter([pb.HoldRequest(open=pb.SessionOpen(owner="silent", ttl_s=0.5))])
+    never = threading.Event()
+
+    def messages():
+        yield from said
+        never.wait(20)
+
+    replies = list(silent._stub.Hold(messages()))
+    never.set()
+    assert replies[0].opened.token
+    assert "nothing was heard" in replies[-1].over.reason
+
+
+def test_the_boards_clock_is_known_to_within_half_a_round_trip(connect):
+    pings = connect().pings(16)
+    found = fit(pings)
+    assert found.error_ns < 50_000_000
+    assert all(ping.sent_ns < ping.received_ns for ping in pings)
+
+
+def test_health_and_reflection_are_on(address):
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="hil.v1.Programs"))
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        listed = next(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked))
+        assert "hil.v1.Blobs" in {service.name for service in listed.list_services_response.service}
