@@ -1,10 +1,17 @@
-"""What every test shares: the markers that the folders give."""
+"""What every test shares: the markers that the folders give, and hypothesis without its stopwatch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+pytest_plugins = ["agents"]
+
+# How long one example takes says nothing on a machine that runs other tests beside it.
+settings.register_profile("hil", deadline=None)
+settings.load_profile("hil")
 
 HARDWARE = Path(__file__).parent / "hardware"
 

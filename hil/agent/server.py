@@ -104,7 +104,8 @@ class Agent:
     def stop(self) -> None:
         """Stop serving and end every worker."""
         self._health.enter_graceful_shutdown()
-        self._server.stop(grace=0.2).wait()
+        # A call that its client broke off may never be counted as ended by gRPC: do not wait for it for ever.
+        self._server.stop(grace=0.2).wait(2.0)
         self._programs.unload_all(SessionEnded("the agent was stopped"))
         self._supervisor.close()
 

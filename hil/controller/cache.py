@@ -207,6 +207,12 @@ class Cache:
             ) from error
 
 
+def digests_in(entry: Path) -> dict[str, str]:
+    """The files of an entry (from :meth:`Cache.get_or_make`) and their digests."""
+    files = json.loads((entry / META).read_bytes())["files"]
+    return {name: item["digest"] for name, item in files.items()}
+
+
 def default_root() -> Path:
     """``$HIL_CACHE_DIR``, or else the user's cache folder."""
     if chosen := os.environ.get("HIL_CACHE_DIR"):

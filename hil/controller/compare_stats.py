@@ -297,8 +297,8 @@ class _Meter:
 
     def _disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
         """Where the two are not both finite and not the same NaN or infinity; counts them and the finite ones."""
-        same = (x == y) | (np.isnan(x) & np.isnan(y))
-        wrong: Array = np.logical_not(ok | same.reshape(-1, self.parts).all(axis=1))
+        same: Array = np.equal(x, y) | (np.isnan(x) & np.isnan(y))
+        wrong: Array = np.asarray(~(ok | same.reshape(-1, self.parts).all(axis=1)))
         self.nonfinite += int(np.count_nonzero(wrong))
         return wrong
 

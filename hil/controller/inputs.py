@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,15 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.random_inputs import limits_of, random_tensor
 from hil.errors import UsageError
 from hil.iree_values import mlir_dtype
 from hil.packing import SUB_BYTE_BITS, unpack
 from hil.tensors import Array, TensorSpec, dtype_name, dtype_of, from_bytes, load_npy
 
-# Random floats are drawn from a standard normal cut off here, so that sums and exponentials stay in range.
-_CUT = 4.0
-# Random integers wider than 8 bits stay small: sums and products must not overflow, sizes and indices not run away.
-_SMALL_INTEGER = 100
 _IREE_FORM = re.compile(r"(?P<dims>(?:\d+x)*)(?P<type>[a-z]+\d*[A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
 _FORMS = "NAME=x.npy, NAME=x.npz:key, x.npz, NAME=test.pb, 4x8xf32=@x.bin, 4x8xf32=1 2 3"
@@ -72,7 +68,7 @@ def make_inputs(
 
 
 def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors that one ``--input`` says, by input name.
+    """The tensors that one ``--input`` says, by input name; those of ``--expected`` likewise.
 
     ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key an input),
     ``x.npy`` or ``@x.npy`` (the next input), and what iree-run-module takes: ``4x8xf32=@x.bin``, ``4x8xf32=1 2 3``,
@@ -80,7 +76,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
 
     Args:
         text: what was typed.
-        specs: the inputs that are still to be given, in order.
+        specs: the inputs (or outputs) that are still to be given, in order.
 
     Raises:
         UsageError: it is none of these, names no input, or its file cannot be read.
@@ -95,87 +91,10 @@ def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     if not _is_anonymous(text):
         name, equals, _ = text.partition("=")
         if equals:
-            raise UsageError(f"the model has no (further) input {name!r}", hint=_signature(specs))
+            raise UsageError(f"the model has no tensor {name!r} that is still to be given", hint=_signature(specs))
     if not specs:
-        raise UsageError(f"--input {text[:80]}: every input of the model is given already")
+        raise UsageError(f"{text[:80]!r} is one too many: every tensor of the model is given already")
     return {specs[0].name: _value(text, specs[0])}
-
-
-def random_tensor(
-    spec: TensorSpec, shape: Sequence[int], *, seed: int, bounds: tuple[float, float] | None = None
-) -> Array:
-    """A random tensor that suits the dtype: no NaN, no infinity, the same on every machine.
-
-    Floats are normal (cut off at 4 standard deviations) or uniform within ``bounds``; integers uniform over all values
-    up to 8 bits, else between -100 and 100, or within ``bounds``.
-
-    Raises:
-        UsageError: the dtype has no value within the bounds.
-    """
-    digest = hashlib.blake2b(f"{seed}\0{spec.name}".encode(), digest_size=16).digest()
-    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
-    name, dtype, shape = spec.dtype, dtype_of(spec.dtype), tuple(shape)
-    if name == "string":
-        words = generator.integers(0, len(_WORDS), shape)
-        return np.asarray(np.array(_WORDS, dtype=object)[words], dtype=object).reshape(shape)
-    if name == "bool":
-        return np.asarray(generator.integers(0, 2, shape), np.bool_).reshape(shape)
-    low, high = _limits(name)
-    if "int" in name:
-        if bounds is not None:
-            low, high = _within(spec, bounds, math.ceil(max(low, bounds[0])), math.floor(min(high, bounds[1])))
-        elif dtype_bits(name) > 8:
-            low, high = max(low, -_SMALL_INTEGER), min(high, _SMALL_INTEGER)
-        wide = np.uint64 if low >= 0 else np.int64
-        return np.asarray(generator.integers(int(low), int(high), shape, wide, endpoint=True)).astype(dtype)
-    if name in ("complex64", "complex128"):
-        part = np.float32 if name == "complex64" else np.float64
-        real, imaginary = (_floats(generator, shape, part, bounds) for _ in range(2))
-        return np.asarray(real + 1j * imaginary, dtype).reshape(shape)
-    if bounds is not None:
-        bounds = _within(spec, bounds, max(low, bounds[0]), min(high, bounds[1]))
-    values = _floats(generator, shape, np.float64 if name == "float64" else np.float32, bounds)
-    if low >= 0 and bounds is None:
-        values = np.abs(values)  # a dtype without a sign
-    return np.clip(values, low, high).astype(dtype)
-
-
-_WORDS = ("", "a", "hil", "board", "tensor", "naïve", "日本", "two words")
-
-
-def dtype_bits(name: str) -> int:
-    """How many bits an element of a dtype has."""
-    return SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
-
-
-def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[float, float] | None) -> Array:
-    if bounds is None:
-        return np.asarray(np.clip(generator.standard_normal(shape, dtype), -_CUT, _CUT), dtype)
-    share = np.asarray(generator.random(shape, dtype), dtype)
-    # low + share * (high - low) would overflow where the bounds are the dtype's own.
-    return np.asarray(share * dtype(bounds[1]) + (dtype(1) - share) * dtype(bounds[0]), dtype)
-
-
-def _limits(name: str) -> tuple[float, float]:
-    """The lowest and highest finite value of a numeric dtype."""
-    if "int" in name:
-        bits = dtype_bits(name)
-        return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    import ml_dtypes
-
-    limits = ml_dtypes.finfo(
-        dtype_of("float32" if name == "complex64" else "float64" if name == "complex128" else name)
-    )
-    if name == "float8_e8m0fnu":
-        # Powers of two from 2^-127 to 2^127: the least of them would be flushed to zero on the way here.
-        return float(limits.smallest_normal), float(limits.max)
-    return float(limits.min), float(limits.max)
-
-
-def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
-    if not low <= high:
-        raise UsageError(f"no {spec.dtype} lies between {bounds[0]:g} and {bounds[1]:g}", hint=f"for input {spec}")
-    return low, high
 
 
 def _as_array(name: str, value: Any) -> Array:
@@ -201,7 +120,7 @@ def _check(spec: TensorSpec, array: Array) -> None:
 
 def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
     """Learn what a symbolic dimension is from a tensor's shape."""
-    for dim, size in zip(spec.shape, shape):
+    for dim, size in zip(spec.shape, shape, strict=True):
         if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
             raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
 
@@ -226,9 +145,9 @@ def _type(spec: TensorSpec) -> str:
 
 def _signature(specs: Sequence[TensorSpec]) -> str:
     if not specs:
-        return "it takes no (further) input"
+        return "there is none"
     shown = ", ".join(map(str, specs[:10]))
-    return f"it takes {shown}{', ...' if len(specs) > 10 else ''}"
+    return f"there is {shown}{', ...' if len(specs) > 10 else ''}"
 
 
 def _is_anonymous(text: str) -> bool:
@@ -259,7 +178,7 @@ def _value(text: str, spec: TensorSpec) -> Array:
         if len(arrays) == 1:
             return _typed(next(iter(arrays.values())), spec.dtype)
         raise UsageError(f"{path} holds several arrays", hint=f"name one: {path}:{next(iter(arrays), 'key')}")
-    raise UsageError(f"--input {text[:80]!r} is nothing that hil can read", hint=f"one of {_FORMS}")
+    raise UsageError(f"{text[:80]!r} is nothing that hil can read", hint=f"one of {_FORMS}")
 
 
 def _iree_value(form: re.Match[str], spec: TensorSpec) -> Array:
@@ -279,29 +198,29 @@ def _iree_value(form: re.Match[str], spec: TensorSpec) -> Array:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"--input {path}: {error.strerror}") from error
+        raise UsageError(f"{path}: {error.strerror}") from error
     if name in SUB_BYTE_BITS and len(data) == -(-math.prod(shape) * SUB_BYTE_BITS[name] // 8):
         return unpack(np.frombuffer(data, np.uint8), name, shape)
     try:
         return from_bytes(data, name, shape)
     except UsageError as error:
-        raise UsageError(f"--input {path}: {error.message}", hint=f"for input {spec}") from error
+        raise UsageError(f"{path}: {error.message}", hint=f"for {spec}") from error
 
 
 def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) -> Array:
     words = re.sub(r"[\[\],;]", " ", text).split()
     count = math.prod(shape)
     if len(words) not in (1, count):
-        raise UsageError(f"--input {text[:80]!r} has {len(words)} values, {count} are needed", hint=f"for input {spec}")
+        raise UsageError(f"{text[:80]!r} has {len(words)} values, {count} are needed", hint=f"for {spec}")
     try:
         values = [_element(word, name) for word in words]
     except ValueError as error:
-        raise UsageError(f"--input {text[:80]!r} holds what is no {name}: {error}", hint=f"for input {spec}") from error
+        raise UsageError(f"{text[:80]!r} holds what is no {name}: {error}", hint=f"for {spec}") from error
     flat = np.array(values, dtype=object if name == "string" else np.complex128 if "complex" in name else None)
     if "int" in name:
-        low, high = _limits(name)
+        low, high = limits_of(name)
         if any(not low <= value <= high for value in values):
-            raise UsageError(f"--input {text[:80]!r} is out of range for {name}", hint=f"for input {spec}")
+            raise UsageError(f"{text[:80]!r} is out of range for {name}", hint=f"for {spec}")
         flat = np.array(values, dtype=np.uint64 if name == "uint64" else np.int64)
     return np.resize(flat.astype(dtype_of(name)), shape) if count else np.empty(shape, dtype_of(name))
 
@@ -325,9 +244,9 @@ def _npz(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
         # numpy's own names for arrays saved without any: in order.
         if len(arrays) > len(specs):
             raise UsageError(f"{path} holds {len(arrays)} arrays", hint=_signature(specs))
-        arrays = {spec.name: array for spec, array in zip(specs, arrays.values())}
+        arrays = {spec.name: array for spec, array in zip(specs, arrays.values(), strict=False)}
     if unknown := [key for key in arrays if key not in by_name]:
-        raise UsageError(f"the model has no (further) input {unknown[0]!r}, which {path} holds", hint=_signature(specs))
+        raise UsageError(f"the model has no tensor {unknown[0]!r}, which {path} holds", hint=_signature(specs))
     return {key: _typed(array, by_name[key].dtype) for key, array in arrays.items()}
 
 

@@ -35,10 +35,10 @@ class DroppingStore(BlobStore):
         """As the real store's, until the share has come."""
         upload = super().upload(digest, size, offset)
         write = upload.write
-        mark = size - int(size * self._fault.keys["at"])
+        mark = upload.missing - int(upload.missing * self._fault.keys["at"])
 
         def cutting(data: memoryview) -> None:
-            if upload.missing > mark >= upload.missing - data.nbytes and self._charges.strike(self._fault):
+            if upload.missing >= mark >= upload.missing - data.nbytes and self._charges.strike(self._fault):
                 write(data[: upload.missing - mark])
                 if self.link:
                     self.link.cut()

@@ -8,7 +8,7 @@ name           what happens                                                     
 ``crash``      the worker dies of ``signal`` (SIGSEGV) ``at`` run or load                                 always
 ``hang``       the worker never comes back ``at`` run or load                                             always
 ``corrupt``    ``elements`` (1) of output ``output`` (0) come back with flipped bits                      always
-``drop``       every connection is cut when ``at`` (0.6) of an upload has come                            once
+``drop``       every connection is cut when ``at`` (0.6) of what an upload has to bring has come          once
 ``slow``       the link carries ``rate`` (1 MB/s) bytes a second, ``delay`` (0) seconds late each way     always
 ``kill-agent`` the agent is killed with SIGKILL ``at`` run or load                                        always
 =============  =========================================================================================  ==========

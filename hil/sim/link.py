@@ -79,7 +79,7 @@ class FaultyLink:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one way: bytes wait in line for their turn at the rate, then arrive ``delay_s`` later."""
-        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=8)
 
         async def arrive() -> None:
             while True:

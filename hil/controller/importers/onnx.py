@@ -46,7 +46,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         for value in values:
             _check_tensor(file, kind, value)
     _fix(file, real_inputs, dims)
-    light = _light(model)
+    light = light_copy(model)
     _check_structure(file, light)
     inferred = _infer(light)
     outputs = [_spec(value) for value in inferred.graph.output]
@@ -213,8 +213,8 @@ def _fix(file: Path, inputs: Any, dims: Mapping[str, int]) -> None:
         raise UsageError(f"{file.name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
 
 
-def _light(model: Any) -> Any:
-    """The model with its large and external tensors turned into inputs: the same graph, types and shapes."""
+def light_copy(model: Any) -> Any:
+    """A copy of a model with its large and external tensors turned into inputs: the same graph, types and shapes."""
     import onnx
 
     light = onnx.ModelProto()

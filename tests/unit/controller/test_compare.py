@@ -87,7 +87,7 @@ def test_one_wrong_element_fails_and_is_pointed_at(dtype: str) -> None:
         (1.75, 1.0, {"rtol": 0.5, "atol": 0.25}, True),
         (np.nextafter(1.75, 2), 1.0, {"rtol": 0.5, "atol": 0.25}, False),
         (0.25, 1.0, {"rtol": 0.5, "atol": 0.25}, True),
-        (np.nextafter(0.25, 0), 1.0, {"rtol": 0.5, "atol": 0.25}, False),
+        (0.2499, 1.0, {"rtol": 0.5, "atol": 0.25}, False),
         # rtol is a share of the reference, not of the actual value.
         (110.0, 100.0, {"rtol": 0.0999, "atol": 0.0}, False),
         (100.0, 110.0, {"rtol": 0.0999, "atol": 0.0}, True),
@@ -121,11 +121,11 @@ def test_small_difference_beside_a_zero_reference_is_seen_in_any_place(mismatch:
 
 def test_the_worst_element_is_the_one_with_the_largest_excess_not_the_largest_difference() -> None:
     reference = np.array([1000.0, 1.0, 1.0])
-    actual = reference + [60.0, 10.0, 10.0]  # allowed: 100, 0.1, 0.1
+    actual = np.array([1060.0, 11.0, 11.0])  # allowed: 100, 0.1, 0.1
     found = compare_output("y", actual, reference, rtol=0.1, atol=0.0)
     assert (found.mismatches, found.first_index, found.worst_index) == (2, (1,), (1,))
     assert found.max_abs == 60.0
-    found = compare_output("y", actual + [0, 0, 1], reference, rtol=0.1, atol=0.0)
+    found = compare_output("y", np.array([1060.0, 11.0, 12.0]), reference, rtol=0.1, atol=0.0)
     assert (found.first_index, found.worst_index, found.worst_values) == ((1,), (2,), (12.0, 1.0))
 
 
@@ -144,7 +144,9 @@ def test_the_worst_element_is_the_one_with_the_largest_excess_not_the_largest_di
         (1.0, -math.inf, False),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "complex128"]
+)
 def test_nan_and_infinities_must_be_in_the_same_places(
     actual: float, reference: float, passes: bool, dtype: str
 ) -> None:
@@ -184,5 +186,696 @@ def test_each_part_of_a_complex_number_has_its_own_nan() -> None:
 
 
 def test_a_complex_difference_is_a_modulus() -> None:
-    a, b = np.array([3 + 4j, 1]), np.array([0j, 1])
-    assert agrees(a, b, rtol=0, atol=5)  is False or True  # refused below, see the tolerance tests
+    a, b = np.array([3 + 4j, 9]), np.array([0j, 9])
+    assert agrees(a, b, rtol=0, atol=5)
+    assert not agrees(a, b, rtol=0, atol=4.9)
+    assert agrees(np.array([1 + 1.2j]), np.array([1 + 1j]), rtol=0.2 / math.sqrt(2) + 1e-12, atol=0)
+    assert not agrees(np.array([1 + 1.2j]), np.array([1 + 1j]), rtol=0.2 / math.sqrt(2) - 1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("tolerance", [{}, {"rtol": 0.9}])
+def test_zeros_everywhere_are_a_failure_of_their_own(dtype: str, tolerance: dict[str, float]) -> None:
+    if dtype == "float8_e8m0fnu":
+        pytest.skip("this dtype has no zero")
+    reference = np.array([0, 0, 1, 0]).astype(dtype_of(dtype))
+    found = compare_output("y", np.zeros_like(reference), reference, **tolerance)
+    assert not found.passed
+    assert found.reason == "every value is 0, the reference's are not"
+
+
+def test_zeros_fail_even_inside_the_tolerance() -> None:
+    found = compare_output("y", f32(0, -0.0, 0), f32(1e-9, 0, -1e-9))
+    assert (found.passed, found.mismatches) == (False, 0)
+    assert found.reason == "every value is 0, the reference's are not"
+    assert agrees(f32(1e-12, 0, 0), f32(1e-9, 0, -1e-9))
+    assert agrees(f32(0, -0.0), f32(-0.0, 0))
+    assert agrees(f32(1e-9, 0), f32(0, 0))
+    assert not agrees(np.float64([0.0]), np.float64([1e-200])), "the square of the reference underflows"
+
+
+# --- shape, dtype, layout --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "other"), [((2, 3), (3, 2)), ((6,), (2, 3)), ((), (1,)), ((1, 6), (6,)), ((0,), (1,))]
+)
+def test_another_shape_fails_whatever_the_values(shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+    found = compare_output("y", np.ones(shape), np.ones(other))
+    assert not found.passed
+    assert (found.shape, found.reference_shape, found.mismatches, found.cosine) == (shape, other, None, None)
+    assert found.reason.startswith("shape ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("other", DTYPES)
+def test_another_dtype_fails_even_with_the_same_values(dtype: str, other: str) -> None:
+    a, b = (np.array(["1", "1"] if name == "string" else [1, 1]).astype(dtype_of(name)) for name in (dtype, other))
+    found = compare_output("y", a, b)
+    assert found.passed is (dtype == other)
+    if dtype != other:
+        assert found.reason.startswith(f"dtype {dtype}, the reference has {other}")
+
+
+def test_where_only_the_dtype_differs_the_statistics_tell_whether_the_values_agree() -> None:
+    reference = np.linspace(0.1, 1, 7)
+    found = compare_output("y", reference.astype(np.float16), reference)
+    assert found.reason == "dtype float16, the reference has float64; the values agree"
+    assert found.tolerance == DEFAULT_TOLERANCES["float16"] and found.max_ulp is None and 0 < found.max_abs < 1e-3
+    found = compare_output("y", np.array([1, 2], np.int32), np.array([1, 3], np.int64))
+    assert "1 of 2 values differs" in found.reason and found.mismatches == 1
+    for one, other in [("int64", "uint64"), ("int64", "float32"), ("string", "int8")]:
+        assert common_kind(one, other) == ""
+    assert common_kind("complex64", "float32") == "complex" and common_kind("int8", "int64") == "integer"
+
+
+def test_layout_byte_order_and_memory_maps_make_no_difference(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-9, 9, (6, 5, 4)).astype(np.float32) for _ in range(2))
+    plain = compare_output("y", a, b)
+    assert not plain.passed
+    path = tmp_path / "a.npy"
+    save_npy(path, a.astype(">f4"))
+    doubled = np.zeros((12, 5, 8), np.float32)
+    doubled[::2, :, ::2] = a
+    flipped = a[::-1, :, ::-1].copy()[::-1, :, ::-1]
+    for other in (np.asfortranarray(a), a.astype(">f4"), load_npy(path, mmap=True), doubled[::2, :, ::2], flipped):
+        assert compare_output("y", other, b) == plain
+        mirrored = compare_output("y", b, other)
+        assert (mirrored.mismatches, mirrored.first_index) == (plain.mismatches, plain.first_index)
+    broadcast = np.broadcast_to(np.float32(2), (3, 4))
+    assert agrees(broadcast, np.full((3, 4), 2, np.float32))
+
+
+@pytest.mark.parametrize("layout", ["c", "fortran", "big-endian"])
+@pytest.mark.parametrize("equal", [True, False])
+def test_memory_does_not_grow_with_the_tensors(layout: str, equal: bool) -> None:
+    b = np.ones((2048, 3072), np.float32)
+    a = b.copy() if equal else b + np.float32(0.5)
+    a[0, 0] = b[0, 0] if equal else math.nan
+    a = {"c": a, "fortran": np.asfortranarray(a), "big-endian": a.astype(">f4")}[layout]
+    compare_output("y", a[:2], b[:2])
+    tracemalloc.start()
+    compare_output("y", a, b)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 90 * CHUNK < b.nbytes, f"{peak} bytes for tensors of {b.nbytes}"
+
+
+# --- integers, bools, strings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b"),
+    [
+        ("int32", 2**24, 2**24 + 1),  # equal as float32
+        ("uint32", 2**32 - 1, 2**32 - 2),
+        ("int64", 2**53, 2**53 + 1),  # equal as float64
+        ("int64", 2**63 - 1, 2**63 - 2),
+        ("int64", -(2**63), -(2**63) + 1),
+        ("uint64", 2**64 - 1, 2**64 - 2),
+        ("int8", -128, -127),
+    ],
+)
+def test_integers_are_exact(dtype: str, a: int, b: int) -> None:
+    one, other = (np.array([1, value], dtype) for value in (a, b))
+    found = compare_output("y", one, other)
+    assert (found.passed, found.mismatches, found.max_abs, found.tolerance) == (False, 1, 1.0, None)
+    assert found.worst_values == (a, b)
+    assert agrees(one, other, rtol=0, atol=1)
+    assert not agrees(one, other, rtol=0, atol=0.999)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b"),
+    [
+        ("int64", -(2**63), 2**63 - 1),
+        ("uint64", 0, 2**64 - 1),
+        ("int64", 2**62, -(2**62) - 1),
+        ("int32", -(2**31), 2**31 - 1),
+        ("int8", -128, 127),
+        ("int4", -8, 7),
+    ],
+)
+def test_the_difference_of_integers_does_not_overflow(dtype: str, a: int, b: int) -> None:
+    for one, other in ((a, b), (b, a)):
+        found = compare_output("y", *(np.array([7, value], object).astype(dtype_of(dtype)) for value in (one, other)))
+        assert found.mismatches == 1 and found.max_abs == float(abs(a - b))
+        assert found.rmse == pytest.approx(abs(a - b) / math.sqrt(2))
+
+
+@pytest.mark.parametrize(("apart", "passes"), [(3, True), (4, False)])
+def test_a_tolerance_on_64_bit_integers_is_exact_to_the_unit(apart: int, passes: bool) -> None:
+    base = 2**61 + 1
+    for sign in (1, -1):
+        a, b = np.array([0, sign * (base + apart)]), np.array([0, sign * base])
+        assert agrees(a, b, rtol=0, atol=3) is passes
+        assert agrees(a, b, rtol=0, atol=3.9) is passes
+    assert agrees(np.array([111]), np.array([100]), rtol=0.1, atol=1)
+    assert not agrees(np.array([112]), np.array([100]), rtol=0.1, atol=1)
+    assert agrees(np.array([2**64 - 1], np.uint64), np.array([2**63 + 2**62], np.uint64), rtol=0.5)
+
+
+def test_the_worst_of_64_bit_integers_is_found_beyond_float64() -> None:
+    b = np.array([2**62, 2**62, 2**62])
+    found = compare_output("y", np.array([1, 2, 0]), b)
+    assert (found.worst_index, found.first_index) == ((2,), (0,))
+
+
+def test_bools_differ_by_truth_not_by_byte() -> None:
+    true = np.array([1, 0, 255, 2], np.uint8).view(np.bool_)
+    found = compare_output("y", true, np.array([True, False, True, True]))
+    assert found.passed and found.max_abs == 0.0
+    assert not agrees(true, np.array([True, True, True, True]))
+
+
+def test_strings_are_equal_or_not() -> None:
+    a = np.array([["a", "é"], ["", "long" * 50]], object)
+    assert agrees(a, a.copy()) and agrees(a, a.astype(str)) and agrees(a, a.copy(), rtol=0.5, atol=100)
+    b = a.copy()
+    b[1, 0] = " "
+    found = compare_output("y", a, b, rtol=0.5, atol=100)
+    assert (found.passed, found.mismatches, found.first_index, found.first_values) == (False, 1, (1, 0), ("", " "))
+    assert found.cosine is found.max_abs is found.max_ulp is found.tolerance is None
+    assert not agrees(np.array("a", object), np.array("b", object))
+
+
+# --- tolerances ------------------------------------------------------------------------------------------------------
+
+
+def test_every_float_has_a_default_and_nothing_else_has() -> None:
+    assert set(DEFAULT_TOLERANCES) == set(FLOATS + COMPLEX)
+    assert all(tolerance_for(name, None, None) is None for name in DTYPES if name not in DEFAULT_TOLERANCES)
+    assert tolerance_for("float32", None, None) == Tolerance(1.3e-6, 1e-5)
+    assert tolerance_for("float32", 0.1, None) == Tolerance(0.1, 1e-5)
+    assert tolerance_for("float32", None, 0.1) == Tolerance(1.3e-6, 0.1)
+    assert tolerance_for("int32", None, 2) == Tolerance(0.0, 2.0)
+    assert tolerance_for("int64", 0.1, None) == Tolerance(0.1, 0.0)
+    assert tolerance_for("string", 0.1, 2) is None
+
+
+@pytest.mark.parametrize("dtype", [name for name in FLOATS if "float8" in name or "float4" in name])
+def test_narrow_floats_may_be_one_representable_step_apart(dtype: str) -> None:
+    if dtype == "float8_e8m0fnu":
+        assert DEFAULT_TOLERANCES[dtype] == Tolerance(0.0, 0.0)
+        return
+    info = ml_dtypes.finfo(dtype_of(dtype))
+    rtol = 0.375 if dtype == "float4_e2m1fn" else float(info.eps)  # its step from 4 to 6 is 0.5 + 0.375 * 4
+    assert DEFAULT_TOLERANCES[dtype] == Tolerance(rtol, float(info.smallest_subnormal))
+    values = np.arange(256 if "8" in dtype else 16, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float64)
+    steps = np.unique(values[np.isfinite(values)]).astype(dtype_of(dtype))
+    assert agrees(steps[1:], steps[:-1]) and agrees(steps[:-1], steps[1:])
+    assert compare_output("y", steps[1:], steps[:-1]).max_ulp == 1
+    assert not agrees(steps[3:], steps[:-3])
+
+
+@pytest.mark.parametrize(
+    "tolerance",
+    [
+        {"rtol": math.nan},
+        {"atol": math.nan},
+        {"rtol": math.inf},
+        {"atol": math.inf},
+        {"rtol": -1e-9},
+        {"atol": -1e-9},
+        {"rtol": 1.0},
+        {"rtol": 17.0},
+    ],
+)
+def test_a_tolerance_that_makes_no_sense_is_refused_before_any_data(tolerance: dict[str, float]) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_tolerance(**{"rtol": None, "atol": None, **tolerance})
+    assert caught.value.hint
+    with pytest.raises(UsageError):
+        tolerance_for("float32", **{"rtol": None, "atol": None, **tolerance})
+    with pytest.raises(UsageError):
+        compare_output("y", f32(1), f32(1), **tolerance)
+    with pytest.raises(UsageError):
+        compare(result(y=f32(1)), result(y=f32(1)), **tolerance)
+
+
+def test_a_tolerance_that_makes_sense_is_not_refused() -> None:
+    check_tolerance(None, None)
+    check_tolerance(0, 0)
+    check_tolerance(0.999, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "refused", "fine"),
+    [("bool", 1, 0.5), ("int8", 255, 254), ("uint4", 15, 14), ("float4_e2m1fn", 12, 11.5), ("float16", 131008, 131000)],
+)
+def test_atol_as_wide_as_the_dtype_is_refused(dtype: str, refused: float, fine: float) -> None:
+    with pytest.raises(UsageError, match="could not fail"):
+        tolerance_for(dtype, None, refused)
+    assert tolerance_for(dtype, None, fine) is not None
+
+
+@pytest.mark.parametrize(
+    ("reference", "rtol", "atol", "refused"),
+    [
+        ([0.0, 0.25, -0.5], 0.0, 1.0, True),  # -0.5 and 0.5 are exactly 1 apart
+        ([0.0, 0.25, -0.5], 0.0, 0.999, False),
+        ([0.0, 0.25, -0.5], 0.5, 0.75, True),
+        ([0.0, 0.25, -0.5], 0.5, 0.749, False),
+        ([0.0, 0.0], 0.0, 1e3, False),  # any value above atol still fails
+        ([], 0.0, 1e3, False),
+        ([math.nan, math.inf, 0.0], 0.0, 1e3, False),
+        ([math.nan, math.inf, 1.0], 0.0, 2.0, True),
+        ([1e-30, 0.0], 0.0, 1e-5, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+def test_atol_that_a_flipped_sign_would_pass_is_refused(
+    reference: list[float], rtol: float, atol: float, refused: bool, dtype: str
+) -> None:
+    array = np.array(reference).astype(dtype)
+    if not refused:
+        refuse_vacuous("y", array, Tolerance(rtol, atol))
+        compare_output("y", array, array, rtol=rtol, atol=atol)
+        return
+    with pytest.raises(UsageError, match="output y"):
+        refuse_vacuous("y", array, Tolerance(rtol, atol))
+    with pytest.raises(UsageError, match="output y"):
+        compare_output("y", array, array, rtol=rtol, atol=atol)
+
+
+def test_the_whole_reference_is_looked_at_before_a_tolerance_is_refused() -> None:
+    reference = np.zeros(CHUNK + 5, np.int16)
+    reference[0], reference[-1] = 1, -32768
+    refuse_vacuous("y", reference, Tolerance(0.0, 65000.0))
+    with pytest.raises(UsageError):
+        refuse_vacuous("y", reference[:-1], Tolerance(0.0, 2.0))
+    refuse_vacuous("y", np.array(["a"], object), Tolerance(0.0, 2.0))
+
+
+def test_a_default_tolerance_is_never_refused() -> None:
+    assert agrees(f32(1e-9, 0), f32(1e-9, 0))
+    assert agrees(f32(1e-9, 0), f32(1e-9, 0), rtol=0.1)
+    assert agrees(f32(0, 0), f32(0, 0))
+
+
+# --- statistics beside a naive oracle --------------------------------------------------------------------------------
+
+
+def _ordinal(value: Any, values: list[float]) -> int:
+    """The place of a value among all of a narrow float's."""
+    return values.index(float(value))
+
+
+def _naive_ulp(a: Any, b: Any) -> int:
+    """Distance in representable values, by Python's own integers (or by counting, for 8 bits)."""
+    if a.dtype.itemsize == 1:
+        every = np.arange(256, dtype=np.uint8).view(a.dtype).astype(np.float64)
+        values = sorted({float(value) for value in every if math.isfinite(value)})
+        return abs(_ordinal(a, values) - _ordinal(b, values))
+
+    def place(value: Any) -> int:
+        width = value.dtype.itemsize * 8
+        bits = int(value.view(f"u{value.dtype.itemsize}"))
+        return bits if bits < 1 << (width - 1) else (1 << (width - 1)) - bits
+
+    return abs(place(a) - place(b))
+
+
+def _root(value: Fraction) -> Decimal:
+    return (Decimal(value.numerator) / Decimal(value.denominator)).sqrt()
+
+
+def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -> dict[str, Any]:
+    """Every statistic, element by element in Python's integers and fractions."""
+    rtol, atol = (tolerance.rtol, tolerance.atol) if tolerance else (0.0, 0.0)
+    pairs = list(zip(actual.ravel(), reference.ravel(), strict=True))
+    found: dict[str, Any] = {"elements": len(pairs), "nonfinite": 0}
+    out: list[tuple[int, Any]] = []
+    differences: list[Any] = []
+    quotients: list[Any] = []
+    ulps: list[int] = []
+    aa = ab = bb = dd = Fraction(0)
+    for index, (a, b) in enumerate(pairs):
+        if kind == "integer":
+            parts = [(int(a), int(b))]
+        elif kind == "complex":
+            parts = [(float(a.real), float(b.real)), (float(a.imag), float(b.imag))]
+        else:
+            parts = [(float(a), float(b))]
+        if not all(math.isfinite(value) for pair in parts for value in pair):
+            if not all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in parts):
+                found["nonfinite"] += 1
+                out.append((index, math.inf))
+            continue
+        if kind == "integer":
+            difference, magnitude = abs(int(a) - int(b)), abs(int(b))
+        else:
+            difference = float(np.hypot(*([x - y for x, y in parts] + [0.0])[:2]))
+            magnitude = float(np.hypot(*([y for _, y in parts] + [0.0])[:2]))
+        limit = rtol * magnitude + atol
+        if difference > limit:
+            out.append((index, difference - (math.floor(limit) if kind == "integer" else limit)))
+        differences.append(difference)
+        if magnitude:
+            quotients.append(difference / magnitude)
+        for x, y in parts:
+            aa, ab, bb = aa + Fraction(x) ** 2, ab + Fraction(x) * Fraction(y), bb + Fraction(y) ** 2
+            dd += (Fraction(x) - Fraction(y)) ** 2
+        if kind == "complex":
+            ulps += [_naive_ulp(a.real, b.real), _naive_ulp(a.imag, b.imag)]
+        elif kind == "real" and dtype_name(actual.dtype) in FLOATS:
+            ulps.append(_naive_ulp(a, b))
+    found["mismatches"] = len(out)
+    found["first"] = out[0][0] if out else None
+    found["worst"] = max(out, key=lambda item: (item[1], -item[0]))[0] if out else None
+    if not differences and out:
+        return found
+    count = max(len(differences), 1)
+    with localcontext() as context:
+        context.prec, context.Emax, context.Emin = 40, 10**6, -(10**6)
+        decimal = {name: _root(value) for name, value in (("a", aa), ("b", bb), ("d", dd / count))}
+        found["rmse"] = float(decimal["d"])
+        found["mean_abs"] = float(sum(map(Fraction, differences), Fraction(0)) / count)
+        if aa and bb:
+            sign = -1 if ab < 0 else 1
+            found["cosine"] = sign * float(_root(ab * ab / (aa * bb)))
+        else:
+            found["cosine"] = 1.0 if aa == bb else 0.0
+        if dd == 0:
+            found["sqnr_db"] = math.inf
+        elif bb == 0:
+            found["sqnr_db"] = -math.inf
+        else:
+            ratio = bb / dd
+            found["sqnr_db"] = 10 * float((Decimal(ratio.numerator) / Decimal(ratio.denominator)).log10())
+    found["zeroed"] = aa == 0 and bb > 0
+    found["max_abs"] = float(max(differences, default=0.0))
+    found["max_rel"] = None if bb == 0 and dd > 0 else float(max(quotients, default=0.0))
+    floating = dtype_name(actual.dtype) in FLOATS + COMPLEX
+    found["max_ulp"] = max(ulps, default=0) if floating else None
+    return found
+
+
+def assert_same(stats: Stats, expected: dict[str, Any]) -> None:
+    for field in Stats.__dataclass_fields__:
+        want, got = expected.get(field), getattr(stats, field)
+        if field == "zeroed":
+            assert got is bool(want)
+        elif isinstance(want, float):
+            assert got == pytest.approx(want, rel=1e-9, abs=1e-9 if field in ("cosine", "sqnr_db") else 0), field
+        else:
+            assert got == want, field
+    assert stats.cosine is None or -1.0 <= stats.cosine <= 1.0
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> tuple[Any, Any]:
+    """Two tensors of one dtype and shape: any bits (so NaN, infinities, subnormals), equal in many places."""
+    dtype = dtype_of(draw(st.sampled_from(NUMBERS)))
+    shape = draw(st.sampled_from([(), (0,), (1,), (5,), (3, 4), (2, 1, 7), (17,)]))
+    size = math.prod(shape)
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+
+    def any_bits() -> Any:
+        data = rng.integers(0, 256, size * dtype.itemsize).astype(np.uint8)
+        if dtype_name(dtype) in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn"):
+            return rng.integers(0, 2, size).astype(dtype)
+        return data.view(dtype)
+
+    def plain() -> Any:
+        values = rng.integers(-3, 4, size) * draw(st.sampled_from([1.0, 0.5, 1e-3, 50.0]))
+        return values.astype(np.complex128 if dtype.kind == "c" else np.float64).astype(dtype)
+
+    with np.errstate(all="ignore"):
+        sources = [any_bits(), plain(), np.zeros(size).astype(dtype)]
+        a, b = (sources[draw(st.integers(0, 2))] for _ in range(2))
+        b = np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])), a, b)
+        if dtype_name(dtype) in FLOATS + COMPLEX and dtype_name(dtype) != "float8_e8m0fnu" and draw(st.booleans()):
+            special = np.array([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0]).astype(dtype)
+            a, b = (np.where(rng.random(size) < 0.2, rng.choice(special, size), array) for array in (a, b))
+    return a.reshape(shape), b.reshape(shape)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(tensors(), st.sampled_from([None, Tolerance(0.0, 0.5), Tolerance(0.1, 0.0), Tolerance(0.01, 1e-3)]), st.data())
+def test_every_statistic_is_that_of_a_naive_computation(
+    pair: tuple[Any, Any], tolerance: Tolerance | None, data: st.DataObject
+) -> None:
+    a, b = pair
+    if a.dtype in (np.float64, np.complex128):
+        for array in pair:  # squares and differences beyond float64 have tests of their own
+            parts = array.reshape(-1).view(np.float64)
+            assume(not np.any(np.isfinite(parts) & (np.abs(parts) > 1e140)))
+            assume(not np.any((parts != 0) & (np.abs(parts) < 1e-140)))
+    kind = common_kind(dtype_name(a.dtype), dtype_name(b.dtype))
+    expected = naive(a, b, tolerance, kind)
+    assert_same(measure(a, b, tolerance, kind, chunk=data.draw(st.sampled_from(SMALL_CHUNKS))), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors())
+def test_a_tensor_always_agrees_with_itself(pair: tuple[Any, Any]) -> None:
+    for array in pair:
+        found = compare_output("y", array, array.copy())
+        assert found.passed and found.mismatches == 0 and found.rmse == 0.0 and found.cosine == 1.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors())
+def test_exact_comparison_is_symmetric(pair: tuple[Any, Any]) -> None:
+    a, b = pair
+    there, back = compare_output("y", a, b, rtol=0, atol=0), compare_output("y", b, a, rtol=0, atol=0)
+    assert (there.mismatches, there.first_index, there.max_abs) == (back.mismatches, back.first_index, back.max_abs)
+    assert (there.max_ulp, there.rmse) == (back.max_ulp, back.rmse)
+
+
+@pytest.mark.parametrize("size", [8191, 8192, 8193, 20000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 8193])
+@pytest.mark.parametrize("place", ["first", "last", "everywhere"])
+def test_no_element_is_left_out_at_a_chunk_or_block_boundary(size: int, place: str) -> None:
+    rng = np.random.default_rng(size)
+    b = rng.standard_normal(size).astype(np.float32)
+    a = b.copy()
+    spots = {"first": slice(0, 1), "last": slice(size - 1, size), "everywhere": slice(None)}[place]
+    a[spots] += np.float32(0.25)
+    found = compare_output("y", a, b)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    assert found.mismatches == (size if place == "everywhere" else 1)
+    assert found.first_index == ((size - 1,) if place == "last" else (0,))
+    assert found.max_abs == np.abs(x - y).max() and found.max_rel == np.max(np.abs(x - y) / np.abs(y))
+    assert found.mean_abs == pytest.approx(np.abs(x - y).mean(), rel=1e-12)
+    assert found.rmse == pytest.approx(math.sqrt(((x - y) ** 2).mean()), rel=1e-12)
+    assert found.cosine == pytest.approx(x @ y / math.sqrt((x @ x) * (y @ y)), rel=1e-12)
+    assert found.sqnr_db == pytest.approx(10 * math.log10((y @ y) / ((x - y) @ (x - y))), rel=1e-12)
+
+
+@pytest.mark.parametrize("chunk", SMALL_CHUNKS)
+@pytest.mark.parametrize("bad", range(7))
+def test_a_difference_is_found_in_whichever_chunk_it_lies(chunk: int, bad: int) -> None:
+    b = np.array([3, 1, 4, 1, 5, 9, 2], np.float64)
+    a = b.copy()
+    a[bad] += 1
+    stats = measure(a, b, None, "real", chunk=chunk)
+    assert (stats.mismatches, stats.first, stats.worst, stats.max_abs) == (1, bad, bad, 1.0)
+    assert_same(stats, naive(a, b, None, "real"))
+
+
+@pytest.mark.parametrize("chunk", SMALL_CHUNKS)
+def test_the_first_of_equally_bad_elements_is_the_worst(chunk: int) -> None:
+    b = np.ones(9)
+    a = np.array([1, 1, 1.5, 1.5, 1, 1, 1.5, 1, 1])
+    stats = measure(a, b, None, "real", chunk=chunk)
+    assert (stats.first, stats.worst) == (2, 2)
+
+
+@pytest.mark.parametrize("chunk", SMALL_CHUNKS)
+def test_strings_are_compared_to_the_last_chunk(chunk: int) -> None:
+    b = np.array(list("abcdefg"), object)
+    a = b.copy()
+    a[6] = "x"
+    stats = measure(a, b, None, "string", chunk=chunk)
+    assert (stats.mismatches, stats.first) == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "apart"),
+    [
+        ("float32", 1.0, np.nextafter(np.float32(1), np.float32(2)), 1),
+        ("float32", 0.0, -0.0, 0),
+        ("float32", 1e-45, -1e-45, 2),
+        ("float32", np.finfo(np.float32).max, -np.finfo(np.float32).max, 2 * 0x7F7FFFFF),
+        ("float64", np.finfo(np.float64).max, -np.finfo(np.float64).max, 2 * 0x7FEFFFFFFFFFFFFF),
+        ("float64", 5e-324, -5e-324, 2),
+        ("float16", 65504, -65504, 2 * 0x7BFF),
+        ("bfloat16", 1.0, 1.0078125, 1),
+    ],
+)
+def test_ulp_counts_representable_values_without_overflow(dtype: str, a: float, b: float, apart: int) -> None:
+    one, other = (np.array([1, value]).astype(dtype_of(dtype)) for value in (a, b))
+    for first, second in ((one, other), (other, one)):
+        assert compare_output("y", first, second).max_ulp == apart
+
+
+def test_ulp_is_the_largest_of_both_kinds_of_pairs() -> None:
+    near, far = np.float32(1), np.float32(1e6)
+    for a, b in (((near, 1e-45), (far, -1e-45)), ((near, -1e-3), (np.nextafter(near, far), 1e-3))):
+        pairs = list(zip(f32(*a), f32(*b), strict=True))
+        assert compare_output("y", f32(*a), f32(*b)).max_ulp == max(_naive_ulp(x, y) for x, y in pairs)
+
+
+def test_cosine_is_never_above_one() -> None:
+    rng = np.random.default_rng(3)
+    for scale in (1e-3, 0.1, 3.0, 7e4):
+        b = (rng.standard_normal(10_001) * scale).astype(np.float32)
+        found = compare_output("y", np.nextafter(b, np.float32(1e30)), b)
+        assert 0.999999 < found.cosine <= 1.0
+    assert compare_output("y", f32(-1, -2), f32(1, 2)).cosine == pytest.approx(-1.0)
+    assert compare_output("y", f32(1, 0), f32(0, 1)).cosine == 0.0
+    assert compare_output("y", f32(1, 2), f32(2, 4)).cosine == pytest.approx(1.0)
+
+
+def test_sums_keep_small_actual_values_beside_a_large_reference() -> None:
+    a, b = np.array([1e-12, 2e-12]), np.array([1e6, 3e6])
+    found = compare_output("y", a, b)
+    assert found.cosine == pytest.approx(7 / math.sqrt(50), rel=1e-12) and found.reason.startswith("2 of 2")
+
+
+@wide_long_double
+@pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e170, 1e300])
+def test_squares_outside_the_range_of_float64_still_give_a_cosine_and_a_ratio(scale: float) -> None:
+    a, b = np.array([1.0, 2.0, 3.5]) * scale, np.array([1.0, 2.0, 3.0]) * scale
+    stats = measure(a, b, None, "real")
+    assert_same(stats, naive(a, b, None, "real"))
+    assert stats.mismatches == 1 and not stats.zeroed
+
+
+def test_a_difference_beyond_float64_is_infinite_and_fails() -> None:
+    found = compare_output("y", np.array([1.0, 1.7e308]), np.array([1.0, -1.7e308]))
+    assert (found.passed, found.mismatches, found.max_abs, found.worst_index) == (False, 1, math.inf, (1,))
+
+
+def test_max_rel_leaves_out_zero_references() -> None:
+    found = compare_output("y", f32(1, 1.5, 0), f32(0, 1, 0))
+    assert (found.max_abs, found.max_rel, found.mismatches) == (1.0, 0.5, 2)
+    assert compare_output("y", f32(1, 1), f32(0, 0)).max_rel is None
+
+
+def test_the_default_chunk_is_small() -> None:
+    assert compare_stats.CHUNK * 8 <= 2**20
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def result(source: str = "ref", **outputs: Any) -> RunResult:
+    return RunResult(source, outputs)
+
+
+def test_outputs_are_paired_by_name_whatever_their_order() -> None:
+    verdict = compare(result(a=f32(1), b=f32(2)), result(b=f32(2), a=f32(1)))
+    assert verdict and verdict.outcome is Outcome.PASS and verdict.reason == "" and verdict.against == "ref"
+    assert [output.name for output in verdict.outputs] == ["a", "b"]
+
+
+def test_outputs_are_paired_by_position_where_the_names_differ() -> None:
+    verdict = compare(result(output0=f32(1), output1=f32(2)), result(b=f32(1), a=f32(2)))
+    assert verdict and [output.name for output in verdict.outputs] == ["b", "a"]
+    assert not compare(result(output0=f32(1), output1=f32(2)), result(b=f32(2), a=f32(1)))
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_one_failing_output_fails_the_run_and_is_named(wrong: int) -> None:
+    values = [f32(1), f32(2), f32(3)]
+    reference = result(**{f"o{place}": value for place, value in enumerate(values)})
+    values[wrong] = f32(9)
+    verdict = compare(result(**{f"o{place}": value for place, value in enumerate(values)}), reference)
+    assert verdict.outcome is Outcome.FAIL and len(verdict.outputs) == 3
+    assert verdict.reason.startswith(f"output o{wrong}: 1 of 1 value")
+
+
+def test_several_failing_outputs_are_counted() -> None:
+    verdict = compare(result(a=f32(1), b=f32(2), c=f32(3)), result(a=f32(9), b=f32(9), c=f32(9)))
+    assert verdict.reason.startswith("output a:") and verdict.reason.endswith("(and 2 more outputs)")
+
+
+def test_a_missing_or_an_extra_output_fails() -> None:
+    two, one = result(a=f32(1), b=f32(2)), result(a=f32(1))
+    assert compare(one, two).reason == "1 output, the reference has 2"
+    assert compare(two, one).reason == "2 outputs, the reference has 1"
+    assert not compare(one, two) and not compare(two, one)
+
+
+def test_a_run_without_outputs_compares_nothing_and_fails() -> None:
+    verdict = compare(result(), result())
+    assert verdict.outcome is Outcome.FAIL and "no output" in verdict.reason
+
+
+def test_the_given_tolerance_reaches_every_output() -> None:
+    mine, theirs = result(a=f32(1.2, 5), b=np.array([3, 50])), result(a=f32(1, 5), b=np.array([4, 50]))
+    assert not compare(mine, theirs)
+    assert compare(mine, theirs, atol=1)
+    assert compare(mine, theirs, rtol=0.3)
+    assert not compare(mine, theirs, rtol=0.1)
+
+
+# --- several references ----------------------------------------------------------------------------------------------
+
+ONE, OTHER, THIRD = "onnxruntime 1.31", "iree-llvm-cpu 3.13", "onnx-reference 1.23"
+
+
+def judged(board: float, *references: float) -> tuple[Outcome, str]:
+    sources = (ONE, OTHER, THIRD)
+    oracles = [result(source, y=f32(value)) for source, value in zip(sources, references, strict=False)]
+    verdicts = [compare(result("board", y=f32(board)), oracle) for oracle in oracles]
+    return judge(verdicts, [compare(oracle, oracles[0]) for oracle in oracles[1:]])
+
+
+def test_one_reference_decides_alone() -> None:
+    assert judged(1, 1) == (Outcome.PASS, "")
+    outcome, reason = judged(2, 1)
+    assert outcome is Outcome.FAIL and reason.startswith("output y: 1 of 1 value")
+
+
+def test_references_that_agree_must_all_agree_with_the_board() -> None:
+    assert judged(1, 1, 1, 1) == (Outcome.PASS, "")
+    outcome, reason = judged(2, 1, 1)
+    assert outcome is Outcome.FAIL and reason.startswith(f"differs from {ONE}: output y")
+    assert "disagree" not in reason
+
+
+def test_a_board_at_the_edge_of_two_agreeing_references_fails_on_the_one_it_misses() -> None:
+    fail, passed = (
+        Verdict(outcome, source, (), "why") for outcome, source in ((Outcome.FAIL, ONE), (Outcome.PASS, OTHER))
+    )
+    assert judge([fail, passed], [passed]) == (Outcome.FAIL, f"differs from {ONE}: why; it agrees with {OTHER}")
+    assert judge([passed, fail], [passed])[0] is Outcome.FAIL
+
+
+@pytest.mark.parametrize(("board", "friend"), [(1, ONE), (2, OTHER)])
+def test_where_the_references_disagree_the_board_is_not_blamed(board: float, friend: str) -> None:
+    outcome, reason = judged(board, 1, 2)
+    assert outcome is Outcome.PASS
+    assert reason == f"the references disagree: {ONE} vs {OTHER} on output y; the board agrees with {friend}"
+
+
+def test_a_board_that_agrees_with_no_reference_fails_though_they_disagree_too() -> None:
+    outcome, reason = judged(3, 1, 2)
+    assert outcome is Outcome.FAIL
+    assert reason.startswith(f"differs from {ONE}: output y")
+    assert f"the references disagree: {ONE} vs {OTHER} on output y; the board agrees with none of them" in reason
+
+
+def test_the_reference_that_disagrees_is_named_among_three() -> None:
+    outcome, reason = judged(1, 1, 1, 2)
+    assert outcome is Outcome.PASS
+    assert f"{ONE} vs {THIRD} on output y" in reason and f"the board agrees with {ONE}, {OTHER}" in reason
+    assert f"{ONE} vs {OTHER}" not in reason
+
+
+def test_a_board_between_two_references_agrees_with_both_and_says_they_do_not() -> None:
+    passed = [Verdict(Outcome.PASS, source, ()) for source in (ONE, OTHER)]
+    outcome, reason = judge(passed, [Verdict(Outcome.FAIL, ONE, (), "2 outputs, the reference has 1")])
+    assert outcome is Outcome.PASS and reason.startswith("the references disagree") and "all of them" in reason
+
+
+def test_nothing_to_judge_is_a_mistake_of_the_caller() -> None:
+    passed = Verdict(Outcome.PASS, ONE, ())
+    for verdicts, between in (([], []), ([passed], [passed]), ([passed, passed], [])):
+        with pytest.raises(ValueError, match="between references"):
+            judge(verdicts, between)

@@ -1,0 +1,177 @@
+"""The IREE compiler, run in a process of its own and cached by content, version and flags."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hil.bundle import Artifact, Model
+from hil.controller.cache import Cache, digests_in
+from hil.controller.compilers.none import take_as_it_is
+from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.digest import digest_file
+from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
+
+MAIN = "main.vmfb"
+PARAMETERS = "params.irpa"
+LOG = "compile.log"
+# IREE narrows float64 to float32 unless told not to; a test of a model keeps the model's own dtypes.
+_DEFAULT_FLAGS = {"--iree-input-demote-f64-to-f32": "false"}
+# Raise this when the way from ONNX to MLIR changes: older programs in the cache are then not used.
+_VERSION = 1
+
+
+def compile_iree(
+    model: Model,
+    *,
+    runtime: str,
+    flags: Sequence[str],
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    debug_ir: Path | None,
+    timeout: float | None,
+    log: Path,
+) -> Artifact:
+    """Compile an ONNX or MLIR model to a .vmfb, with large weights beside it in an .irpa file.
+
+    Arguments and errors are those of :func:`hil.controller.compilers.compile_model`.
+    """
+    if model.format == "vmfb":
+        return take_as_it_is(
+            model,
+            runtime=runtime,
+            flags=flags,
+            cache=cache,
+            isolated=isolated,
+            recompute=recompute,
+            debug_ir=debug_ir,
+            timeout=timeout,
+            log=log,
+        )
+    if model.format not in ("onnx", "mlir") or runtime != "iree":
+        raise UsageError(
+            f"the iree compiler makes programs for the runtime iree of onnx and mlir models, not {runtime}"
+        )
+    compiler_version = compiler_version_or_fail()
+    given = {flag.split("=", 1)[0] for flag in flags}
+    all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
+    parts: dict[str, Any] = {
+        "model": model.digest,
+        "format": model.format,
+        "function": model.function,
+        "dims": dict(model.dims),
+        "compiler": compiler_version,
+        "onnx": version("onnx") if model.format == "onnx" else "",
+        "flags": list(all_flags),
+        "files": [digest_file(path) for path in _files_in(all_flags)],
+        "host": host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
+        "version": _VERSION,
+    }
+    key = Cache.key("artifact", **parts)
+    if debug_ir is not None:
+        debug_ir.mkdir(parents=True, exist_ok=True)
+
+    def make(folder: Path) -> None:
+        start = log.stat().st_size if log.exists() else 0
+        try:
+            isolated.call(
+                "hil.controller.compilers.iree_build:build",
+                {
+                    "model": str(model.path.absolute()),
+                    "format": model.format,
+                    "dims": dict(model.dims),
+                    "declaration": _declaration(model),
+                    "flags": [*all_flags, *_dump_flags(debug_ir)],
+                    "folder": str(folder),
+                    "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
+                    "log": str(log.absolute()),
+                },
+                timeout=timeout,
+                log=log,
+            )
+        except IsolatedTimeout as error:
+            raise StageTimeout(f"compiling {error.message}", stage="compile", detail=error.detail) from error
+        except IsolatedCrash as error:
+            raise CompileCrashed(f"the compiler died: {error.message}", detail=error.detail) from error
+        except IsolatedFailure as error:
+            raise CompileFailed(f"the model cannot be compiled: {error.message}", detail=error.detail) from error
+        with log.open("rb") as file:
+            file.seek(start)
+            (folder / LOG).write_bytes(file.read())
+
+    began = time.monotonic()
+    meta = {"model": model.name, "compiler": f"iree {compiler_version}", "flags": list(all_flags)}
+    entry, cached = cache.get_or_make(key, meta, make, recompute or debug_ir is not None)
+    digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
+    return Artifact(
+        runtime="iree",
+        main=MAIN,
+        files={name: entry / name for name in digests},
+        digests=digests,
+        function=model.function,
+        compiler=f"iree {compiler_version}",
+        flags=all_flags,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        cached=cached,
+        seconds=0.0 if cached else time.monotonic() - began,
+        log=entry / LOG,
+    )
+
+
+def compiler_version_or_fail() -> str:
+    """The version of the installed IREE compiler.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return version("iree-base-compiler")
+    except PackageNotFoundError as error:
+        raise UsageError("the IREE compiler is not installed", hint="pip install iree-base-compiler") from error
+
+
+@functools.cache
+def host_cpu() -> str:
+    """What tells this machine's CPU from another for the compiler: its model and its features."""
+    parts = [platform.machine(), platform.processor(), platform.system()]
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        parts += sorted({line for line in lines if line.startswith(wanted)})
+    return "\n".join(parts)
+
+
+def _files_in(flags: Sequence[str]) -> list[Path]:
+    """Files that flags name: what is in them decides what the compiler makes."""
+    values = [flag.split("=", 1)[1] for flag in flags if "=" in flag]
+    return [Path(value) for value in values if value and len(value) < 4096 and Path(value).is_file()]
+
+
+def _dump_flags(debug_ir: Path | None) -> list[str]:
+    if debug_ir is None:
+        return []
+    folder = debug_ir.absolute()
+    return [
+        f"--dump-compilation-phases-to={folder / 'phases'}",
+        f"--iree-hal-dump-executable-files-to={folder / 'executables'}",
+    ]
+
+
+def _declaration(model: Model) -> str | None:
+    """The signature that IREE's own ONNX path would lose: names, and which integers have no sign."""
+    from hil.iree_values import declaration
+
+    if model.format != "onnx" or model.inputs is None or model.outputs is None:
+        return None
+    try:
+        return declaration(model.function, model.inputs, model.outputs)
+    except UsageError as error:  # strings, and dtypes that MLIR has no name for
+        raise CompileFailed(f"IREE cannot take this model: {error.message}") from error

@@ -1,0 +1,115 @@
+"""What happens in the isolated process: ONNX into MLIR, then iree-compile. Nothing here is called by the controller."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hil.controller.isolated import signal_name
+from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError
+
+_ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
+_LOCATION = re.compile(r"loc\(\"(?P<name>[^\"]*)\"")
+_ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
+_SHOWN_ERRORS = 3
+
+
+def build(
+    model: str,
+    format: str,
+    dims: Mapping[str, int],
+    declaration: str | None,
+    flags: Sequence[str],
+    folder: str,
+    debug_ir: str | None,
+    log: str,
+) -> None:
+    """Write main.vmfb, and params.irpa for large weights, into a folder.
+
+    Args:
+        model: the ONNX or MLIR file.
+        format: ``onnx`` or ``mlir``.
+        dims: sizes of symbolic dimensions (ONNX).
+        declaration: the function's signature to store in the program (ONNX), or None.
+        flags: for iree-compile.
+        folder: an empty one.
+        debug_ir: where the imported module is written as text, or None.
+        log: the file that standard error goes to.
+
+    Raises:
+        CompileFailed: the model cannot be imported or was refused.
+        CompileCrashed: iree-compile died.
+    """
+    from hil.controller.compilers.iree import MAIN, PARAMETERS
+
+    with tempfile.TemporaryDirectory(prefix="hil-compile-") as scratch:
+        source = Path(model)
+        if format == "onnx":
+            from hil.controller.compilers.onnx_to_mlir import convert
+
+            source = Path(scratch) / "model.mlirbc"
+            text = Path(debug_ir) / "imported.mlir" if debug_ir else None
+            convert(Path(model), dims, declaration, source, Path(folder) / PARAMETERS, text)
+        command = [str(_iree_compile()), str(source), "-o", str(Path(folder) / MAIN), *flags]
+        print("$", *command, flush=True)
+        start = Path(log).stat().st_size
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=scratch, check=False).returncode
+    with Path(log).open("rb") as file:
+        file.seek(start)
+        said = file.read().decode(errors="replace")
+    if code:
+        _fail(code, said)
+
+
+def _fail(code: int, said: str) -> None:
+    tail = "\n".join(line[:400] for line in said.splitlines()[-40:])
+    if "No space left on device" in said:
+        raise StorageError("no space left on the disk while compiling", hint="`hil cache gc` makes room", detail=tail)
+    errors = _errors(said)
+    if code < 0 or (code > 1 and not errors):
+        died = f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
+        raise CompileCrashed(
+            f"iree-compile died {died}",
+            detail=tail,
+            hint="this is a bug of the compiler: its log has a stack trace, and --debug-ir DIR what it worked on",
+        )
+    raise CompileFailed(
+        "iree-compile refused the model: " + ("; ".join(errors) or f"exit code {code}"),
+        detail="\n".join(line[:400] for line in said.splitlines()[:60]),
+    )
+
+
+def _errors(said: str) -> list[str]:
+    """The compiler's first few errors, each with the ONNX operator and the node that it is about."""
+    lines = said.splitlines()
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        match = _ERROR.search(line)
+        if not match:
+            continue
+        text = match["what"].strip()[:300]
+        near = "\n".join(lines[number : number + 4])
+        if (operator := _ONNX_OP.search(near)) and operator["name"] not in text:
+            text += f" (onnx.{operator['name']})"
+        if (place := _LOCATION.search(line)) and place["name"]:
+            text += f" at {place['name']!r}"
+        if text not in found:
+            found.append(text)
+    return found[:_SHOWN_ERRORS]
+
+
+def _iree_compile() -> Path:
+    """The compiler's native binary; the launcher script that pip makes costs 0.3 s more."""
+    spec = importlib.util.find_spec("iree.compiler")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(place) / "_mlir_libs" / "iree-compile"
+        if binary.is_file():
+            return binary
+    if found := shutil.which("iree-compile"):
+        return Path(found)
+    raise UsageError("there is no iree-compile", hint="pip install iree-base-compiler")

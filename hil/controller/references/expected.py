@@ -1,0 +1,54 @@
+"""What the user expects, in place of a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hil.controller.inputs import parse_input
+from hil.errors import UsageError
+from hil.results import RunResult
+from hil.tensors import Array, TensorSpec
+
+# More than any model has: where its outputs are unknown, files are taken in order.
+_MANY = 1000
+
+
+def expected_result(
+    given: Sequence[str | Path] | Mapping[str, Array], outputs: Sequence[TensorSpec] | None
+) -> RunResult:
+    """Expected outputs as a result to compare with.
+
+    Args:
+        given: name -> tensor, or texts as ``--input`` takes (``y.npy``, ``NAME=y.npy``, ``all.npz``, ``NAME=y.pb``,
+            ``4xf32=1 2 3 4``): by the output's name, or in order.
+        outputs: the model's, or None where only the board can tell: then they are called output0, output1, ...
+
+    Returns:
+        The outputs that were given, in the model's order. Dtype and shape are left to the comparison: to differ there
+        is a result, not wrong usage.
+
+    Raises:
+        UsageError: a file cannot be read, or is of no output of the model's.
+    """
+    specs = list(outputs) if outputs is not None else [TensorSpec(f"output{i}", "", ()) for i in range(_MANY)]
+    found: dict[str, Array] = {}
+    if isinstance(given, Mapping):
+        names = {spec.name for spec in specs}
+        for name, value in given.items():
+            if outputs is not None and name not in names:
+                raise UsageError(f"the model has no output {name!r}", hint=f"it has {', '.join(map(str, specs))}")
+            array = np.asarray(value)
+            found[name] = array.astype(object) if array.dtype.kind == "U" else array
+        return RunResult("expected", _ordered(found, specs), provenance={"expected": ["given as arrays"]})
+    texts = [str(item) for item in given]
+    for text in texts:
+        found |= parse_input(text, [spec for spec in specs if spec.name not in found])
+    return RunResult(f"expected ({', '.join(texts)})", _ordered(found, specs), provenance={"expected": texts})
+
+
+def _ordered(found: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    known = [spec.name for spec in specs if spec.name in found]
+    return {name: found[name] for name in dict.fromkeys([*known, *found])}

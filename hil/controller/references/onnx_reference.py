@@ -1,0 +1,79 @@
+"""The ONNX project's own reference evaluator: numpy, slow, and independent of every runtime."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hil.bundle import Model
+from hil.controller.cache import Cache
+from hil.controller.isolated import Isolated
+
+
+def source() -> str:
+    """Who speaks."""
+    return f"onnx reference evaluator {version('onnx')}"
+
+
+def compute(
+    model: Model,
+    inputs: Path,
+    outputs: Path,
+    *,
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    timeout: float | None,
+    log: Path,
+) -> None:
+    """Run the model in an isolated process."""
+    isolated.call(
+        f"{__name__}:run",
+        {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)},
+        timeout=timeout,
+        log=log,
+    )
+
+
+def run(model: str, inputs: str, outputs: str) -> None:
+    """Run a model on the tensors of one folder, into another; called in the isolated process.
+
+    Raises:
+        ReferenceUnable: the evaluator does not implement an operator, or refuses the model.
+        ReferenceFailed: running it failed.
+    """
+    import numpy as np
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    from hil.controller.references import ReferenceUnable
+    from hil.controller.tensor_folder import load_tensors, save_tensors
+    from hil.errors import ReferenceFailed, UsageError
+    from hil.tensors import dtype_name
+
+    try:
+        evaluator = ReferenceEvaluator(onnx.load(model))
+    except Exception as error:
+        raise ReferenceUnable(f"onnx's evaluator cannot load the model: {_words(error)}") from error
+    try:
+        with np.errstate(all="ignore"):
+            values = evaluator.run(None, load_tensors(Path(inputs)))
+    except NotImplementedError as error:
+        raise ReferenceUnable(f"onnx's evaluator cannot run the model: {_words(error)}") from error
+    except Exception as error:
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {_words(error)}") from error
+    results: dict[str, Any] = {}
+    for name, value in zip(evaluator.output_names, values, strict=True):
+        array = np.asarray(value)
+        try:
+            dtype_name(array.dtype)
+        except UsageError as error:
+            raise ReferenceFailed(f"output {name!r} is no tensor: {error.message}") from error
+        results[name] = array.astype(object) if array.dtype.kind in "US" else array
+    save_tensors(Path(outputs), results)
+
+
+def _words(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,80 @@
+"""ONNX Runtime's CPU provider, at its default optimisation level."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hil.bundle import Model
+from hil.controller.cache import Cache
+from hil.controller.isolated import Isolated
+
+
+def source() -> str:
+    """Who speaks."""
+    return f"onnxruntime {version('onnxruntime')} CPU"
+
+
+def compute(
+    model: Model,
+    inputs: Path,
+    outputs: Path,
+    *,
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    timeout: float | None,
+    log: Path,
+) -> None:
+    """Run the model in an isolated process."""
+    isolated.call(
+        f"{__name__}:run",
+        {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)},
+        timeout=timeout,
+        log=log,
+    )
+
+
+def run(model: str, inputs: str, outputs: str) -> None:
+    """Run a model on the tensors of one folder, into another; called in the isolated process.
+
+    Raises:
+        ReferenceUnable: ONNX Runtime has no CPU kernel for an operator with these dtypes, or refuses the model.
+        ReferenceFailed: running it failed.
+    """
+    import onnxruntime as ort
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    from hil.controller.references import ReferenceUnable
+    from hil.controller.tensor_folder import load_tensors, save_tensors
+    from hil.errors import ReferenceFailed, UsageError
+    from hil.ort_values import dtype_of_type, from_ort, to_ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        feeds = {name: to_ort(array) for name, array in load_tensors(Path(inputs)).items()}
+    except UsageError as error:
+        raise ReferenceUnable(error.message) from error
+    except Exception as error:
+        raise ReferenceUnable(f"ONNX Runtime cannot load the model: {_words(error)}", detail=str(error)) from error
+    try:
+        values = session.run_with_ort_values(None, feeds)
+    except state.NotImplemented as error:
+        raise ReferenceUnable(f"ONNX Runtime cannot run the model: {_words(error)}", detail=str(error)) from error
+    except Exception as error:
+        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {_words(error)}", detail=str(error)) from error
+    results: dict[str, Any] = {}
+    for node, value in zip(session.get_outputs(), values, strict=True):
+        dtype = dtype_of_type(node.type)
+        if dtype is None:
+            raise ReferenceFailed(f"output {node.name!r} is a {node.type}: hil compares tensors only")
+        results[node.name] = from_ort(value, dtype)
+    save_tensors(Path(outputs), results)
+
+
+def _words(error: Exception) -> str:
+    """What ONNX Runtime says, without its error code's number and the place in its source."""
+    return str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1].strip()[:400]

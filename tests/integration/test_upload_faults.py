@@ -1,0 +1,77 @@
+"""Uploads that are cut go on from where they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hil import errors
+from hil.boards import load_board
+from hil.bundle import Artifact
+from hil.controller.board import Board, BoardChoice
+from hil.digest import digest_file
+
+SIZE = 20_000_000
+
+
+@pytest.fixture
+def artifact(tmp_path):
+    path = tmp_path / "large.bin"
+    path.write_bytes(np.random.default_rng(1).bytes(SIZE))
+    return Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "none")
+
+
+def board(*faults: str) -> Board:
+    return Board(BoardChoice(load_board("sim")), faults=faults)
+
+
+def test_an_upload_cut_at_60_percent_resumes_from_there(artifact):
+    with board("drop:at=0.6,times=1") as connected:
+        sent = connected.push(artifact)
+        # The board has all of it, and what came before the cut was not sent again: only what was in flight.
+        in_flight = 6_000_000
+        assert SIZE <= sent <= SIZE + in_flight
+        assert connected.push(artifact) == 0
+
+
+def test_the_board_says_that_it_kept_60_percent_of_a_cut_upload(start_agent, open_client, artifact):
+    address = start_agent("--fault", "drop:at=0.6,times=1", module="hil.sim")
+    digest, path = artifact.digests["large.bin"], artifact.files["large.bin"]
+    with pytest.raises(errors.BoardError):
+        open_client(address).put({digest: (path, 0)})
+    client = open_client(address)
+    have = client.missing([digest])[digest]
+    assert have == int(SIZE * 0.6)
+    client.put({digest: (path, have)})
+    assert client.payload_bytes_sent == SIZE - have
+    assert client.missing([digest]) == {}
+
+
+def test_a_link_that_breaks_every_time_is_a_lost_board(artifact):
+    with board("drop:at=0.0,times=0") as connected, pytest.raises(errors.BoardError) as caught:
+        connected.push(artifact)
+    assert caught.value.outcome == "BOARD_LOST"
+
+
+def test_a_slow_link_only_takes_longer(artifact):
+    with board("slow:rate=10e6,delay=0.01") as connected:
+        import time
+
+        start = time.monotonic()
+        assert connected.push(artifact) == SIZE
+        assert time.monotonic() - start > SIZE / 10e6 * 0.8
+
+
+def test_a_partly_sent_blob_that_was_damaged_on_the_board_is_found_out(start_agent, open_client, artifact, tmp_path):
+    address = start_agent("--fault", "drop:at=0.5,times=1", module="hil.sim")
+    digest, path = artifact.digests["large.bin"], artifact.files["large.bin"]
+    with pytest.raises(errors.BoardError):
+        open_client(address).put({digest: (path, 0)})
+    (kept,) = (tmp_path / "store-0" / "partial").iterdir()
+    with kept.open("r+b") as file:
+        file.write(b"damaged!")
+    client = open_client(address)
+    have = client.missing([digest])[digest]
+    with pytest.raises(errors.UsageError, match="damaged"):
+        client.put({digest: (path, have)})
+    assert client.missing([digest]) == {digest: 0}

@@ -1,0 +1,108 @@
+"""A program that crashes, hangs or is killed is reported, and the very next run on the same agent passes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+from agents import Program
+
+from hil import errors
+
+A = np.arange(4096, dtype=np.float32)
+INPUTS = {"a": A, "b": A}
+
+
+def run_once(client, add: Program):
+    add.push(client)
+    loaded = add.load(client)
+    return client.invoke(loaded.program_id, INPUTS, timeout=2)
+
+
+def passes(client, add: Program) -> bool:
+    outputs = run_once(client, add).outputs
+    return bool((next(iter(outputs.values())) == A + A).all())
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGKILL", "SIGABRT", "SIGBUS"])
+@pytest.mark.parametrize("at", ["run", "load"])
+def test_a_worker_that_dies_of_a_signal_is_reported_and_the_next_run_passes(
+    start_agent, open_client, add_programs, name, at
+):
+    client = open_client(start_agent("--fault", f"crash:signal={name},at={at},times=1", module="hil.sim"))
+    with pytest.raises(errors.RunCrashed, match=f"killed by {name} during {at}") as caught:
+        run_once(client, add_programs["iree"])
+    assert f"simulated {name}" in caught.value.detail
+    if name == "SIGSEGV":
+        assert "Segmentation fault" in caught.value.detail
+    assert passes(client, add_programs["iree"])
+
+
+@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+def test_a_worker_that_hangs_is_ended_at_its_limit_and_the_next_run_passes(
+    start_agent, open_client, add_programs, runtime
+):
+    client = open_client(start_agent("--fault", "hang:times=1", module="hil.sim"))
+    start = time.monotonic()
+    with pytest.raises(errors.StageTimeout, match="limit of 2 s") as caught:
+        run_once(client, add_programs[runtime])
+    assert 2 <= time.monotonic() - start < 6
+    assert "simulated hang" in caught.value.detail
+    assert passes(client, add_programs[runtime])
+
+
+def test_a_worker_killed_from_outside_in_the_middle_of_a_run(start_agent, open_client, add_programs):
+    add = add_programs["onnxruntime"]
+    client = open_client(start_agent())
+    add.push(client)
+    loaded = add.load(client)
+    threading.Timer(0.3, os.kill, (loaded.worker_pid, signal.SIGKILL)).start()
+    with pytest.raises(errors.RunCrashed, match="SIGKILL") as caught:
+        client.invoke(loaded.program_id, INPUTS, iterations=1_000_000, timeout=30)
+    assert "out of memory" in caught.value.hint
+    assert passes(client, add)
+
+
+def test_a_session_that_ends_takes_its_workers_along(start_agent, open_client, add_programs):
+    client = open_client(start_agent())
+    add_programs["iree"].push(client)
+    pid = add_programs["iree"].load(client).worker_pid
+    assert alive(pid)
+    client.close_session()
+    assert gone_within(5, pid)
+
+
+def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_client, add_programs):
+    address = start_agent()
+    client = open_client(address)
+    add_programs["iree"].push(client)
+    pid = add_programs["iree"].load(client).worker_pid
+    agent = subprocess.run(["pgrep", "-f", address], capture_output=True, text=True, check=True).stdout.split()
+    for found in agent:
+        os.kill(int(found), signal.SIGKILL)
+    assert gone_within(5, pid)
+    with pytest.raises(errors.BoardLost):
+        client.missing([])
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def gone_within(seconds: float, pid: int) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not alive(pid):
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,89 @@
+"""Where an agent may listen and who may call it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from hil import errors
+from hil.agent.server import Agent, AgentConfig
+from hil.controller.client import AgentClient, Target
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    """A CA, a server's and a client's certificate for localhost, made by openssl."""
+    folder = tmp_path_factory.mktemp("pki")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    for name in ("server", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                "-out", f"{name}.pem", "-extfile", "ext")  # fmt: skip
+    return folder
+
+
+def start(tmp_path, listen: str, **settings) -> Agent:
+    return Agent(AgentConfig(listen, tmp_path / "store", **settings))
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "192.0.2.1:5000", "example.org:80"])
+def test_an_address_beyond_loopback_is_refused_without_tls_and_token(tmp_path, listen, pki):
+    for settings in ({}, {"token": "t"}, {"tls_key": pki / "server.key", "tls_cert": pki / "server.pem"}):
+        with pytest.raises(errors.UsageError, match="needs TLS and a token"):
+            start(tmp_path, listen, **settings)
+
+
+@pytest.mark.parametrize("listen", ["", "nonsense", "unix:", "127.0.0.1:", "127.0.0.1:x", "unix:/no/such/folder/s"])
+def test_what_is_no_address_is_refused(tmp_path, listen):
+    with pytest.raises(errors.UsageError):
+        start(tmp_path, listen)
+
+
+def test_a_unix_socket_is_its_owners_alone(tmp_path):
+    agent = start(tmp_path, f"unix:{tmp_path}/s.sock")
+    try:
+        assert (tmp_path / "s.sock").stat().st_mode & 0o077 == 0
+        assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+    finally:
+        agent.stop()
+
+
+def test_with_tls_and_token_it_serves_whoever_has_both(tmp_path, pki):
+    agent = start(tmp_path, "0.0.0.0:0", token="secret", tls_key=pki / "server.key", tls_cert=pki / "server.pem")
+    address = f"localhost:{agent.address.rpartition(':')[2]}"
+    clients = [
+        AgentClient(Target(address, token, pki / "ca.pem"), "tls") for token in ("secret", "wrong", "")
+    ] + [AgentClient(Target(address, "secret"), "plain")]
+    try:
+        assert clients[0].describe().machine.arch
+        for refused in clients[1:3]:
+            with pytest.raises(errors.BoardError, match="token"):
+                refused.describe()
+        with pytest.raises(errors.BoardUnreachable):
+            clients[3].describe(timeout=2)
+    finally:
+        for client in clients:
+            client.close()
+        agent.stop()
+
+
+def test_with_mutual_tls_a_client_needs_a_certificate(tmp_path, pki):
+    tls = {"tls_key": pki / "server.key", "tls_cert": pki / "server.pem", "tls_client_ca": pki / "ca.pem"}
+    agent = start(tmp_path, "127.0.0.1:0", token="secret", **tls)
+    address = f"localhost:{agent.address.rpartition(':')[2]}"
+    known = AgentClient(Target(address, "secret", pki / "ca.pem", pki / "client.pem", pki / "client.key"), "mutual")
+    unknown = AgentClient(Target(address, "secret", pki / "ca.pem"), "mutual")
+    try:
+        assert known.describe().machine.arch
+        with pytest.raises(errors.BoardUnreachable):
+            unknown.describe(timeout=2)
+    finally:
+        known.close()
+        unknown.close()
+        agent.stop()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from hil.errors import UsageError
+from hil.sim.faults import Charges, parse
+
+
+def test_a_fault_has_its_defaults():
+    assert parse("crash").keys == {"signal": "SIGSEGV", "at": "run", "times": 0}
+
+
+def test_keys_are_read_as_their_defaults_types():
+    assert parse("slow:rate=2e6,delay=0.5").keys == {"rate": 2e6, "delay": 0.5}
+
+
+def test_a_faults_text_reads_as_the_same_fault():
+    for text in ("crash:signal=SIGILL,at=load", "hang", "corrupt:elements=5", "drop:at=0.25,times=3", "slow", "kill-agent"):
+        assert parse(str(parse(text))) == parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "explode",
+        "crash:colour=red",
+        "crash:signal=SIGNOTHING",
+        "crash:at=lunch",
+        "crash:times=-1",
+        "crash:times=many",
+        "crash:times",
+        "drop:at=1.5",
+        "slow:rate=0",
+    ],
+)
+def test_a_fault_written_wrongly_is_bad_usage(text):
+    with pytest.raises(UsageError):
+        parse(text)
+
+
+def test_a_fault_strikes_as_often_as_it_is_charged(tmp_path):
+    twice, always = parse("hang:times=2"), parse("crash")
+    charges = Charges(tmp_path / "charges")
+    charges.arm([twice, always])
+    assert [charges.strike(twice) for _ in range(4)] == [True, True, False, False]
+    assert all(charges.strike(always) for _ in range(10))
