@@ -292,8 +292,7 @@ class _Meter:
         return pairs.view(_part(pairs.dtype))
 
     def _finite(self, values: Floats) -> Array:
-        finite: Array = np.isfinite(values).reshape(-1, self.parts).all(axis=1)
-        return finite
+        return np.asarray(np.isfinite(values).reshape(-1, self.parts).all(axis=1))
 
     def _disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
         """Where the two are not both finite and not the same NaN or infinity; counts them and the finite ones."""

@@ -57,7 +57,7 @@ class Job:
     seed: int = 0
     input_range: tuple[float, float] | None = None
     references: tuple[str, ...] = ()
-    expected: tuple[Path, ...] = ()
+    expected: tuple[str, ...] = ()
     rtol: float | None = None
     atol: float | None = None
     iterations: int = 1
@@ -82,8 +82,7 @@ class Job:
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in request.items()
         }
-        for name in ("models", "expected"):
-            values[name] = tuple(Path(one) for one in values[name])
+        values["models"] = tuple(Path(one) for one in values["models"])
         for name in ("debug_ir", "flagfile", "out"):
             values[name] = Path(values[name]) if values[name] else None
         return cls(**values)

@@ -45,7 +45,7 @@ class Options:
         inputs: texts of ``--input``, or name -> tensor.
         seed, input_range: of random inputs.
         references: oracles' names; empty is the default for the model's format.
-        expected: files or name -> tensor that take the references' place.
+        expected: texts of ``--expected``, or name -> tensor, that take the references' place.
         rtol, atol: None is the dtype's default.
         iterations, warmup: timed and untimed runs.
         timeout: seconds for loading, for the runs together, and for each reference.
@@ -61,7 +61,7 @@ class Options:
     seed: int = 0
     input_range: tuple[float, float] | None = None
     references: tuple[str, ...] = ()
-    expected: Sequence[Path] | Mapping[str, Array] = ()
+    expected: Sequence[str] | Mapping[str, Array] = ()
     rtol: float | None = None
     atol: float | None = None
     iterations: int = 1

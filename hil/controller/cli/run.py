@@ -21,7 +21,7 @@ from hil.controller.cli.options import board_options, json_option, model_options
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
 @click.option("--reference", "references", multiple=True, metavar="NAME", help="onnxruntime, iree-llvm-cpu, onnx-reference; repeats.")
-@click.option("--expected", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Expected outputs instead of a reference.")
+@click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference.")
 @click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
 @click.option("--iterations", default=1, show_default=True, help="Timed runs.")

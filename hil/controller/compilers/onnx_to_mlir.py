@@ -67,7 +67,7 @@ def convert(
     with out.open("wb") as file:
         module.write_bytecode(file)
     if text is not None:
-        text.write_text(module.get_asm(enable_debug_info=True, large_elements_limit=64))
+        text.write_text(module.get_asm(enable_debug_info=True, large_elements_limit=64, large_resource_limit=64))
 
 
 def _prepared(path: Path, dims: Mapping[str, int]) -> Any:

@@ -47,8 +47,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             _check_tensor(file, kind, value)
     _fix(file, real_inputs, dims)
     light = light_copy(model)
-    _check_structure(file, light)
     inferred = _infer(light)
+    _check_structure(file, light)
     outputs = [_spec(value) for value in inferred.graph.output]
     return {
         "function": graph.name or "main_graph",
@@ -233,8 +233,11 @@ def light_copy(model: Any) -> Any:
 
 
 def _check_structure(file: Path, light: Any) -> None:
+    """Names, order, attributes, versions: what onnx's checker finds. (Shapes are not its business.)"""
     import onnx
 
+    for value in (*light.graph.input, *light.graph.output):
+        value.type.tensor_type.shape.SetInParent()  # the checker wants one, the runtimes do not
     if any(tensor.data_location == 1 for tensor in tensors_of(light)):
         return  # in a subgraph or an attribute, where the checker would look for the file in the wrong folder
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -77,4 +78,5 @@ def run(model: str, inputs: str, outputs: str) -> None:
 
 def _words(error: Exception) -> str:
     """What ONNX Runtime says, without its error code's number and the place in its source."""
-    return str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1].strip()[:400]
+    text = str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1]
+    return re.sub(r"/onnxruntime_src/.*\) ", "", text).strip()[:400]
