@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.board import Board, choose
-from hil.controller.pipeline import Case, Options, Workshop, begin, check_options, conclude, execute, prepare, refer_case
+from hil.controller.pipeline import (
+    Case,
+    Options,
+    Workshop,
+    begin,
+    check_options,
+    conclude,
+    execute,
+    prepare,
+    refer_case,
+)
 from hil.tensors import Array
 
 

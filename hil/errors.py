@@ -50,7 +50,9 @@ class HilError(Exception):
     outcome: ClassVar[str | None] = None
     exit_code: ClassVar[int] = EXIT_STAGE
 
-    def __init__(self, message: str = "", *, stage: str = "", board: str = "", hint: str = "", detail: str = "") -> None:
+    def __init__(
+        self, message: str = "", *, stage: str = "", board: str = "", hint: str = "", detail: str = ""
+    ) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip().split("\n", 1)[0])
         self.stage = stage
         self.board = board

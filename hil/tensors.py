@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hil.errors import UsageError
 
 Array = npt.NDArray[Any]
-Dim = Union[int, str, None]
+Dim: TypeAlias = "int | str | None"
 
 NUMPY_DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
@@ -85,7 +85,7 @@ class TensorSpec:
         return (
             dtype == self.dtype
             and len(shape) == len(self.shape)
-            and all(not isinstance(mine, int) or mine == theirs for mine, theirs in zip(self.shape, shape))
+            and all(not isinstance(mine, int) or mine == theirs for mine, theirs in zip(self.shape, shape, strict=True))
         )
 
     def __str__(self) -> str:
@@ -166,7 +166,7 @@ def save_npy(path: Path, array: Array) -> None:
 
 
 def load_npy(path: Path, dtype: str = "", *, mmap: bool = False) -> Array:
-    """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (bfloat16 and float8 come back as raw bytes).
+    """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
 
     Raises:
         UsageError: the file is missing, cut off, pickled, or no .npy file.

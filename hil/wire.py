@@ -8,7 +8,7 @@ implementation of the protocol reads it as the message it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -43,7 +43,7 @@ GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
 _DATA_TAG = 0x12
 _BULK = {"PutRequest", "GetReply", "InvokeRequest", "InvokeReply"}
 
-Bulk = Union[Message, memoryview]
+Bulk: TypeAlias = "Message | memoryview"
 
 
 def data_messages(payload: memoryview) -> Iterator[bytes]:

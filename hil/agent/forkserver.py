@@ -1,7 +1,8 @@
-"""A process that has a runtime imported and forks a worker for each program: `python -m hil.agent.forkserver FD MODULE:CLASS`.
+"""A process that has a runtime imported and forks a worker for each program.
 
-A fork takes a millisecond where a fresh interpreter takes 200, so every program gets a process of its own and none
-is ever used twice. This process starts no thread and opens no device. It ends, killing its workers, when the agent does.
+Started as `python -m hil.agent.forkserver FD MODULE:CLASS`. A fork takes a millisecond where a fresh interpreter takes
+200, so every program gets a process of its own and none is ever used twice. This process starts no thread and opens no
+device. It ends, killing its workers, when the agent does.
 """
 
 from __future__ import annotations

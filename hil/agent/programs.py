@@ -151,7 +151,9 @@ class Programs:
             timeout = _timeout(request.timeout_s)
             worker.answer("load", timeout)
             reply = worker.answer("load", timeout)
-            specs = [[TensorSpec(s["name"], s["dtype"], tuple(s["shape"])) for s in reply[k]] for k in ("inputs", "outputs")]
+            specs = [
+                [TensorSpec(s["name"], s["dtype"], tuple(s["shape"])) for s in reply[k]] for k in ("inputs", "outputs")
+            ]
             known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
             self._check_memory(size + known, "the program with its inputs and outputs")
             with self._lock:
@@ -194,7 +196,9 @@ class Programs:
         """
         return Incoming(loaded, start, self._store, self._limit)
 
-    def invoke(self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart) -> tuple[pb.InvokeDone, list[memoryview]]:
+    def invoke(
+        self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart
+    ) -> tuple[pb.InvokeDone, list[memoryview]]:
         """Run a program on inputs that have come; returns the answer and the outputs to stream after it.
 
         Raises:

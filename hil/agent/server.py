@@ -80,9 +80,7 @@ class Agent:
         self._server = grpc.server(pool, interceptors=interceptors, options=options)
         name = config.name or os.uname().nodename
         servicers = {
-            "Board": BoardService(
-                name, self._supervisor, self._sessions, store, config.memory_limit, config.simulated
-            ),
+            "Board": BoardService(name, self._supervisor, self._sessions, store, config.memory_limit, config.simulated),
             "Sessions": SessionService(self._sessions),
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),

@@ -53,7 +53,9 @@ class BoardService:
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeReply:
         """Who the board is."""
         runtimes = [
-            pb.Runtime(name=name, version=said.get("version", ""), devices=said.get("devices", ()), error=said.get("error", ""))
+            pb.Runtime(
+                name=name, version=said.get("version", ""), devices=said.get("devices", ()), error=said.get("error", "")
+            )
             for name, said in sorted(self._supervisor.describe().items())
         ]
         import time
@@ -86,7 +88,8 @@ class BoardService:
         number = 0
         while context.is_active():
             lines = self._supervisor.logs.after(number, wait_s=1.0 if request.follow else 0.0)
-            for number, stamp, program_id, text in lines:
+            number = lines[-1][0] if lines else number
+            for _, stamp, program_id, text in lines:
                 if request.program_id in ("", program_id):
                     yield pb.LogLine(clock_ns=stamp, program_id=program_id, text=text)
             if not request.follow:
@@ -236,7 +239,7 @@ class ProgramService:
                 done, streams = self._programs.invoke(loaded, incoming, message.start)
                 yield pb.InvokeReply(done=done)
                 hashers = [digest.Hasher() for _ in streams]
-                for stream, hasher in zip(streams, hashers):
+                for stream, hasher in zip(streams, hashers, strict=True):
                     for offset in range(0, stream.nbytes, wire.CHUNK):
                         piece = stream[offset : offset + wire.CHUNK]
                         yield from wire.data_messages(piece)

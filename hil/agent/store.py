@@ -35,7 +35,7 @@ class BlobStore:
         self._lock = threading.Lock()
         self._uploading: set[str] = set()
         self._pinned: dict[str, int] = {}
-        # Proven by this process. After a power cut a file may hold anything, so each is hashed once before its first use.
+        # Proven by this process. After a power cut a file may hold anything: each is hashed once before its first use.
         self._verified: set[str] = set()
         for folder in ("blobs", "partial", "programs"):
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -182,7 +182,11 @@ class ForkServer:
             if self._sock is None:
                 ours, theirs = socket.socketpair()
                 # numpy's BLAS would start threads, and a fork copies none of them.
-                env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "")}
+                env = {
+                    **os.environ,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
+                }
                 env = {key: value for key, value in env.items() if value}
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "hil.agent.forkserver", str(theirs.fileno()), self._reference],
@@ -335,4 +339,3 @@ class Supervisor:
                 self._spares[runtime, device] = worker
         if surplus:
             surplus.close()
-

@@ -99,7 +99,7 @@ class _Worker:
         view = self._out.view(sum(aligned(data.nbytes) for data in datas), grow=True)
         entries = []
         at = 0
-        for spec, array, data in zip(specs, arrays, datas):
+        for spec, array, data in zip(specs, arrays, datas, strict=True):
             view[at : at + data.nbytes] = data
             entry = {"name": spec.name, "dtype": tensors.dtype_name(array.dtype), "shape": list(array.shape)}
             entries.append({**entry, "at": at, "bytes": data.nbytes})
@@ -110,7 +110,7 @@ class _Worker:
 def _check(specs: tuple[TensorSpec, ...], entries: list[dict[str, Any]], given: list[Array]) -> None:
     if len(specs) != len(given):
         raise UsageError(f"the program takes {len(specs)} inputs, got {len(given)}")
-    for spec, entry in zip(specs, entries):
+    for spec, entry in zip(specs, entries, strict=True):
         if not spec.accepts(entry["dtype"], entry["shape"]):
             shape = "x".join(str(dim) for dim in entry["shape"]) or "scalar"
             raise UsageError(f"input {spec} does not take a {shape} tensor of {entry['dtype']}")

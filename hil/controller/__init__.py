@@ -1,0 +1,1 @@
+"""The controller: compiles, pushes, runs, refers, compares and reports."""

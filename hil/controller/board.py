@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -236,10 +237,12 @@ class LoadedProgram:
         )
         outputs = invocation.outputs
         if len(names) == len(outputs):
-            outputs = dict(zip(names, outputs.values()))
+            outputs = dict(zip(names, outputs.values(), strict=True))
         fit = self._board.clock_fit()
         info = self._board.info
-        runtime: dict[str, Any] = next((one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {})
+        runtime: dict[str, Any] = next(
+            (one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {}
+        )
         provenance = {
             "board": self._board.name,
             "board_id": info.get("board_id", ""),
@@ -254,9 +257,7 @@ class LoadedProgram:
             "finished_at": time.time(),
         }
         source = f"{self._board.name}: {self._artifact.runtime} {runtime.get('version', '')} {self._device}".strip()
-        result = RunResult(
-            source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance
-        )
+        result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
         return result, invocation
 
     def log(self) -> list[str]:
@@ -265,14 +266,11 @@ class LoadedProgram:
 
     def unload(self) -> None:
         """End the worker; a board that is gone has none."""
-        try:
+        with contextlib.suppress(BoardError):
             self._client.unload(self.loaded.program_id)
-        except BoardError:
-            pass
 
     def __enter__(self) -> LoadedProgram:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.unload()
-

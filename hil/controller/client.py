@@ -119,7 +119,13 @@ class AgentClient:
         return reply
 
     def open_session(
-        self, purpose: str, *, fence: int = 0, wait_s: float = 60.0, ttl_s: float = TTL_S, on_wait: Callable[[str], None]
+        self,
+        purpose: str,
+        *,
+        fence: int = 0,
+        wait_s: float = 60.0,
+        ttl_s: float = TTL_S,
+        on_wait: Callable[[str], None],
     ) -> int:
         """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile.
 
@@ -300,7 +306,9 @@ class AgentClient:
             return found.located(board=self.board)
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            return errors.BoardError(f"the agent refused us: {error.details()}", board=self.board, hint="give its token")
+            return errors.BoardError(
+                f"the agent refused us: {error.details()}", board=self.board, hint="give its token"
+            )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return errors.BoardError("what answers there is no agent of hil", board=self.board)
         if self._hold and self._hold.over:
@@ -389,7 +397,7 @@ class _InvokeStream:
         busy = done.ready_ns - done.received_ns
         return Invocation(
             outputs,
-            tuple(zip(done.start_ns, done.end_ns)),
+            tuple(zip(done.start_ns, done.end_ns, strict=True)),
             done.warmup_ns,
             busy,
             done.peak_memory_bytes,
@@ -438,7 +446,7 @@ class _InvokeStream:
             start, streams = asked
             yield start
             hashers = [digest.Hasher() for _ in streams]
-            for stream, hasher in zip(streams, hashers):
+            for stream, hasher in zip(streams, hashers, strict=True):
                 for offset in range(0, stream.nbytes, wire.CHUNK):
                     piece = stream[offset : offset + wire.CHUNK]
                     yield from wire.data_messages(piece)
@@ -473,4 +481,3 @@ def _me() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-

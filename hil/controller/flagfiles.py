@@ -65,4 +65,3 @@ def _located(value: str, folder: Path) -> str:
     """A tensor with its file, if it names one, seen from here."""
     before, at, name = value.partition("@")
     return f"{before}@{folder / name}" if at else value
-

@@ -127,10 +127,10 @@ def _run(
     kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
     options = replace(job.options(), inputs=tuple(job.inputs))
     # The import may still find that the command line was wrong: nothing is stored before that is known.
-    cases = [begin(path, options, Path()) for name, path in zip(names, job.models) if name not in kept]
+    cases = [begin(path, options, Path()) for name, path in zip(names, job.models, strict=True) if name not in kept]
     if run is None:
         run = store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
-    for case, name in zip(cases, (name for name in names if name not in kept)):
+    for case, name in zip(cases, (name for name in names if name not in kept), strict=True):
         case.name = name
         case.folder = run.case_folder(name)
         screen.begin(name, len(STAGES))

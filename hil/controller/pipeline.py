@@ -16,7 +16,7 @@ from typing import Any
 
 from hil import errors
 from hil.bundle import Artifact, Model
-from hil.controller.board import Board, BoardChoice
+from hil.controller.board import Board, BoardChoice, LoadedProgram
 from hil.controller.cache import Cache
 from hil.controller.compare import check_tolerance, compare, judge
 from hil.controller.compilers import compile_model
@@ -90,7 +90,7 @@ class Case:
     stage: str = ""
     reason: str = ""
     error: errors.HilError | None = None
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
     pushed_bytes: int = 0
     worker_log: list[str] = field(default_factory=list)
 
@@ -194,12 +194,7 @@ def execute(case: Case, board: Board, shop: Workshop) -> Case:
         case.timings = replace(case.timings, push_s=time.monotonic() - start)
     if case.outcome:
         return case
-    program = None
-    with _stage(case, Stage.LOAD):
-        start = time.monotonic()
-        shop.watch(case, Stage.LOAD, "")
-        program = board.load(artifact, timeout=options.timeout)
-        case.timings = replace(case.timings, load_s=time.monotonic() - start)
+    program = _load(case, artifact, board, shop)
     if program is None:
         return case
     with program, _stage(case, Stage.RUN):
@@ -222,6 +217,16 @@ def execute(case: Case, board: Board, shop: Workshop) -> Case:
         shop.keep(case, "outputs")
         case.worker_log = program.log()
     return case
+
+
+def _load(case: Case, artifact: Artifact, board: Board, shop: Workshop) -> LoadedProgram | None:
+    with _stage(case, Stage.LOAD):
+        start = time.monotonic()
+        shop.watch(case, Stage.LOAD, "")
+        program = board.load(artifact, timeout=case.options.timeout)
+        case.timings = replace(case.timings, load_s=time.monotonic() - start)
+        return program
+    return None  # type: ignore[unreachable]  # mypy does not see that _stage ends errors
 
 
 def refer_case(case: Case, shop: Workshop) -> Case:
@@ -288,7 +293,7 @@ def run_cases(
     with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
         try:
             compiling = [pool.submit(prepare, case, choice, shop) if not case.outcome else None for case in cases]
-            for case, compiled in zip(cases, compiling):
+            for case, compiled in zip(cases, compiling, strict=True):
                 if compiled is not None:
                     _wait(compiled)
                 # A reference depends on model and inputs alone, so it may be computed while the board runs.
@@ -309,13 +314,17 @@ def run_cases(
                 early = _wait(referring) if referring else None
                 if not case.outcome:
                     if early is not None and early.error is None:
-                        case.references, case.timings = early.references, replace(
-                            case.timings, refer_s=early.timings.refer_s
+                        case.references, case.timings = (
+                            early.references,
+                            replace(case.timings, refer_s=early.timings.refer_s),
                         )
                         shop.keep(case, "references")
                     elif early is not None and early.outcome:
                         case.outcome, case.error, case.stage, case.reason = (
-                            early.outcome, early.error, early.stage, early.reason
+                            early.outcome,
+                            early.error,
+                            early.stage,
+                            early.reason,
                         )
                     else:
                         refer_case(case, shop)

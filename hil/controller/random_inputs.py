@@ -80,9 +80,7 @@ def limits_of(name: str) -> tuple[float, float]:
     import ml_dtypes
 
     finfo: Any = ml_dtypes.finfo
-    limits = finfo(
-        dtype_of("float32" if name == "complex64" else "float64" if name == "complex128" else name)
-    )
+    limits = finfo(dtype_of("float32" if name == "complex64" else "float64" if name == "complex128" else name))
     if name == "float8_e8m0fnu":
         # Powers of two from 2^-127 to 2^127: the least of them would be flushed to zero on the way here.
         return float(limits.smallest_normal), float(limits.max)

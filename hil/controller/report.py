@@ -42,13 +42,15 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         tensors: what was stored of it so far: ``inputs``, ``outputs``, ``references`` -> entries with files.
     """
     artifact, model, error = case.artifact, case.model, case.error
+    stored_references = tensors.get("references") or [[] for _ in case.references]
     return {
         "name": case.name,
         "path": str(case.path),
         "outcome": case.outcome.value if case.outcome else None,
         "stage": case.stage,
         "reason": case.reason,
-        "error": error and {"kind": type(error).__name__, "hint": error.hint, "board": error.board, "detail": error.detail},
+        "error": error
+        and {"kind": type(error).__name__, "hint": error.hint, "board": error.board, "detail": error.detail},
         "model": model
         and {
             "format": model.format,
@@ -76,7 +78,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         "outputs": tensors.get("outputs", []),
         "references": [
             {"source": reference.source, "provenance": dict(reference.provenance), "outputs": stored}
-            for reference, stored in zip(case.references, tensors.get("references") or [[] for _ in case.references])
+            for reference, stored in zip(case.references, stored_references, strict=True)
         ],
         "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
         "worker_log": case.worker_log[-200:],
@@ -129,7 +131,9 @@ def verdict_table(verdict: dict[str, Any]) -> RenderableType:
     """A verdict's outputs as a table."""
     from rich.table import Table
 
-    table = Table(title=f"against {verdict['against']}", title_justify="left", title_style="dim", box=None, pad_edge=True)
+    table = Table(
+        title=f"against {verdict['against']}", title_justify="left", title_style="dim", box=None, pad_edge=True
+    )
     for column in ("output", "shape", "agrees", "mismatches", "max abs", "max rel", "ULP", "RMSE", "cosine", "SQNR dB"):
         table.add_column(column, justify="left" if column in ("output", "shape", "agrees") else "right")
     for output in verdict["outputs"]:
@@ -193,4 +197,3 @@ def _ns(value: float) -> str:
 
 def _seconds(value: float) -> str:
     return _ns(value * 1e9)
-

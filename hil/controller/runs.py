@@ -124,9 +124,11 @@ class RunStore:
         folder = Path(name)
         if not (folder / "run.json").is_file():
             ids = [path.parent.name for path in sorted(self.root.glob("*/run.json"))]
-            found = ids[-1:] if name == "latest" else [one for one in ids if one == name] or [
-                one for one in ids if one.startswith(name)
-            ]
+            found = (
+                ids[-1:]
+                if name == "latest"
+                else [one for one in ids if one == name] or [one for one in ids if one.startswith(name)]
+            )
             if len(found) != 1:
                 what = f"several runs begin with {name!r}: {', '.join(found)}" if found else f"no run {name!r}"
                 raise UsageError(f"{what} in {self.root}", hint="hil runs list shows them")
@@ -173,7 +175,7 @@ class RunStore:
                     database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.executemany("delete from runs where id = ?", [(gone,) for gone in known])
             rows = database.execute("select * from runs order by created").fetchall()
-        return [{key: row[key] for key in row.keys() if key != "stamp"} for row in rows]
+        return [{key: row[key] for key in row if key != "stamp"} for row in rows]
 
     def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
         """Delete finished runs but the newest ``keep``, if older than so many seconds; returns their ids."""

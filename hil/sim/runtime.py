@@ -1,4 +1,4 @@
-"""A runtime as a simulated device has it: the real one inside, with the device's arithmetic and its faults around it."""
+"""A runtime as a simulated device has it: the real one, with the device's arithmetic and its faults around it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ class SimProgram:
         """As the real program."""
         if self._half:
             wanted = [spec.dtype for spec in self._inner.inputs]
-            inputs = [array.astype(HALF) if dtype == HALF else array for array, dtype in zip(inputs, wanted)]
+            pairs = zip(inputs, wanted, strict=True)
+            inputs = [array.astype(HALF) if dtype == HALF else array for array, dtype in pairs]
         self._inner.bind(inputs)
 
     def run(self) -> None:
@@ -135,9 +136,7 @@ class SimOnnxRuntime(SimRuntime):
 
 def _edge(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """What a caller of a half-precision device sees: float32, as before its compiler demoted it."""
-    return tuple(
-        TensorSpec(spec.name, "float32" if spec.dtype == HALF else spec.dtype, spec.shape) for spec in specs
-    )
+    return tuple(TensorSpec(spec.name, "float32" if spec.dtype == HALF else spec.dtype, spec.shape) for spec in specs)
 
 
 def _flipped(array: Array, elements: int) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import grpc
@@ -20,7 +19,9 @@ paths = st.sampled_from(
     ["../../x", "/etc/passwd", "a/../../b", "..", ".", "", "a\0b", "x" * 300, "C:\\x", "blobs/../../y", "\u202e", "ok"]
 )
 digests = st.one_of(
-    st.sampled_from(["blake3:" + "0" * 64, "sha256:" + "f" * 64, "blake3:../../../x", "md5:" + "0" * 32, "", "blake3:" + "A" * 64]),
+    st.sampled_from(
+        ["blake3:" + "0" * 64, "sha256:" + "f" * 64, "blake3:../../../x", "md5:" + "0" * 32, "", "blake3:" + "A" * 64]
+    ),
     st.text(max_size=80),
     paths,
 )
@@ -83,7 +84,7 @@ streams = {
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory, add_programs):
-    """A running agent, a client with a session and a loaded program, and the folder that only the store may change in."""
+    """A running agent, a client with a session and a loaded program, and the folder around its store."""
     from agents import start_process, stop_process
 
     from hil.controller.client import AgentClient, Target
@@ -101,7 +102,7 @@ def victim(tmp_path_factory, add_programs):
 
 def outside(folder: Path) -> set[str]:
     """Everything around the store, which nothing may add to."""
-    return {*os.listdir(folder), *os.listdir(folder.parent), *os.listdir("/etc")}
+    return {str(path) for place in (folder, folder.parent, Path("/etc")) for path in place.iterdir()}
 
 
 def survives(victim, method: str, messages: list[object]) -> None:
@@ -130,7 +131,9 @@ def survives(victim, method: str, messages: list[object]) -> None:
 
 
 fuzzed = settings(
-    max_examples=MESSAGES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=MESSAGES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

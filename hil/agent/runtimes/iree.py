@@ -1,4 +1,4 @@
-"""The IREE runtime: .vmfb programs, on the CPU (local-task, local-sync) or whatever driver the wheel has a device for."""
+"""The IREE runtime: .vmfb programs, on the CPU (local-task, local-sync) or any driver that has a device here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class IreeRuntime:
                 modules.append(rt.create_io_parameters_module(self._instance, provider))
             context = rt.VmContext(self._instance, [*modules, module])
         except Exception as error:
-            raise LoadFailed(f"IREE refused {main}: {_first_line(error)}", detail=str(error), hint=_hint(error)) from error
+            raise LoadFailed(
+                f"IREE refused {main}: {_first_line(error)}", detail=str(error), hint=_hint(error)
+            ) from error
         return IreeProgram(hal_device, context, module, function, [*modules, module])
 
 
@@ -95,7 +97,7 @@ class IreeProgram:
         """Make device buffers of the inputs, without a copy where they are large and aligned."""
         arguments = rt.VmVariantList(len(inputs))
         self._bound = []
-        for spec, array in zip(self.inputs, inputs):
+        for spec, array in zip(self.inputs, inputs, strict=True):
             if _is_scalar(spec):
                 push = arguments.push_float if array.dtype.kind == "f" else arguments.push_int
                 push(array.item())

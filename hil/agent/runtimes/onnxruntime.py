@@ -64,7 +64,7 @@ class OnnxProgram:
         """Wrap the inputs as OrtValues; they share the arrays' memory."""
         self._arrays = inputs
         try:
-            self._feeds = {spec.name: to_ort(array) for spec, array in zip(self.inputs, inputs)}
+            self._feeds = {spec.name: to_ort(array) for spec, array in zip(self.inputs, inputs, strict=True)}
         except Exception as error:
             raise RunFailed(f"ONNX Runtime's Python API cannot take an input: {error}") from error
 
@@ -80,7 +80,7 @@ class OnnxProgram:
     def fetch(self) -> list[Array]:
         """The outputs of the last run."""
         arrays = []
-        for spec, value in zip(self.outputs, self._values):
+        for spec, value in zip(self.outputs, self._values, strict=True):
             wrapped = ort.OrtValue(value)
             if not wrapped.is_tensor():
                 raise RunFailed(f"output {spec.name} is no tensor")

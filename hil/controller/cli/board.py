@@ -80,14 +80,19 @@ def check(board: str, hw_type: str, as_json: bool) -> int:
         ("board", f"{info['name']} ({info['board_id']})"),
         ("agent", f"hil {info['agent_version']}, protocol {info['protocol']}"),
         ("machine", f"{machine.get('arch')} {machine.get('cpu_model', '')}, {machine.get('cores')} cores"),
-        ("system", f"{machine.get('system')} {machine.get('kernel')}, {machine.get('libc')}, Python {machine.get('python')}"),
+        (
+            "system",
+            f"{machine.get('system')} {machine.get('kernel')}, {machine.get('libc')}, Python {machine.get('python')}",
+        ),
         ("memory", f"{memory / 2**20:.0f} MiB for a program"),
         ("clock", f"known to within {fit.error_ns / 1e3:.0f} us"),
     ]
     for key, value in rows:
         click.echo(f"{key:10} {value}")
     for one in runtimes:
-        state = f"does not work: {one['error']}" if one.get("error") else f"{one['version']} on {', '.join(one['devices'])}"
+        state = (
+            f"does not work: {one['error']}" if one.get("error") else f"{one['version']} on {', '.join(one['devices'])}"
+        )
         click.echo(f"{'runtime':10} {one['name']} {state}")
     if not usable:
         click.echo(f"FAIL: the board's runtime {wanted} cannot be used; install it on the board", err=True)

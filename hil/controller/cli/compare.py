@@ -15,8 +15,12 @@ from hil.controller.cli.options import json_option
 @click.argument("b")
 @click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="A picture of where the worst output differs.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs).")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="PNG", help="A picture of where the worst output differs."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
+)
 @json_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: float | None) -> int:
     """Compare the outputs of A with those of B, the reference. Each is a .npy file or a stored run's ID."""
@@ -43,7 +47,9 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
         from hil.controller.plot import plot_difference
 
         name, one, other = next((pair for pair in pairs if not verdicts[pair[0]]), pairs[0])
-        index, output = max(enumerate(verdicts[name].outputs), key=lambda item: (not item[1].passed, item[1].max_abs or 0))
+        index, output = max(
+            enumerate(verdicts[name].outputs), key=lambda item: (not item[1].passed, item[1].max_abs or 0)
+        )
         with storing(plot.parent):
             plot_difference(plot, output.name, [*one.outputs.values()][index], [*other.outputs.values()][index], output)
     records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}

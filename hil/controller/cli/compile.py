@@ -55,7 +55,9 @@ def compile(model: Path, board: str, hw_type: str, output: Path | None, as_json:
     size = sum(path.stat().st_size for path in artifact.files.values())
     if as_json:
         document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}
-        print_json({"schema": 1, **document, "cached": artifact.cached, "seconds": case.timings.compile_s, "exit_code": 0})
+        print_json(
+            {"schema": 1, **document, "cached": artifact.cached, "seconds": case.timings.compile_s, "exit_code": 0}
+        )
     else:
         how = "from the cache" if artifact.cached else f"in {case.timings.compile_s:.1f} s"
         click.echo(f"{target}: {size:,} bytes, {artifact.compiler}, {how}")

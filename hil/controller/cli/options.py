@@ -16,7 +16,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def board_options(command: F) -> F:
     """--board and --runtime-hw-type."""
     command = click.option(
-        "--runtime-hw-type", "hw_type", default="", metavar="TYPE", help="Kind of hardware: sim, sim-f16, ... (default sim)."
+        "--runtime-hw-type",
+        "hw_type",
+        default="",
+        metavar="TYPE",
+        help="Kind of hardware: sim, sim-f16, ... (default sim).",
     )(command)
     return click.option(
         "--board", default="", metavar="ADDR|NAME", help="Board by name, config file, unix:PATH or HOST:PORT."
@@ -29,7 +33,9 @@ def model_options(command: F) -> F:
         click.option("--runtime", type=click.Choice(["iree", "onnxruntime"]), help="Runtime (default: the board's)."),
         click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
         click.option("--dim", "dims", multiple=True, metavar="N=SIZE", help="Value of a symbolic dimension."),
-        click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."),
+        click.option(
+            "--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."
+        ),
         click.option("--debug-ir", type=click.Path(path_type=Path), metavar="DIR", help="Dump the compiler's IR here."),
         click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results."),
     ]
@@ -40,7 +46,9 @@ def model_options(command: F) -> F:
 
 def json_option(command: F) -> F:
     """--json."""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")(
+        command
+    )
 
 
 def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:

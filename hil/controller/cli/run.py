@@ -17,20 +17,44 @@ from hil.controller.cli.options import board_options, json_option, model_options
 @click.argument("models", nargs=-1, type=click.Path(path_type=Path), metavar="MODEL...")
 @board_options
 @model_options
-@click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random.")
+@click.option(
+    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
+)
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
-@click.option("--reference", "references", multiple=True, metavar="NAME", help="onnxruntime, iree-llvm-cpu, onnx-reference; repeats.")
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    metavar="NAME",
+    help="onnxruntime, iree-llvm-cpu, onnx-reference; repeats.",
+)
 @click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference.")
 @click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
 @click.option("--iterations", default=1, show_default=True, help="Timed runs.")
 @click.option("--warmup", default=0, show_default=True, help="Untimed runs before.")
-@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Limit of loading, of the runs together, of a reference.")
+@click.option(
+    "--timeout",
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Limit of loading, of the runs together, of a reference.",
+)
 @click.option("--flagfile", type=click.Path(path_type=Path), metavar="FILE", help="An iree-run-module flag file.")
-@click.option("--wait", "wait_s", default=60.0, show_default=True, metavar="S", help="How long to wait for a busy board.")
-@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Of a simulator: crash, hang, corrupt, drop, slow, kill-agent.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs).")
+@click.option(
+    "--wait", "wait_s", default=60.0, show_default=True, metavar="S", help="How long to wait for a busy board."
+)
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="FAULT",
+    help="Of a simulator: crash, hang, corrupt, drop, slow, kill-agent.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
+)
 @click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
 @json_option
 def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:

@@ -9,7 +9,9 @@ import click
 
 from hil.controller.cli.options import json_option
 
-_out = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs).")
+_out = click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
+)
 
 
 @click.group(epilog="Example: hil runs show latest")

@@ -22,7 +22,18 @@ def pki(tmp_path_factory):
     openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
     (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
     for name in ("server", "client"):
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(
+            "req",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.csr",
+            "-subj",
+            f"/CN={name}",
+        )
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
                 "-out", f"{name}.pem", "-extfile", "ext")  # fmt: skip
     return folder
@@ -57,9 +68,9 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path):
 def test_with_tls_and_token_it_serves_whoever_has_both(tmp_path, pki):
     agent = start(tmp_path, "0.0.0.0:0", token="secret", tls_key=pki / "server.key", tls_cert=pki / "server.pem")
     address = f"localhost:{agent.address.rpartition(':')[2]}"
-    clients = [
-        AgentClient(Target(address, token, pki / "ca.pem"), "tls") for token in ("secret", "wrong", "")
-    ] + [AgentClient(Target(address, "secret"), "plain")]
+    clients = [AgentClient(Target(address, token, pki / "ca.pem"), "tls") for token in ("secret", "wrong", "")] + [
+        AgentClient(Target(address, "secret"), "plain")
+    ]
     try:
         assert clients[0].describe().machine.arch
         for refused in clients[1:3]:

@@ -333,7 +333,10 @@ def test_a_tolerance_on_64_bit_integers_is_exact_to_the_unit(apart: int, passes:
         assert agrees(a, b, rtol=0, atol=3.9) is passes
     assert agrees(np.array([111]), np.array([100]), rtol=0.1, atol=1)
     assert not agrees(np.array([112]), np.array([100]), rtol=0.1, atol=1)
-    assert agrees(np.array([2**64 - 1], np.uint64), np.array([2**63 + 2**62], np.uint64), rtol=0.5)
+    largest = np.array([2**64 - 1], np.uint64)
+    assert agrees(largest, np.array([2**63 + 2**62], np.uint64), rtol=0.5)
+    assert not agrees(np.array([1], np.uint64), largest, rtol=0.5)
+    assert agrees(np.array([1], np.uint64), largest, rtol=0.9, atol=1e19), "the bound itself is beyond uint64"
 
 
 def test_the_worst_of_64_bit_integers_is_found_beyond_float64() -> None:
@@ -688,9 +691,9 @@ def test_the_first_of_equally_bad_elements_is_the_worst(chunk: int) -> None:
 def test_strings_are_compared_to_the_last_chunk(chunk: int) -> None:
     b = np.array(list("abcdefg"), object)
     a = b.copy()
-    a[6] = "x"
+    a[1] = a[6] = "x"
     stats = measure(a, b, None, "string", chunk=chunk)
-    assert (stats.mismatches, stats.first) == (1, 6)
+    assert (stats.mismatches, stats.first) == (2, 1)
 
 
 @pytest.mark.parametrize(

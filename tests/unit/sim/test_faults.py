@@ -15,7 +15,14 @@ def test_keys_are_read_as_their_defaults_types():
 
 
 def test_a_faults_text_reads_as_the_same_fault():
-    for text in ("crash:signal=SIGILL,at=load", "hang", "corrupt:elements=5", "drop:at=0.25,times=3", "slow", "kill-agent"):
+    for text in (
+        "crash:signal=SIGILL,at=load",
+        "hang",
+        "corrupt:elements=5",
+        "drop:at=0.25,times=3",
+        "slow",
+        "kill-agent",
+    ):
         assert parse(str(parse(text))) == parse(text)
 
 
