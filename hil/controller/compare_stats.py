@@ -76,8 +76,6 @@ def reader(array: Array) -> Reader:
     plain = np.asarray(array)
     flat = plain.reshape(-1) if plain.flags.c_contiguous else plain.flat
     native = plain.dtype.newbyteorder("=")
-    if plain.dtype == np.bool_:  # any byte but 0 is true, as a board may write it
-        return lambda start, stop: flat[start:stop].view(np.uint8) != 0
     return lambda start, stop: np.asarray(flat[start:stop], dtype=native)
 
 

@@ -175,7 +175,7 @@ class RunStore:
                     database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.executemany("delete from runs where id = ?", [(gone,) for gone in known])
             rows = database.execute("select * from runs order by created").fetchall()
-        return [{key: row[key] for key in row if key != "stamp"} for row in rows]
+        return [{key: value for key, value in dict(row).items() if key != "stamp"} for row in rows]
 
     def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
         """Delete finished runs but the newest ``keep``, if older than so many seconds; returns their ids."""

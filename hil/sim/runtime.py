@@ -14,7 +14,7 @@ import numpy as np
 
 from hil.agent.runtimes import known, resolve
 from hil.sim.faults import Charges, Fault, parse
-from hil.tensors import Array, TensorSpec
+from hil.tensors import Array
 
 HALF = "float16"
 
@@ -46,7 +46,7 @@ class SimRuntime:
         self.strike("load")
         if self._half:
             main = self.to_half(folder, main)
-        return SimProgram(self, self._inner.load(folder, main, device, function), self._half)
+        return SimProgram(self, self._inner.load(folder, main, device, function))
 
     def to_half(self, folder: Path, main: str) -> str:
         """Make the program one that computes in half precision; returns its main file."""
@@ -81,22 +81,17 @@ class SimRuntime:
 
 
 class SimProgram:
-    """The real program, with faults; where the device computes in half precision, its float32 edges are converted."""
+    """The real program, with faults."""
 
-    def __init__(self, runtime: SimRuntime, inner: Any, half: bool) -> None:
+    def __init__(self, runtime: SimRuntime, inner: Any) -> None:
         self._runtime = runtime
         self._inner = inner
-        self._half = half
         self.function = inner.function
-        self.inputs = _edge(inner.inputs) if half else inner.inputs
-        self.outputs = _edge(inner.outputs) if half else inner.outputs
+        self.inputs = inner.inputs
+        self.outputs = inner.outputs
 
     def bind(self, inputs: list[Array]) -> None:
         """As the real program."""
-        if self._half:
-            wanted = [spec.dtype for spec in self._inner.inputs]
-            pairs = zip(inputs, wanted, strict=True)
-            inputs = [array.astype(HALF) if dtype == HALF else array for array, dtype in pairs]
         self._inner.bind(inputs)
 
     def run(self) -> None:
@@ -106,14 +101,11 @@ class SimProgram:
 
     def fetch(self) -> list[Array]:
         """As the real program, perhaps corrupted."""
-        arrays = self._inner.fetch()
-        if self._half:
-            arrays = [array.astype(np.float32) if array.dtype == np.float16 else array for array in arrays]
-        return self._runtime.corrupt(arrays)
+        return self._runtime.corrupt(self._inner.fetch())
 
 
 class SimIree(SimRuntime):
-    """IREE on a simulated device. Half precision comes with the program: the board's compile flags demand it."""
+    """IREE on a simulated device. Half precision comes with the program: the board's compile flags ask for it."""
 
     name = "iree"
 
@@ -132,11 +124,6 @@ class SimOnnxRuntime(SimRuntime):
         name = f"half-{main}"
         onnx.save(converted, folder / name)
         return name
-
-
-def _edge(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """What a caller of a half-precision device sees: float32, as before its compiler demoted it."""
-    return tuple(TensorSpec(spec.name, "float32" if spec.dtype == HALF else spec.dtype, spec.shape) for spec in specs)
 
 
 def _flipped(array: Array, elements: int) -> Array:

@@ -14,7 +14,7 @@ from hil.controller.isolated import signal_name
 from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError
 
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
-_LOCATION = re.compile(r"loc\(\"(?P<name>[^\"]*)\"")
+_PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
 _ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
 _SHOWN_ERRORS = 3
 
@@ -92,11 +92,12 @@ def _errors(said: str) -> list[str]:
         match = _ERROR.search(line)
         if not match:
             continue
-        text = match["what"].strip()[:300]
+        # `loc("fc1"): failed to legalize operation 'torch.operator' ...: %0 = "torch.operator"(...)`
+        text = _PLACE.sub("", match["what"].strip()).split(": %", 1)[0][:300]
         near = "\n".join(lines[number : number + 4])
         if (operator := _ONNX_OP.search(near)) and operator["name"] not in text:
             text += f" (onnx.{operator['name']})"
-        if (place := _LOCATION.search(line)) and place["name"]:
+        if (place := _PLACE.search(line)) and place["name"]:
             text += f" at {place['name']!r}"
         if text not in found:
             found.append(text)

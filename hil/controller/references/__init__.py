@@ -21,7 +21,6 @@ from hil.tensors import Array, dtype_name, to_bytes
 
 __all__ = [
     "Reference",
-    "ReferenceUnable",
     "default_references",
     "expected_result",
     "refer",
@@ -31,10 +30,6 @@ __all__ = [
 
 # Raise this when what a reference computes changes without its version changing.
 _VERSION = 1
-
-
-class ReferenceUnable(ReferenceFailed):
-    """The reference does not implement what the model needs; another one may."""
 
 
 class Compute(Protocol):
@@ -52,7 +47,7 @@ class Compute(Protocol):
         timeout: float | None,
         log: Path,
     ) -> None:
-        """Compute. Raises ReferenceUnable where the reference does not implement the model, else ReferenceFailed."""
+        """Compute. Raises ReferenceFailed where the reference cannot run the model."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ def refer(
 
     Raises:
         UsageError: no such reference, or one that does not take this format.
-        ReferenceFailed: it could not answer (:class:`ReferenceUnable`: it does not implement what the model needs).
+        ReferenceFailed: it cannot run this model, or not with these inputs.
         StageTimeout: it took too long.
     """
     reference = pick("reference", references(), name)
@@ -158,11 +153,11 @@ def refer(
                 text = f"the reference {name} {error.message}"
                 raise StageTimeout(text, stage="refer", detail=error.detail) from error
             except IsolatedCrash as error:
-                raise ReferenceUnable(f"the reference {name} died: {error.message}", detail=error.detail) from error
+                raise ReferenceFailed(f"the reference {name} died: {error.message}", detail=error.detail) from error
             except IsolatedFailure as error:
                 raise ReferenceFailed(f"the reference {name} failed: {error.message}", detail=error.detail) from error
             except (CompileFailed, CompileCrashed) as error:
-                raise ReferenceUnable(f"the reference {name}: {error.message}", detail=error.detail) from error
+                raise ReferenceFailed(f"the reference {name}: {error.message}", detail=error.detail) from error
 
     entry, cached = cache.get_or_make(key, {"reference": source, "model": model.name}, make, recompute)
     return RunResult(source, load_tensors(entry), provenance={"reference": name, "version": source, "cached": cached})
@@ -183,9 +178,6 @@ def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: A
         try:
             result = refer(name, model, inputs, **settings)
         except ReferenceFailed as error:
-            # The first one's verdict on the model or its inputs stands; only "I cannot" is asked of others.
-            if not refused and not isinstance(error, ReferenceUnable):
-                raise
             refused.append([name, error.message])
             continue
         return replace(result, provenance={**result.provenance, "fallback": refused}) if refused else result

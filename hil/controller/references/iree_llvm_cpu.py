@@ -79,13 +79,11 @@ def run(
     """Run a .vmfb on the tensors of one folder, into another; called in the isolated process.
 
     Raises:
-        ReferenceUnable: the program cannot be loaded here.
-        ReferenceFailed: running it failed.
+        ReferenceFailed: the program cannot be loaded or run here.
     """
     from iree import runtime
 
     from hil.controller.compilers.onnx_to_mlir import PARAMETER_SCOPE
-    from hil.controller.references import ReferenceUnable
     from hil.controller.tensor_folder import load_tensors, save_tensors
     from hil.errors import HilError, ReferenceFailed
     from hil.iree_values import SCALAR_PREFIX, parse_declaration
@@ -111,9 +109,9 @@ def run(
             else:
                 arguments.push_ref(_to_view(runtime, device, array))
     except HilError as error:
-        raise ReferenceUnable(f"IREE cannot take the model: {error.message}") from error
+        raise ReferenceFailed(f"IREE cannot take the model: {error.message}") from error
     except Exception as error:
-        raise ReferenceUnable(f"IREE cannot load the program: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"IREE cannot load the program: {_words(error)}", detail=str(error)) from error
     results = runtime.VmVariantList(len(gives or outputs_of_model or ()))
     try:
         context.invoke(entry, arguments, results)

@@ -40,14 +40,12 @@ def run(model: str, inputs: str, outputs: str) -> None:
     """Run a model on the tensors of one folder, into another; called in the isolated process.
 
     Raises:
-        ReferenceUnable: the evaluator does not implement an operator, or refuses the model.
-        ReferenceFailed: running it failed.
+        ReferenceFailed: the evaluator refuses the model, does not implement an operator, or fails.
     """
     import numpy as np
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    from hil.controller.references import ReferenceUnable
     from hil.controller.tensor_folder import load_tensors, save_tensors
     from hil.errors import ReferenceFailed, UsageError
     from hil.tensors import dtype_name
@@ -55,12 +53,10 @@ def run(model: str, inputs: str, outputs: str) -> None:
     try:
         evaluator = ReferenceEvaluator(onnx.load(model))
     except Exception as error:
-        raise ReferenceUnable(f"onnx's evaluator cannot load the model: {_words(error)}") from error
+        raise ReferenceFailed(f"onnx's evaluator cannot load the model: {_words(error)}") from error
     try:
         with np.errstate(all="ignore"):
             values = evaluator.run(None, load_tensors(Path(inputs)))
-    except NotImplementedError as error:
-        raise ReferenceUnable(f"onnx's evaluator cannot run the model: {_words(error)}") from error
     except Exception as error:
         raise ReferenceFailed(f"onnx's evaluator failed to run the model: {_words(error)}") from error
     results: dict[str, Any] = {}

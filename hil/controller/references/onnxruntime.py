@@ -41,13 +41,10 @@ def run(model: str, inputs: str, outputs: str) -> None:
     """Run a model on the tensors of one folder, into another; called in the isolated process.
 
     Raises:
-        ReferenceUnable: ONNX Runtime has no CPU kernel for an operator with these dtypes, or refuses the model.
-        ReferenceFailed: running it failed.
+        ReferenceFailed: ONNX Runtime refuses the model, has no CPU kernel for an operator with these dtypes, or fails.
     """
     import onnxruntime as ort
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    from hil.controller.references import ReferenceUnable
     from hil.controller.tensor_folder import load_tensors, save_tensors
     from hil.errors import ReferenceFailed, UsageError
     from hil.ort_values import dtype_of_type, from_ort, to_ort
@@ -58,13 +55,11 @@ def run(model: str, inputs: str, outputs: str) -> None:
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         feeds = {name: to_ort(array) for name, array in load_tensors(Path(inputs)).items()}
     except UsageError as error:
-        raise ReferenceUnable(error.message) from error
+        raise ReferenceFailed(error.message) from error
     except Exception as error:
-        raise ReferenceUnable(f"ONNX Runtime cannot load the model: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {_words(error)}", detail=str(error)) from error
     try:
         values = session.run_with_ort_values(None, feeds)
-    except state.NotImplemented as error:
-        raise ReferenceUnable(f"ONNX Runtime cannot run the model: {_words(error)}", detail=str(error)) from error
     except Exception as error:
         raise ReferenceFailed(f"ONNX Runtime failed to run the model: {_words(error)}", detail=str(error)) from error
     results: dict[str, Any] = {}

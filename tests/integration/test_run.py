@@ -1,0 +1,225 @@
+"""`hil run` on the simulator: the outcome, exit code and record of good and bad runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import DIGITS, save_model
+from onnx import TensorProto, helper
+
+FLOAT = TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("model", ["digits_cnn", "digits_cnn_int8"])
+@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+def test_the_digits_pass_on_both_runtimes(hil, simulator, model, runtime):
+    ended = hil("run", DIGITS / f"{model}.onnx", "--board", simulator, "--runtime", runtime, "--json")
+    assert ended.code == 0
+    assert ended.case["outcome"] == "PASS"
+    assert ended.case["verdicts"][0]["outputs"][0]["mismatches"] == 0
+    assert ended.case["device"]["p50_ns"] > 0
+
+
+def test_the_digits_are_recognised_on_the_board(hil, simulator, tmp_path):
+    digits = np.load(DIGITS / "digits_test.npz")
+    np.save(tmp_path / "images.npy", digits["image"])
+    ended = hil(
+        "run", DIGITS / "digits_cnn_batch.onnx", "--dim", "N=64", "--input", "image=images.npy",
+        "--board", simulator, "--json",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    logits = np.load(Path(tmp_path, ended.document["folder"], ended.case["outputs"][0]["file"]))
+    assert (logits.argmax(1) == digits["label"]).mean() > 0.95
+
+
+def test_everything_is_stored_and_shown_again(hil, simulator, doubling, tmp_path):
+    ended = hil("run", doubling, "--board", simulator, "--iterations", 5, "--warmup", 2, "--json")
+    folder = tmp_path / ended.document["folder"]
+    assert json.loads((folder / "run.json").read_text())["outcome"] == "PASS"
+    x = np.load(folder / ended.case["inputs"][0]["file"])
+    y = np.load(folder / ended.case["outputs"][0]["file"])
+    np.testing.assert_array_equal(y, x + x)
+    assert len(ended.case["device"]["samples_ns"]) == 5
+    assert (folder / "doubling" / "logs" / "compile.log").exists()
+    shown = hil("runs", "show", "latest", "--json")
+    assert shown.document["id"] == ended.document["id"]
+    assert [row["id"] for row in hil("runs", "list", "--json").document["runs"]] == [ended.document["id"]]
+
+
+def test_the_second_call_takes_program_and_reference_from_the_cache(hil, simulator, doubling):
+    hil("run", doubling, "--board", simulator)
+    case = hil("run", doubling, "--board", simulator, "--json").case
+    assert case["artifact"]["cached"]
+    assert case["references"][0]["provenance"]["cached"]
+    assert case["pushed_bytes"] == 0
+    again = hil("run", doubling, "--board", simulator, "--recompute-cache", "--json").case
+    assert not again["artifact"]["cached"]
+    assert not again["references"][0]["provenance"]["cached"]
+
+
+def test_a_wrong_expectation_fails_with_its_statistics(hil, simulator, doubling, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([1, 2, 3, 4], np.float32))
+    np.save(tmp_path / "y.npy", np.array([2, 4, 6.5, 8], np.float32))
+    ended = hil("run", doubling, "--board", simulator, "--input", "x=x.npy", "--expected", "y.npy", "--json")
+    assert ended.code == 1
+    (output,) = ended.case["verdicts"][0]["outputs"]
+    assert (output["mismatches"], output["worst_index"], output["worst_values"]) == (1, [2], [6.0, 6.5])
+    assert output["max_abs"] == 0.5
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), np.zeros(4, np.float64), np.full(4, np.nan, np.float32)])
+def test_an_expectation_of_other_shape_dtype_or_nan_is_a_fail(hil, simulator, doubling, tmp_path, wrong):
+    np.save(tmp_path / "y.npy", wrong)
+    ended = hil("run", doubling, "--board", simulator, "--expected", "y.npy", "--json")
+    assert (ended.code, ended.case["outcome"]) == (1, "FAIL")
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "code", "stage"),
+    [
+        ("crash", "RUN_CRASH", 3, "run"),
+        ("crash:at=load", "RUN_CRASH", 3, "load"),
+        ("hang", "TIMEOUT", 3, "run"),
+        ("corrupt", "FAIL", 1, "compare"),
+        ("drop", "PASS", 0, "compare"),
+        ("slow", "PASS", 0, "compare"),
+        ("kill-agent", "BOARD_LOST", 4, "run"),
+    ],
+)
+def test_each_fault_of_the_simulator_ends_in_its_outcome(hil, doubling, fault, outcome, code, stage):
+    ended = hil("run", doubling, "--fault", fault, "--timeout", 3, "--json")
+    assert (ended.case["outcome"], ended.code, ended.case["stage"]) == (outcome, code, stage)
+    if fault == "crash":
+        assert "SIGSEGV" in ended.case["reason"]
+        assert "Segmentation fault" in ended.case["error"]["detail"]
+
+
+def test_half_precision_truly_differs(hil):
+    for runtime in ("iree", "onnxruntime"):
+        exact = hil("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--runtime", runtime, "--json")
+        assert (exact.code, exact.case["outcome"]) == (1, "FAIL")
+        (output,) = exact.case["verdicts"][0]["outputs"]
+        assert output["dtype"] == "float32"
+        assert 1e-5 < output["max_abs"] < 0.1
+    loose = hil("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--rtol", 0.02, "--atol", 0.02)
+    assert loose.code == 0
+
+
+def test_a_program_too_big_for_a_small_board_is_a_load_error(hil, tmp_path):
+    weights = helper.make_tensor("w", FLOAT, [1024, 512], np.random.default_rng(0).random(1024 * 512, np.float32).tobytes(), raw=True)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = save_model(tmp_path / "big.onnx", [node], [("x", FLOAT, [1, 1024])], [("y", FLOAT, [1, 512])], [weights])
+    for runtime in ("iree", "onnxruntime"):
+        ended = hil("run", model, "--runtime-hw-type", "sim-small", "--runtime", runtime, "--json")
+        assert (ended.code, ended.case["outcome"]) == (3, "LOAD_ERROR")
+        assert "1048576" in ended.case["reason"]
+
+
+def test_two_oracles_that_disagree_are_shown_as_such(hil, simulator, tmp_path):
+    # A sum of many large values that cancel: its rounding depends on the order, and every oracle has its own.
+    node = helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)
+    model = save_model(tmp_path / "sum.onnx", [node], [("x", FLOAT, [200_000])], [("y", FLOAT, [1])])
+    np.save(tmp_path / "x.npy", (np.random.default_rng(3).standard_normal(200_000) * 1e4).astype(np.float32))
+    ended = hil(
+        "run", model, "--board", simulator, "--input", "x.npy", "--json",
+        "--reference", "onnxruntime", "--reference", "iree-llvm-cpu", "--reference", "onnx-reference",
+    )  # fmt: skip
+    verdicts = ended.case["verdicts"]
+    assert len(verdicts) == 3
+    assert {verdict["outcome"] for verdict in verdicts} == {"PASS", "FAIL"}
+    assert "disagree" in ended.case["reason"]
+
+
+def test_several_models_give_one_record_and_the_gravest_code(hil, simulator, doubling, tmp_path):
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
+    ended = hil("run", doubling, tmp_path / "broken.onnx", DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")
+    assert ended.code == 3
+    assert [case["outcome"] for case in ended.document["cases"]] == ["PASS", "IMPORT_ERROR", "PASS"]
+
+
+def test_two_runs_at_once_on_one_simulator_take_turns(hil, simulator, doubling):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        calls = [
+            pool.submit(hil, "run", doubling, "--board", simulator, "--iterations", 200, "--seed", seed, "--json")
+            for seed in range(3)
+        ]
+        assert [call.result().code for call in calls] == [0, 0, 0]
+
+
+def test_a_board_that_is_held_too_long_is_exit_4(hil, simulator, doubling, open_client):
+    open_client(simulator)
+    ended = hil("run", doubling, "--board", simulator, "--wait", 0.5, "--json")
+    assert (ended.code, ended.case["outcome"]) == (4, "BOARD_LOST")
+    assert "has the board" in ended.case["reason"]
+
+
+def test_flag_files_of_iree_run_module(hil, simulator, doubling, tmp_path):
+    assert hil("compile", doubling, "-o", "doubling.vmfb").code == 0
+    np.array([1, 2, 3, 4], np.float32).tofile(tmp_path / "in.bin")
+    np.save(tmp_path / "out.npy", np.array([2, 4, 6, 8], np.float32))
+    lines = ["--module=doubling.vmfb", "--device=local-task", "--input=4xf32=@in.bin"]
+    (tmp_path / "flags.txt").write_text("\n".join([*lines, "--expected_output=@out.npy"]))
+    assert hil("run", "--flagfile", "flags.txt", "--board", simulator).code == 0
+    (tmp_path / "flags.txt").write_text("\n".join([*lines, "--expected_output=4xf32=2 4 6 9"]))
+    assert hil("run", "--flagfile", "flags.txt", "--board", simulator).code == 1
+    (tmp_path / "flags.txt").write_text("--surprise=1")
+    assert hil("run", "--flagfile", "flags.txt", "--board", simulator).code == 2
+
+
+def test_resuming_keeps_what_has_ended_and_runs_the_rest(hil, simulator, doubling, tmp_path):
+    ended = hil("run", doubling, DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")
+    path = tmp_path / ended.document["folder"] / "run.json"
+    record = json.loads(path.read_text())
+    record["cases"][1]["outcome"] = None
+    record["finished"] = False
+    path.write_text(json.dumps(record))
+    kept = record["cases"][0]["provenance"]["finished_at"]
+    again = hil("run", "--resume", record["id"], "--json")
+    assert again.code == 0
+    assert [case["outcome"] for case in again.document["cases"]] == ["PASS", "PASS"]
+    assert again.document["cases"][0]["provenance"]["finished_at"] == kept
+    assert again.document["cases"][1]["provenance"]["finished_at"] > kept
+
+
+def test_the_library_does_the_same(simulator, doubling, monkeypatch, shared_cache):
+    import hil as library
+
+    monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
+    x = np.array([1, 2, 3, 4], np.float32)
+    with library.connect(simulator) as board:
+        case = library.run(doubling, board, {"x": x}, iterations=3)
+        assert case
+        np.testing.assert_array_equal(case.result.outputs["y"], x + x)
+        assert len(case.result.device_ns) == 3
+        assert not library.run(doubling, board, {"x": x}, expected={"y": x})
+
+
+def test_comparing_two_runs_and_drawing_where_they_differ(hil, doubling, tmp_path):
+    good = hil("run", doubling, "--json").document["id"]
+    bad = hil("run", doubling, "--fault", "corrupt", "--json").document["id"]
+    assert hil("compare", good, good).code == 0
+    ended = hil("compare", bad, good, "--plot", "diff.png", "--json")
+    assert ended.code == 1
+    assert ended.document["verdicts"]["doubling"]["outputs"][0]["mismatches"] == 1
+    assert (tmp_path / "diff.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_external_data_travels_with_the_model(hil, simulator, tmp_path):
+    weights = onnx.numpy_helper.from_array(np.arange(40_000, dtype=np.float32).reshape(200, 200), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    path = save_model(tmp_path / "m.onnx", [node], [("x", FLOAT, [2, 200])], [("y", FLOAT, [2, 200])], [weights])
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    for runtime in ("iree", "onnxruntime"):
+        ended = hil("run", path, "--board", simulator, "--runtime", runtime, "--rtol", 1e-4, "--json")
+        assert ended.code == 0, ended.out
+    (tmp_path / "m.data").unlink()
+    ended = hil("run", path, "--board", simulator, "--json")
+    assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR")
+    assert "m.data" in ended.case["reason"]

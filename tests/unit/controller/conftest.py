@@ -1,0 +1,66 @@
+"""Small models built in code, and one pool of isolated processes for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+
+from hil.controller.cache import Cache
+from hil.controller.isolated import Isolated
+
+
+@pytest.fixture(scope="session")
+def isolated() -> Iterator[Isolated]:
+    with Isolated(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def settings(cache: Cache, isolated: Isolated, tmp_path: Path) -> dict[str, Any]:
+    """What compilers and references share."""
+    return {"cache": cache, "isolated": isolated, "recompute": False, "timeout": 120.0, "log": tmp_path / "stage.log"}
+
+
+@pytest.fixture
+def save_onnx(tmp_path: Path) -> Callable[..., Path]:
+    """save_onnx(nodes, inputs, outputs, initializers) writes a model; inputs and outputs are (name, type, shape)."""
+
+    def save(
+        nodes: list[Any],
+        inputs: list[tuple[str, int, Any]],
+        outputs: list[tuple[str, int, Any]],
+        initializers: list[Any] | tuple[Any, ...] = (),
+        *,
+        name: str = "model.onnx",
+        opset: int = 17,
+        graph: str = "net",
+        functions: list[Any] | None = None,
+        domains: tuple[str, ...] = (),
+    ) -> Path:
+        proto = helper.make_model(
+            helper.make_graph(
+                nodes,
+                graph,
+                [helper.make_tensor_value_info(*value) for value in inputs],
+                [helper.make_tensor_value_info(*value) for value in outputs],
+                initializer=list(initializers),
+            ),
+            opset_imports=[helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)],
+            functions=functions or [],
+        )
+        proto.ir_version = 10  # what onnxruntime takes; onnx writes its newest
+        path = tmp_path / name
+        onnx.save(proto, path)
+        return path
+
+    return save

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.errors import ImportFailed
+
+FUNCTIONS = '''
+import ctypes, os, subprocess, sys, time
+from hil.errors import ImportFailed
+
+def echo(**values):
+    print("to stdout"); print("to stderr", file=sys.stderr)
+    return values
+
+def pid(): return os.getpid()
+def fail(): raise ValueError("first line\\nsecond line")
+def typed(): raise ImportFailed("broken", hint="mend it", detail="in the middle", stage="import")
+def crash():
+    print("last words", flush=True)
+    ctypes.string_at(0)
+def leave(code): os._exit(code)
+def nothing_json(): return {1, 2}
+def child(note):
+    process = subprocess.Popen(["sleep", "600"])
+    with open(note, "w") as file: file.write(f"{os.getpid()} {process.pid}")
+    process.wait()
+def nap(seconds):
+    time.sleep(seconds)
+    return time.monotonic()
+def where(): return [os.getcwd() in sys.path, "" in sys.path]
+'''
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "isolated_functions.py").write_text(FUNCTIONS)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))
+    yield "isolated_functions"
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture
+def pool(functions: str) -> Iterator[Isolated]:
+    with Isolated(2) as pool:
+        yield pool
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return True
+    return not state.strip().startswith("Z") and bool(state.strip())
+
+
+def wait_until(condition: object, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_result_comes_back_and_output_goes_to_the_log(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    log = tmp_path / "deep" / "log"
+    assert pool.call(f"{functions}:echo", {"a": [1, None, "é"]}, timeout=10, log=log) == {"a": [1, None, "é"]}
+    assert "to stdout" in log.read_text() and "to stderr" in log.read_text()
+
+
+def test_a_worker_is_used_again(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    pids = {pool.call(f"{functions}:pid", {}, timeout=10, log=tmp_path / "log") for _ in range(3)}
+    assert len(pids) == 1 and os.getpid() not in pids
+
+
+def test_an_error_of_hils_comes_back_whole(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    with pytest.raises(ImportFailed) as caught:
+        pool.call(f"{functions}:typed", {}, timeout=10, log=tmp_path / "log")
+    error = caught.value
+    assert (error.message, error.hint, error.detail, error.stage) == ("broken", "mend it", "in the middle", "import")
+
+
+def test_any_other_error_comes_with_its_traceback(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    with pytest.raises(IsolatedFailure, match="ValueError: first line") as caught:
+        pool.call(f"{functions}:fail", {}, timeout=10, log=tmp_path / "log")
+    assert "Traceback" in caught.value.detail and "second line" in caught.value.detail
+
+
+@pytest.mark.parametrize("function", ["nothing_json", "missing"])
+def test_a_function_that_cannot_answer_is_a_failure(
+    pool: Isolated, functions: str, tmp_path: Path, function: str
+) -> None:
+    with pytest.raises(IsolatedFailure):
+        pool.call(f"{functions}:{function}", {}, timeout=10, log=tmp_path / "log")
+
+
+def test_a_crash_names_the_signal_and_the_pool_goes_on(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("of an earlier call\n")
+    with pytest.raises(IsolatedCrash, match="SIGSEGV") as caught:
+        pool.call(f"{functions}:crash", {}, timeout=10, log=log)
+    assert "last words" in caught.value.detail and "earlier" not in caught.value.detail
+    assert pool.call(f"{functions}:echo", {}, timeout=10, log=log) == {}
+
+
+def test_an_exit_names_the_code(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    with pytest.raises(IsolatedCrash, match="exited with code 3"):
+        pool.call(f"{functions}:leave", {"code": 3}, timeout=10, log=tmp_path / "log")
+
+
+def test_a_timeout_kills_the_worker_and_its_children(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    with pytest.raises(IsolatedTimeout, match="0.7 s"):
+        pool.call(f"{functions}:child", {"note": str(note)}, timeout=0.7, log=tmp_path / "log")
+    worker, child = map(int, note.read_text().split())
+    assert wait_until(lambda: not alive(worker) and not alive(child))
+
+
+def test_calls_of_several_threads_run_side_by_side(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    ends: list[float] = []
+
+    def nap(number: int) -> None:
+        ends.append(pool.call(f"{functions}:nap", {"seconds": 0.5}, timeout=10, log=tmp_path / str(number)))
+
+    threads = [threading.Thread(target=nap, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert abs(ends[0] - ends[1]) < 0.45
+
+
+def test_closing_ends_calls_that_still_run(functions: str, tmp_path: Path) -> None:
+    pool = Isolated(1)
+    note = tmp_path / "pids"
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            pool.call(f"{functions}:child", {"note": str(note)}, timeout=None, log=tmp_path / "log")
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
+    pool.close()
+    thread.join(10)
+    assert len(caught) == 1 and isinstance(caught[0], IsolatedCrash)
+    with pytest.raises(IsolatedCrash, match="stopped"):
+        pool.call(f"{functions}:pid", {}, timeout=10, log=tmp_path / "log")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_controller(functions: str, tmp_path: Path, number: signal.Signals) -> None:
+    # With no __main__ guard in the script: nothing may be imported from it in the worker.
+    note = tmp_path / "pids"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\nfrom hil.controller.isolated import Isolated\n"
+        f"Isolated(1).call('{functions}:child', {{'note': {str(note)!r}}}, timeout=None, log=Path({str(tmp_path / 'log')!r}))\n"
+    )
+    root = str(Path(__file__).parents[3])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ["PYTHONPATH"]])}
+    controller = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
+    worker, child = map(int, note.read_text().split())
+    controller.send_signal(number)
+    controller.wait(10)
+    assert wait_until(lambda: not alive(worker) and not alive(child))
+
+
+def test_nothing_is_imported_from_the_folder_one_stands_in(
+    functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    with Isolated(1) as pool:
+        assert pool.call(f"{functions}:where", {}, timeout=10, log=tmp_path / "log") == [False, False]
