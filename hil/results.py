@@ -110,11 +110,12 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """One output beside its reference. The statistics are None where shape or dtype already differ.
+    """One output beside its reference. The statistics are None where the shapes differ or no dtype holds both values.
 
-    ``max_rel`` is over elements whose reference is not 0; ``max_ulp`` counts representable values between the two in
-    the narrower of the dtypes (None for integers); ``sqnr_db`` is 10*log10(sum(b^2)/sum((a-b)^2)), inf when equal;
-    ``first_index`` and ``worst_index`` are of elements out of tolerance, with both values.
+    They are over the elements that are finite in both; ``mismatches`` also counts a NaN or infinity that the other
+    lacks. ``max_rel`` is over elements whose reference is not 0; ``max_ulp`` counts representable values between the
+    two (None for integers, and where the dtypes differ); ``sqnr_db`` is 10*log10(sum(b^2)/sum((a-b)^2)), inf when
+    equal; ``first_index`` and ``worst_index`` are of elements out of tolerance, with both values.
     """
 
     name: str

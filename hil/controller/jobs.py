@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -139,6 +140,8 @@ def _run(
 
     def watch(case: Case, stage: Stage, note: str) -> None:
         screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+        if not note:
+            write()
 
     def keep(case: Case, what: str) -> None:
         if what == "references":
@@ -154,11 +157,15 @@ def _run(
 
     records = dict(kept)
 
+    # Models are compiled in threads, each of which has news to write.
+    writing = threading.Lock()
+
     def write() -> None:
-        for case in cases:
-            records[case.name] = case_record(case, tensors[case.name])
-        folder.record["cases"] = [records[name] for name in names if name in records]
-        folder.save()
+        with writing:
+            for case in cases:
+                records[case.name] = case_record(case, tensors[case.name])
+            folder.record["cases"] = [records[name] for name in names if name in records]
+            folder.save()
 
     def open_board() -> Board:
         board = Board(
@@ -168,11 +175,17 @@ def _run(
         return board
 
     shop = Workshop(Cache(), isolated, watch, keep)
+    ended: set[str] = set()
     try:
         for case in run_cases(cases, choice, open_board, shop):
+            ended.add(case.name)
             screen.end(case.name)
             write()
     except KeyboardInterrupt:
+        for case in cases:
+            if case.name not in ended:
+                # It did not fail: what it was doing was stopped with us.
+                case.outcome, case.error, case.reason = None, None, "interrupted"
         folder.record["exit_code"] = EXIT_INTERRUPTED
         write()
         screen.note(f"interrupted; go on with: hil run --resume {folder.id}")

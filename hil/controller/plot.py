@@ -60,7 +60,10 @@ class Picture:
                 a, b = (read(start, start + CHUNK) for read in (read_a, read_b))
                 difference = _difference(a, b)
                 self._add(start, difference)
-                places = {*range(-start % step, a.size, step), int(difference.argmax())}
+                places = {
+                    *range(-start % step, a.size, step),
+                    int(np.where(difference < np.inf, difference, -1).argmax()),
+                }
                 if worst is not None and start <= worst < start + a.size:
                     places.add(worst - start)
                 chosen = sorted(places)
@@ -273,4 +276,5 @@ def _numbers(chunk: Array) -> Array:
 
 def _signed(values: Array) -> Floats:
     """One float64 an element: a complex one's modulus."""
-    return np.abs(values) if values.dtype.kind == "c" else values.astype(np.float64)
+    numbers = _numbers(values)
+    return np.abs(numbers) if numbers.dtype.kind == "c" else numbers

@@ -110,7 +110,9 @@ def test_half_precision_truly_differs(hil):
 
 
 def test_a_program_too_big_for_a_small_board_is_a_load_error(hil, tmp_path):
-    weights = helper.make_tensor("w", FLOAT, [1024, 512], np.random.default_rng(0).random(1024 * 512, np.float32).tobytes(), raw=True)
+    weights = helper.make_tensor(
+        "w", FLOAT, [1024, 512], np.random.default_rng(0).random(1024 * 512, np.float32).tobytes(), raw=True
+    )
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     model = save_model(tmp_path / "big.onnx", [node], [("x", FLOAT, [1, 1024])], [("y", FLOAT, [1, 512])], [weights])
     for runtime in ("iree", "onnxruntime"):

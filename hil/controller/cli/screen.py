@@ -58,8 +58,7 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Say something now, above the bars."""
-        if not self._progress.disable:
-            self._progress.console.print(text, style="yellow", markup=False)
+        self._progress.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def show(self, record: dict[str, Any]) -> None:
         """Print what a run's cases ended in."""

@@ -12,8 +12,8 @@ from hil.iree_values import SCALAR_PREFIX, parse_type
 from hil.tensors import Dim
 
 _TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
-# The portable form of StableHLO has a function operation and types of its own.
-_VHLO_PIPELINE = "builtin.module(vhlo-legalize-to-stablehlo)"
+# The portable form of StableHLO has a function operation and types of its own: lowered as iree-compile would.
+_VHLO_PIPELINE = "builtin.module(iree-auto-input-conversion)"
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _functions(file: str, module: Any) -> Iterator[tuple[str, tuple[list[tuple[s
         if not op.operation.name.endswith(".func") or "function_type" not in attributes:
             continue
         visibility = ir.StringAttr(attributes["sym_visibility"]).value if "sym_visibility" in attributes else "public"
-        if visibility != "public" or not op.operation.regions[0].blocks:
+        if visibility not in ("", "public") or not op.operation.regions[0].blocks:
             continue
         kind = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
         yield (

@@ -1,0 +1,202 @@
+"""What the benchmarks share: agents and rivals as processes, interleaved rounds, and one way to print."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hil.boards import load_board
+from hil.controller.client import AgentClient, Loaded, Target
+from hil.digest import digest_file
+
+HERE = Path(__file__).parent
+TVM = "apache-tvm==0.27.*"
+_TVM_NEEDS = ("tornado", "cloudpickle")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure beside its rival in the same run. ``bar`` is what ``ratio`` should be: "<= 1.5", ">= 0.8" or ""."""
+
+    case: str
+    value: float
+    unit: str
+    rival: str = ""
+    rival_value: float | None = None
+    ratio: float | None = None
+    bar: str = ""
+
+
+def options(doc: str | None, **numbers: int) -> argparse.Namespace:
+    """The command line of a benchmark: ``--json``, and an option with a default for each number."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default: {default})")
+    return parser.parse_args()
+
+
+def show(benchmark: str, rows: Sequence[Row], notes: Sequence[str], *, as_json: bool) -> None:
+    """Print the table with its notes, or one JSON document."""
+    machine = {"cpu": _cpu(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()}
+    if as_json:
+        said = {"benchmark": benchmark, **machine, "notes": list(notes), "rows": [asdict(row) for row in rows]}
+        print(json.dumps(said, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{benchmark} ({machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f})")
+    for name in ("case", "hil", "unit", "rival", "rival's", "ratio", "bar"):
+        table.add_column(name, justify="left" if name in ("case", "unit", "rival") else "right")
+    for row in rows:
+        numbers = ["" if x is None else f"{x:.2f}" for x in (row.value, row.rival_value, row.ratio)]
+        table.add_row(row.case, numbers[0], row.unit, row.rival, numbers[1], numbers[2], row.bar)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    for note in notes:
+        console.print(f"- {note}", markup=False)
+
+
+def interleave(cases: Mapping[str, Callable[[], Sequence[float]]], rounds: int) -> dict[str, list[float]]:
+    """Measure the cases in turn, after one round of warm-up; of each case its median in every round."""
+    medians: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(rounds + 1):
+        for name, measure in cases.items():
+            median = statistics.median(measure())
+            if turn:
+                medians[name].append(median)
+    return medians
+
+
+def beside(
+    case: str, mine: Sequence[float], rival: str, theirs: Sequence[float], scale: float, unit: str, bar: str
+) -> Row:
+    """A row of two cases' rounds; the ratio is the median of the rounds' ratios."""
+    ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+    return Row(case, statistics.median(mine) * scale, unit, rival, statistics.median(theirs) * scale, ratio, bar)
+
+
+class Peer:
+    """A process that does one JSON order a line from its stdin, and answers each with a line of JSON."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.hello = self._answer()
+
+    def __call__(self, **order: Any) -> Any:
+        """Send an order and wait for its answer."""
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args!r} ended")
+        return json.loads(line)
+
+
+@contextlib.contextmanager
+def peer(command: Sequence[str]) -> Iterator[Peer]:
+    """A peer for the time of a with block."""
+    started = Peer(command)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@contextlib.contextmanager
+def tvm_peer(notes: list[str]) -> Iterator[Peer | None]:
+    """A client and a server of TVM RPC in an environment of their own; None, and a note, where that cannot be had."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "benchmarks"
+    python = cache / "tvm-0.27" / "bin" / "python"
+    ready = cache / "tvm-0.27" / "ready"
+    if not ready.exists():
+        print(f"installing {TVM} ...", file=sys.stderr)
+        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(ready.parent)], capture_output=True)
+        install = [str(python), "-m", "pip", "install", "-q", TVM, *_TVM_NEEDS]
+        if made.returncode or subprocess.run(install, stdout=sys.stderr).returncode:
+            notes.append(f"TVM RPC left out: {TVM} cannot be installed here")
+            yield None
+            return
+        ready.touch()
+    try:
+        started = Peer([str(python), str(HERE / "tvm_peer.py")])
+    except RuntimeError as error:
+        notes.append(f"TVM RPC left out: {error}")
+        yield None
+        return
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@contextlib.contextmanager
+def session(module: str = "hil.agent") -> Iterator[tuple[AgentClient, Peer, Path]]:
+    """A client with a session on an agent in another process (over loopback TCP), that process, and a scratch folder."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        command = [sys.executable, "-m", module, "--listen", "127.0.0.1:0", "--store", str(folder / "store")]
+        with peer([*command, "--lifeline"]) as agent:
+            client = AgentClient(Target(agent.hello["address"]), "benchmark")
+            try:
+                client.describe()
+                client.open_session("benchmark", on_wait=lambda said: None)
+                yield client, agent, folder
+            finally:
+                client.close()
+
+
+def load(client: AgentClient, path: Path, runtime: str = "iree", device: str = "") -> Loaded:
+    """Push and load a program of one file."""
+    name = digest_file(path)
+    client.put({one: (path, have) for one, have in client.missing([name]).items()})
+    return client.load({path.name: name}, path.name, runtime=runtime, device=device, function="", timeout=60)
+
+
+def compile_mlir(source: Path) -> Path:
+    """Compile with the flags of the simulated board; returns the .vmfb beside the source."""
+    target = source.with_suffix(".vmfb")
+    command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", str(source), "-o", str(target)]
+    subprocess.run([*command, *load_board("sim").compile_flags["iree"]], check=True)
+    return target
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,81 @@
+"""A warm call through the agent, 16 KB in and 16 KB out (4096 float32), beside TVM RPC and a bare gRPC echo.
+
+All hops count: client, gRPC over loopback TCP, agent, shared memory, worker, runtime, and back. TVM RPC does the same
+work: set the input, call, get the output. The echo sends the same 16 KB through one bidirectional stream of raw bytes
+and does no work at all.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections.abc import Callable
+
+import common
+import grpc
+import numpy as np
+
+COUNT = 4096
+ADD_ONE = """
+func.func @main(%x: tensor<4096xf32>) -> tensor<4096xf32> {
+  %one = arith.constant dense<1.0> : tensor<4096xf32>
+  %y = arith.addf %x, %one : tensor<4096xf32>
+  return %y : tensor<4096xf32>
+}
+"""
+
+
+def timed(call: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of ``count`` calls."""
+    taken = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = common.options(__doc__, rounds=15, calls=200)
+    notes: list[str] = []
+    bare = [sys.executable, str(common.HERE / "bare_peer.py"), "1024"]
+    with common.session() as (client, _, folder), common.peer(bare) as peer, common.tvm_peer(notes) as tvm:
+        (folder / "add.mlir").write_text(ADD_ONE)
+        loaded = common.load(client, common.compile_mlir(folder / "add.mlir"), device="local-sync")
+        x = np.arange(COUNT, dtype=np.float32)
+        name = loaded.inputs[0].name
+        busy: list[int] = []
+
+        def invoke() -> None:
+            result = client.invoke(loaded.program_id, {name: x})
+            busy.append(result.busy_ns)
+
+        assert (next(iter(client.invoke(loaded.program_id, {name: x}).outputs.values())) == x + 1).all()
+        channel = grpc.insecure_channel(f"127.0.0.1:{peer.hello['echo']}")
+        asks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        replies = channel.stream_stream("/bare/Echo")(iter(asks.get, None))
+        payload = x.tobytes()
+
+        def echo() -> None:
+            asks.put(payload)
+            next(replies)
+
+        cases = {"hil": lambda: timed(invoke, asked.calls), "echo": lambda: timed(echo, asked.calls)}
+        if tvm:
+            cases["tvm"] = lambda: tvm(op="invoke", count=asked.calls)
+        got = common.interleave(cases, asked.rounds)
+        asks.put(None)
+        channel.close()
+    notes.append(f"on the board between last input byte and first output byte: {np.median(busy) / 1e3:.0f} us (p50)")
+    notes.append("each figure is the median over rounds of a round's p50; program on IREE local-sync")
+    case = "warm invoke, 16 KB in, 16 KB out, p50"
+    rows = [common.beside(case, got["hil"], "bare gRPC echo", got["echo"], 1e6, "us", "<= 1.5")]
+    if tvm:
+        rows.append(common.beside(case, got["hil"], "TVM RPC", got["tvm"], 1e6, "us", "<= 1.0"))
+    common.show("invoke", rows, notes, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Whatever a user gives: the outcome, the exit code and a message, never a traceback, and nothing stored is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import DIGITS, save_model
+from onnx import TensorProto, helper
+
+FLOAT = TensorProto.FLOAT
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+
+
+def ends(ended, code: int, outcome: str, *words: str) -> None:
+    """The command ended with this outcome and told these words."""
+    assert (ended.code, ended.case["outcome"]) == (code, outcome), ended.out
+    for word in words:
+        assert word in ended.case["reason"], ended.case["reason"]
+
+
+def refused(ended, *words: str) -> None:
+    """The command ended as bad usage, before anything was stored."""
+    assert ended.code == 2, (ended.out, ended.err)
+    assert ended.document["exit_code"] == 2
+    for word in words:
+        assert word in ended.document["error"]["message"]
+        assert word in ended.err
+
+
+# ---- what cannot be read or compiled: 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_truncated_onnx_model(hil, simulator, tmp_path, share):
+    data = DIGITS_CNN.read_bytes()
+    (tmp_path / "cut.onnx").write_bytes(data[: int(len(data) * share)])
+    ends(hil("run", "cut.onnx", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "cut.onnx")
+
+
+def test_random_bytes_as_onnx(hil, simulator, tmp_path):
+    (tmp_path / "noise.onnx").write_bytes(np.random.default_rng(0).bytes(10_000))
+    ends(hil("run", "noise.onnx", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "noise.onnx")
+
+
+def test_a_model_without_nodes_and_outputs(hil, simulator, tmp_path):
+    save_model(tmp_path / "empty.onnx", [], [], [])
+    ends(hil("run", "empty.onnx", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "no outputs")
+
+
+def test_an_unknown_operator(hil, simulator, tmp_path):
+    node = helper.make_node("Frobnicate", ["x"], ["y"], "the_odd_one")
+    save_model(tmp_path / "odd.onnx", [node], [("x", FLOAT, [4])], [("y", FLOAT, [4])])
+    for runtime in ("iree", "onnxruntime"):
+        ended = hil("run", "odd.onnx", "--board", simulator, "--runtime", runtime, "--json")
+        ends(ended, 3, "IMPORT_ERROR", "Frobnicate", "the_odd_one")
+
+
+def test_an_operator_of_an_unknown_domain_is_refused_by_whoever_compiles_or_loads(hil, simulator, tmp_path):
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")
+    path = save_model(tmp_path / "custom.onnx", [node], [("x", FLOAT, [4])], [("y", FLOAT, [4])])
+    import onnx
+
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    onnx.save(model, path)
+    ends(hil("run", path, "--board", simulator, "--json"), 3, "COMPILE_ERROR", "Frobnicate")
+    ends(hil("run", path, "--board", simulator, "--runtime", "onnxruntime", "--json"), 3, "LOAD_ERROR", "Frobnicate")
+
+
+def test_a_truncated_vmfb(hil, simulator, doubling, tmp_path):
+    assert hil("compile", doubling, "-o", "good.vmfb").code == 0
+    data = (tmp_path / "good.vmfb").read_bytes()
+    np.save(tmp_path / "y.npy", np.zeros(4, np.float32))
+    for size in (len(data) // 2, 40):
+        (tmp_path / "cut.vmfb").write_bytes(data[:size])
+        ended = hil("run", "cut.vmfb", "--board", simulator, "--expected", "y.npy", "--json")
+        assert ended.code == 3, ended.out
+        assert ended.case["outcome"] in ("IMPORT_ERROR", "LOAD_ERROR")
+    ended = hil("run", "good.vmfb", "--board", simulator, "--input", "4xf32=0", "--expected", "y.npy", "--json")
+    ends(ended, 0, "PASS")
+
+
+def test_broken_mlir(hil, simulator, tmp_path):
+    (tmp_path / "bad.mlir").write_text("func.func @main( {")
+    ends(hil("run", "bad.mlir", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "bad.mlir")
+
+
+# ---- what was typed wrongly: 2
+
+
+def test_a_missing_file(hil, simulator):
+    refused(hil("run", "nowhere.onnx", "--board", simulator, "--json"), "nowhere.onnx")
+
+
+def test_a_folder_and_an_unknown_kind_of_file(hil, simulator, tmp_path):
+    (tmp_path / "model.xyz").write_text("?")
+    refused(hil("run", tmp_path, "--board", simulator, "--json"))
+    refused(hil("run", "model.xyz", "--board", simulator, "--json"), "model.xyz")
+
+
+def test_an_unknown_board_type_runtime_or_fault(hil, doubling):
+    refused(hil("run", doubling, "--board", "nonesuch", "--json"), "nonesuch")
+    refused(hil("run", doubling, "--runtime-hw-type", "nonesuch", "--json"), "nonesuch")
+    refused(hil("run", doubling, "--runtime", "nonesuch", "--json"), "nonesuch")
+    refused(hil("run", doubling, "--fault", "nonesuch", "--json"), "nonesuch")
+
+
+def test_a_fault_for_a_board_that_is_no_simulator_of_ours(hil, doubling, simulator):
+    refused(hil("run", doubling, "--board", simulator, "--fault", "crash", "--json"), "simulators only")
+
+
+def test_an_unknown_function(hil, simulator, doubling, tmp_path):
+    refused(hil("run", doubling, "--board", simulator, "--function", "nothing", "--json"), "nothing")
+    (tmp_path / "two.mlir").write_text(
+        "func.func @a(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }\n"
+        "func.func @b(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }\n"
+    )
+    refused(hil("run", "two.mlir", "--board", simulator, "--json"), "a, b")
+    refused(hil("run", "two.mlir", "--board", simulator, "--function", "c", "--json"), "a, b")
+    assert hil("run", "two.mlir", "--board", simulator, "--function", "b").code == 0
+
+
+@pytest.mark.parametrize(
+    ("array", "text", "word"),
+    [
+        (np.zeros(4, np.float64), "x={}", "float64"),
+        (np.zeros(4, np.int32), "x={}", "int32"),
+        (np.zeros(5, np.float32), "x={}", "5"),
+        (np.zeros((4, 1), np.float32), "x={}", "4x1"),
+        (np.zeros(4, np.float32), "wrong_name={}", "wrong_name"),
+    ],
+)
+def test_inputs_of_another_dtype_shape_or_name(hil, simulator, doubling, tmp_path, array, text, word):
+    np.save(tmp_path / "x.npy", array)
+    refused(hil("run", doubling, "--board", simulator, "--input", text.format("x.npy"), "--json"), word)
+    assert not (tmp_path / "hil-runs").exists()
+
+
+def test_too_many_inputs_missing_files_and_pickles(hil, simulator, doubling, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(4, np.float32))
+    np.save(tmp_path / "pickle.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-3])
+    for inputs in (["x.npy", "x.npy"], ["x=gone.npy"], ["x=pickle.npy"], ["x=cut.npy"]):
+        options = [part for text in inputs for part in ("--input", text)]
+        refused(hil("run", doubling, "--board", simulator, *options, "--json"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rtol", "nan"],
+        ["--rtol", "-1"],
+        ["--rtol", "1"],
+        ["--atol", "inf"],
+        ["--iterations", "0"],
+        ["--warmup", "-1"],
+        ["--timeout", "0"],
+        ["--dim", "N"],
+        ["--dim", "N=4"],
+        ["--input-range", "5:1"],
+        ["--reference", "nonesuch"],
+    ],
+)
+def test_options_that_cannot_be_meant(hil, simulator, doubling, options):
+    refused(hil("run", doubling, "--board", simulator, *options, "--json"))
+
+
+def test_an_open_dimension_asks_for_its_value(hil, simulator):
+    ended = hil("run", DIGITS / "digits_cnn_batch.onnx", "--board", simulator, "--json")
+    refused(ended, "--dim N=1")
+
+
+def test_a_board_that_is_not_there_is_exit_4(hil, doubling, tmp_path):
+    ended = hil("run", doubling, "--board", f"unix:{tmp_path}/nobody.sock", "--json")
+    ends(ended, 4, "BOARD_LOST", "no agent answers")
+
+
+def test_an_atol_that_no_answer_could_miss_is_refused(hil, simulator, doubling, tmp_path):
+    ended = hil("run", doubling, "--board", simulator, "--atol", "1e6", "--json")
+    assert ended.code == 2
+
+
+# ---- odd but right: 0
+
+
+def test_zero_size_and_scalar_tensors(hil, simulator, tmp_path):
+    nodes = [helper.make_node("Add", ["e", "e"], ["f"]), helper.make_node("Mul", ["s", "s"], ["t"])]
+    values = [("e", FLOAT, [0, 3]), ("s", FLOAT, [])], [("f", FLOAT, [0, 3]), ("t", FLOAT, [])]
+    save_model(tmp_path / "odd.onnx", nodes, *values)
+    for runtime in ("iree", "onnxruntime"):
+        ends(hil("run", "odd.onnx", "--board", simulator, "--runtime", runtime, "--json"), 0, "PASS")
+
+
+def test_a_model_without_inputs(hil, simulator, tmp_path):
+    value = helper.make_tensor("v", FLOAT, [3], [1, 2, 3])
+    nodes = [helper.make_node("Constant", [], ["c"], value=value), helper.make_node("Neg", ["c"], ["y"])]
+    save_model(tmp_path / "const.onnx", nodes, [], [("y", FLOAT, [3])])
+    for runtime in ("iree", "onnxruntime"):
+        ends(hil("run", "const.onnx", "--board", simulator, "--runtime", runtime, "--json"), 0, "PASS")
+
+
+def test_a_hundred_outputs(hil, simulator, tmp_path):
+    nodes = [helper.make_node("Add", ["x", f"c{i}"], [f"y{i}"]) for i in range(100)]
+    weights = [helper.make_tensor(f"c{i}", FLOAT, [2], [i, -i]) for i in range(100)]
+    outputs = [(f"y{i}", FLOAT, [2]) for i in range(100)]
+    save_model(tmp_path / "many.onnx", nodes, [("x", FLOAT, [2])], outputs, weights)
+    for runtime in ("iree", "onnxruntime"):
+        ended = hil("run", "many.onnx", "--board", simulator, "--runtime", runtime, "--json")
+        ends(ended, 0, "PASS")
+        assert [one["name"] for one in ended.case["verdicts"][0]["outputs"]] == [f"y{i}" for i in range(100)]
+
+
+def test_nan_inputs(hil, simulator, doubling, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([1, np.nan, np.inf, -np.inf], np.float32))
+    for runtime in ("iree", "onnxruntime"):
+        ended = hil("run", doubling, "--board", simulator, "--runtime", runtime, "--input", "x.npy", "--json")
+        ends(ended, 0, "PASS")
+
+
+# ---- nowhere to store
+
+
+def test_an_output_folder_that_cannot_be_written(hil, simulator, doubling, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for out in ("file", "file/below", "/proc/hil"):
+        refused(hil("run", doubling, "--board", simulator, "--out", out, "--json"), "cannot be written")
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system of 256 KiB with nothing free."""
+    place = tmp_path / "full"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_no_space_for_the_run(hil, simulator, doubling, full_disk):
+    refused(hil("run", doubling, "--board", simulator, "--out", full_disk / "runs", "--json"), "No space left")
+
+
+def test_no_space_for_the_cache(hil, simulator, doubling, full_disk, environment):
+    environment["HIL_CACHE_DIR"] = str(full_disk / "cache")
+    ended = hil("run", doubling, "--board", simulator, "--json")
+    assert ended.code == 2
+    assert "no space left" in ended.err.lower()
+
+
+def test_no_space_on_the_board(start_agent, hil, doubling, full_disk, tmp_path):
+    from agents import start_process, stop_process
+
+    (full_disk / "filler").unlink()
+    (full_disk / "filler").write_bytes(b"\0" * 200_000)
+    big = np.random.default_rng(0).random((256, 256), np.float32)
+    weights = helper.make_tensor("w", FLOAT, [256, 256], big.tobytes(), raw=True)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    save_model(tmp_path / "big.onnx", [node], [("x", FLOAT, [1, 256])], [("y", FLOAT, [1, 256])], [weights])
+    process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", full_disk / "store")
+    try:
+        ended = hil("run", "big.onnx", "--board", address, "--runtime", "onnxruntime", "--json")
+        ends(ended, 3, "LOAD_ERROR", "bytes free")
+    finally:
+        stop_process(process)
+
+
+# ---- Ctrl-C
+
+
+STAGES = ("compile", "push", "run", "refer")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_in_a_stage_keeps_what_there_was_and_resumes(hil, environment, tmp_path, stage):
+    model, options = slow_in(stage, tmp_path)
+    command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(model), *options]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    wait_for_stage(tmp_path, stage)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130, said
+    assert b"Traceback" not in said, said
+    assert b"--resume" in said
+    (path,) = (tmp_path / "hil-runs").glob("*/run.json")
+    record = json.loads(path.read_text())
+    assert record["finished"] is False
+    assert record["cases"][0]["outcome"] is None
+    assert not [line for line in processes() if str(tmp_path) in line or f"hil-sim-{process.pid}" in line]
+    # Without what made it slow, the same run goes on to its end.
+    record["request"].update(faults=[], references=["onnxruntime"])
+    path.write_text(json.dumps(record))
+    resumed = hil("run", "--resume", record["id"], "--json")
+    assert resumed.code == 0, resumed.out
+    assert resumed.document["id"] == record["id"]
+
+
+def slow_in(stage: str, folder: Path) -> tuple[Path, list[str]]:
+    """A model and options that take long in one stage."""
+    if stage == "compile":
+        # A long chain of products takes seconds to compile; of zeros, because it would blow up any rounding error.
+        nodes = [
+            node
+            for i in range(120)
+            for node in (
+                helper.make_node("MatMul", [f"x{i}", f"x{i}"], [f"m{i}"]),
+                helper.make_node("Tanh", [f"m{i}"], [f"x{i + 1}"]),
+            )
+        ]
+        values = [("x0", FLOAT, [64, 64])], [("x120", FLOAT, [64, 64])]
+        return save_model(folder / "compile.onnx", nodes, *values), ["--input-range", "0:0"]
+    if stage == "refer":
+        # ONNX's own evaluator computes Erf element by element in Python.
+        nodes = [helper.make_node("Erf", [f"x{i}"], [f"x{i + 1}"]) for i in range(20)]
+        path = save_model(folder / "refer.onnx", nodes, [("x0", FLOAT, [2048, 1024])], [("x20", FLOAT, [2048, 1024])])
+        return path, ["--runtime", "onnxruntime", "--reference", "onnx-reference"]
+    weights = np.random.default_rng(0).random((1024, 1024), np.float32)
+    initializer = helper.make_tensor("w", FLOAT, [1024, 1024], weights.tobytes(), raw=True)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    path = save_model(
+        folder / f"{stage}.onnx", [node], [("x", FLOAT, [1, 1024])], [("y", FLOAT, [1, 1024])], [initializer]
+    )
+    tolerance = ["--runtime", "onnxruntime", "--rtol", "0.01"]
+    return path, [*tolerance, "--fault", "slow:rate=1e5" if stage == "push" else "hang"]
+
+
+def wait_for_stage(folder: Path, stage: str) -> None:
+    """Wait until the run stands in a stage, by what it has stored."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for path in (folder / "hil-runs").glob("*/run.json"):
+            record = json.loads(path.read_text())
+            case = (record["cases"] or [{}])[0]
+            reached = case.get("stage", "")
+            if reached == stage or (stage == "refer" and case.get("outputs")):
+                time.sleep(0.3)
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"the run never came to {stage}")
+
+
+def processes() -> list[str]:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
