@@ -161,8 +161,13 @@ def _strings(data: bytes, count: int) -> Array:
 
 
 def save_npy(path: Path, array: Array) -> None:
-    """Write a tensor as .npy, never pickled: strings become numpy's fixed-width text."""
-    np.save(path, array.astype(np.str_) if array.dtype.kind == "O" else array, allow_pickle=False)
+    """Write a tensor as .npy, never pickled: strings become numpy's fixed-width text, bfloat16 and float8 raw bytes."""
+    if array.dtype.kind == "O":
+        array = array.astype(np.str_)
+    elif array.dtype.name in ML_DTYPES:
+        # numpy would write names of its own for some of these (float8_e5m2 as "<f1") that it cannot read back.
+        array = array.view(np.dtype(f"V{array.dtype.itemsize}"))
+    np.save(path, array, allow_pickle=False)
 
 
 def load_npy(path: Path, dtype: str = "", *, mmap: bool = False) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +25,7 @@ from hil.controller.pipeline import (
 )
 from hil.controller.report import case_record
 from hil.controller.runs import Run, RunStore, jsonable, safe_name
-from hil.errors import EXIT_INTERRUPTED, UsageError
+from hil.errors import EXIT_INTERRUPTED, StorageError, UsageError
 from hil.results import Outcome, Stage, exit_code_of
 
 
@@ -129,6 +130,7 @@ def _run(
     options = replace(job.options(), inputs=tuple(job.inputs))
     # The import may still find that the command line was wrong: nothing is stored before that is known.
     cases = [begin(path, options, Path()) for name, path in zip(names, job.models, strict=True) if name not in kept]
+    created = run is None
     if run is None:
         run = store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
     for case, name in zip(cases, (name for name in names if name not in kept), strict=True):
@@ -181,6 +183,13 @@ def _run(
             ended.add(case.name)
             screen.end(case.name)
             write()
+    except StorageError:
+        raise
+    except UsageError:
+        # Only the board could tell. Where nothing has ended yet, nothing is to be kept.
+        if created and not ended:
+            shutil.rmtree(folder.folder, ignore_errors=True)
+        raise
     except KeyboardInterrupt:
         for case in cases:
             if case.name not in ended:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _SAMPLES_KEPT = 10_000
+_DETAIL_SHOWN = 12
+_REASONS_SHOWN = 20
 
 
 def device_statistics(result: RunResult) -> dict[str, Any]:
@@ -105,75 +107,117 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
 
     Args:
         case: a record of :func:`case_record`.
-        where: the run's folder.
+        where: the run's folder; "" says nothing of it.
     """
     outcome = case["outcome"] or "UNFINISHED"
     colour = {"PASS": "green", "FAIL": "red"}.get(outcome, "magenta")
     console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
-    if case["reason"]:
-        console.print(f"  {_escape(case['reason'])}", highlight=False)
+    # What one verdict alone has to say stands below its table.
+    if case["reason"] and len(case["verdicts"]) != 1:
+        _say(console, "", case["reason"])
     if case["error"]:
         _print_error(console, case)
     for verdict in case["verdicts"]:
-        console.print(verdict_table(verdict))
+        print_verdict(console, verdict)
     if case["device"] and case["device"]["iterations"]:
-        device = case["device"]
-        times = "  ".join(f"{name} {_ns(device[f'{name}_ns'])}" for name in ("p50", "p90", "min", "stdev"))
-        console.print(f"  device time  {times}  ({device['iterations']} iterations)", highlight=False)
+        _say(console, "device time", _device_time(case["device"]))
     spent = [f"{key[:-2]} {_seconds(value)}" for key, value in case["timings"].items() if value is not None]
     if spent:
-        console.print(f"  host time    {'  '.join(spent)}", highlight=False)
+        _say(console, "host time", ", ".join(spent))
     if where:
         console.print(f"  stored in    {_escape(where)}", highlight=False, soft_wrap=True)
 
 
-def verdict_table(verdict: dict[str, Any]) -> RenderableType:
-    """A verdict's outputs as a table."""
+def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
+    """A verdict's outputs as a table that 80 columns hold, and below it why outputs do not agree."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(
-        title=f"against {verdict['against']}", title_justify="left", title_style="dim", box=None, pad_edge=True
-    )
-    for column in ("output", "shape", "agrees", "mismatches", "max abs", "max rel", "ULP", "RMSE", "cosine", "SQNR dB"):
-        table.add_column(column, justify="left" if column in ("output", "shape", "agrees") else "right")
+    _say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for column in ("output", "shape", "mismatches", "max abs", "max rel", "ULP", "cosine", "SQNR dB"):
+        justify: Any = "left" if column in ("output", "shape") else "right"
+        table.add_column(column, justify=justify, no_wrap=column != "output", overflow="fold")
     for output in verdict["outputs"]:
         shape = "x".join(str(dim) for dim in output["shape"]) or "scalar"
         table.add_row(
-            _escape(output["name"]),
+            Text(output["name"], style="green" if output["passed"] else "red"),
             f"{shape} {output['dtype']}",
-            "[green]yes[/]" if output["passed"] else "[red]no[/]",
             "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
-            *(_number(output[key]) for key in ("max_abs", "max_rel", "max_ulp", "rmse", "cosine", "sqnr_db")),
+            *(_number(output[key]) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")),
         )
-        if not output["passed"]:
-            table.add_row("", "", f"[red]{_escape(_why(output))}[/]")
-    return table
+    if verdict["outputs"]:
+        console.print(_indented(table))
+    failed = [output for output in verdict["outputs"] if not output["passed"]]
+    for output in failed[:_REASONS_SHOWN]:
+        _say(console, "", f"{output['name']}: {output['reason']}", style="red")
+    if len(failed) > _REASONS_SHOWN:
+        _say(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
+    if not verdict["outputs"] and verdict["reason"]:
+        _say(console, "", verdict["reason"], style="red")
 
 
-def _why(output: dict[str, Any]) -> str:
-    if output["worst_index"] is None:
-        return str(output["reason"])
-    actual, expected = output["worst_values"]
-    return f"{output['reason']}; worst at {list(output['worst_index'])}: {actual} instead of {expected}"
+def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
+    """The tolerance, where all the outputs have the same."""
+    found = {(output["tolerance"] or {}).get(name) for output in outputs for name in ("rtol", "atol")}
+    if not found:
+        return ""
+    if found == {None}:
+        return ", exact"
+    first = outputs[0]["tolerance"]
+    if any(output["tolerance"] != first for output in outputs):
+        return ", tolerance by dtype"
+    return f", rtol {first['rtol']:g}, atol {first['atol']:g}"
+
+
+def _device_time(device: dict[str, Any]) -> str:
+    if device["iterations"] == 1:
+        return f"{_ns(device['min_ns'])} (1 iteration)"
+    times = ", ".join(f"{name} {_ns(device[f'{name}_ns'])}" for name in ("p50", "p90", "min", "stdev"))
+    return f"{times} ({device['iterations']} iterations)"
 
 
 def _how(case: dict[str, Any]) -> str:
-    artifact = case["artifact"]
+    artifact, provenance = case["artifact"], case["provenance"]
     if not artifact:
         return ""
-    board = case["provenance"].get("board", "")
-    on = f" on {board}" if board else ""
-    return f"{artifact['runtime']} {case['provenance'].get('runtime_version', '')}{on}".replace("  ", " ")
+    board = provenance.get("board") or (case["error"] or {}).get("board")
+    words = (artifact["runtime"], provenance.get("runtime_version"), board and f"on {board}")
+    return " ".join(word for word in words if word)
 
 
 def _print_error(console: Console, case: dict[str, Any]) -> None:
     error = case["error"]
-    where = f"{case['stage']}" + (f" on board {error['board']}" if error["board"] else "")
-    console.print(f"  stage        {_escape(where)}", highlight=False)
-    for line in error["detail"].strip().splitlines()[-12:]:
-        console.print(f"    {_escape(line)}", style="dim", highlight=False)
+    _say(console, "stage", case["stage"] + (f" on board {error['board']}" if error["board"] else ""))
+    lines = error["detail"].strip().splitlines()
+    if len(lines) > _DETAIL_SHOWN:
+        # Python tells of a crash at the beginning, other programs at the end.
+        half = _DETAIL_SHOWN // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines more in run.json ...", *lines[-half:]]
+    for line in lines:
+        _say(console, "", line, style="dim", indent=4)
     if error["hint"]:
-        console.print(f"  hint         {_escape(error['hint'])}", highlight=False)
+        _say(console, "hint", error["hint"])
+
+
+def _say(console: Console, label: str, text: str, *, style: str = "", indent: int = 2) -> None:
+    """A labelled line; what does not fit goes on below the text, not below the label."""
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=0)
+    if label:
+        line.add_column(width=13)
+    line.add_column(overflow="fold")
+    body = Text(text, style=style)
+    line.add_row(label, body) if label else line.add_row(body)
+    console.print(_indented(line, indent), highlight=False)
+
+
+def _indented(what: RenderableType, by: int = 2) -> RenderableType:
+    from rich.padding import Padding
+
+    return Padding(what, (0, 0, 0, by), expand=False)
 
 
 def _escape(text: str) -> str:
@@ -185,7 +229,7 @@ def _escape(text: str) -> str:
 def _number(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
 
 
 def _ns(value: float) -> str:

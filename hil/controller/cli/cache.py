@@ -30,8 +30,9 @@ def ls(as_json: bool) -> None:
         return
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.last_used))
-        click.echo(f"{entry.key[:24]:24}  {entry.size:>12,} bytes  {used}")
-    click.echo(f"{len(entries)} entries, {sum(entry.size for entry in entries):,} bytes in {held.root}")
+        model = entry.meta.get("model", "")
+        click.echo(f"{entry.kind:10} {entry.key[len(entry.kind) + 1 :][:8]}  {entry.size:>13,} bytes  {used}  {model}")
+    click.echo(f"{_count(len(entries))}, {sum(entry.size for entry in entries):,} bytes in {held.root}")
 
 
 @cache.command(epilog="Example: hil cache gc --max-mb 500 --older-than 30")
@@ -50,4 +51,8 @@ def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "dropped": [entry.key for entry in gone], "freed_bytes": freed})
     else:
-        click.echo(f"dropped {len(gone)} entries, {freed:,} bytes")
+        click.echo(f"dropped {_count(len(gone))}, {freed:,} bytes")
+
+
+def _count(number: int) -> str:
+    return f"{number} entr{'y' if number == 1 else 'ies'}"

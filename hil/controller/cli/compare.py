@@ -28,7 +28,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
 
     from hil.controller import compare as comparer
     from hil.controller.cli.screen import print_json
-    from hil.controller.report import verdict_record, verdict_table
+    from hil.controller.report import print_verdict, verdict_record
     from hil.controller.runs import storing
     from hil.results import exit_code_of
 
@@ -58,10 +58,11 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
         return code
     console = Console()
     for name, record in records.items():
-        console.print(f"[bold]{record['outcome']}[/]  {name}  {record['reason']}")
-        console.print(verdict_table(record))
+        console.print(f"[bold {'green' if record['outcome'] == 'PASS' else 'red'}]{record['outcome']}[/]", end="  ")
+        console.print(name, markup=False, highlight=False)
+        print_verdict(console, record)
     if plot:
-        console.print(f"plot in {plot}")
+        console.print(f"  plot in      {plot}", markup=False, highlight=False, soft_wrap=True)
     return code
 
 

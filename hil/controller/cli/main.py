@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import sys
-from typing import Any
 
 import click
 
@@ -22,6 +21,9 @@ VERBS = {
     "cache": "List and clean the cache of compiled programs and reference results.",
     "completion": "Print the shell's completion script.",
 }
+
+
+_TOLD = ("hint", "stage", "board", "detail")
 
 
 class _Lazy(click.Group):
@@ -58,8 +60,14 @@ def cli() -> None:
     Example:
       hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim
     \b
-    Exit codes: 0 all passed; 1 an answer differs; 2 bad usage or configuration; 3 a stage of the model failed;
-    4 the board failed; 5 nothing ran; 130 interrupted.
+    Exit codes:
+      0  all passed
+      1  an answer differs
+      2  bad usage or configuration; nothing was run
+      3  a stage of the model's own failed
+      4  the board failed
+      5  nothing ran
+      130  interrupted
     """
 
 
@@ -67,15 +75,13 @@ def main() -> None:
     """Run the command and end with its exit code; an error is told, never traced back."""
     wants_json = "--json" in sys.argv
     try:
-        code = cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        code = EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        code = _tell("interrupted", wants_json, EXIT_INTERRUPTED)
+        code = cli.main(prog_name="hil", standalone_mode=False)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        code = _tell("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")
     except click.ClickException as error:
         code = _tell(error.format_message(), wants_json, 2, usage=error)
     except HilError as error:
-        code = _tell(str(error), wants_json, error.exit_code, kind=type(error).__name__)
+        code = _tell(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
@@ -83,15 +89,23 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _tell(text: str, wants_json: bool, code: int, *, kind: str = "", usage: Any = None) -> int:
+def _tell(
+    text: str,
+    wants_json: bool,
+    code: int,
+    *,
+    kind: str = "UsageError",
+    usage: click.ClickException | None = None,
+    error: HilError | None = None,
+) -> int:
     """Say what went wrong: as one JSON document on stdout when that was asked for, always as text on stderr."""
     if wants_json:
-        document = {"schema": 1, "error": {"kind": kind or "UsageError", "message": text}, "exit_code": code}
-        print(json.dumps(document))
+        told = {"kind": kind, "message": text, **{name: getattr(error, name, "") for name in _TOLD}}
+        print(json.dumps({"schema": 1, "error": told, "exit_code": code}))
     if usage is not None:
         usage.show()
     else:
-        print(f"hil: {text}", file=sys.stderr)
+        print(f"hil: {error or text}", file=sys.stderr)
     return code
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
@@ -31,10 +30,11 @@ def list_runs(out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "runs": rows})
         return
+    width = max((len(row["id"]) for row in rows), default=0)
     for row in rows:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created"]))
-        state = row["outcome"] or "unfinished"
-        click.echo(f"{row['id']}  {when}  {state:16} {row['board'] or '-':12} {row['models']}")
+        # The time, in UTC, is in the run's name.
+        state, board = row["outcome"] or "unfinished", row["board"] or "-"
+        click.echo(f"{row['id']:{width}}  {state:15}  {board:9}  {row['models']}")
 
 
 @runs.command(epilog="Example: hil runs show latest")
@@ -42,7 +42,10 @@ def list_runs(out: Path | None, as_json: bool) -> None:
 @_out
 @json_option
 def show(run: str, out: Path | None, as_json: bool) -> None:
-    """Show a stored run: its ID, the beginning of it, `latest`, or its folder."""
+    """Show a stored run.
+
+    It is named by its ID, the beginning of it, `latest`, or its folder.
+    """
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.runs import RunStore
 
@@ -68,4 +71,4 @@ def gc(keep: int, older_than: float, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "deleted": gone})
     else:
-        click.echo(f"deleted {len(gone)} runs")
+        click.echo(f"deleted {len(gone)} run{'' if len(gone) == 1 else 's'}")

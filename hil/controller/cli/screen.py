@@ -64,11 +64,13 @@ class Screen:
         """Print what a run's cases ended in."""
         from hil.controller.report import print_case
 
-        for case in record["cases"]:
-            print_case(self._out, case, where=record["folder"])
-        if len(record["cases"]) > 1:
-            passed = sum(case["outcome"] == "PASS" for case in record["cases"])
-            self._out.print(f"{passed} of {len(record['cases'])} passed")
+        cases = record["cases"]
+        for case in cases:
+            print_case(self._out, case, where=record["folder"] if len(cases) == 1 else "")
+        if len(cases) > 1:
+            passed = sum(case["outcome"] == "PASS" for case in cases)
+            text = f"{passed} of {len(cases)} passed, stored in {record['folder']}"
+            self._out.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Screen:
         self._progress.start()

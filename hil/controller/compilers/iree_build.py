@@ -16,6 +16,7 @@ from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
 _ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
+_WRONG_FLAG = re.compile(r"^iree-compile: (?P<what>Unknown command line argument '[^']*'|for the -.*)", re.M)
 _SHOWN_ERRORS = 3
 
 
@@ -42,6 +43,7 @@ def build(
         log: the file that standard error goes to.
 
     Raises:
+        UsageError: the compiler knows no such flag.
         CompileFailed: the model cannot be imported or was refused.
         CompileCrashed: iree-compile died.
     """
@@ -70,6 +72,10 @@ def _fail(code: int, said: str) -> None:
     tail = "\n".join(line[:400] for line in said.splitlines()[-40:])
     if "No space left on device" in said:
         raise StorageError("no space left on the disk while compiling", hint="`hil cache gc` makes room", detail=tail)
+    if usage := _WRONG_FLAG.search(said):
+        raise UsageError(
+            f"iree-compile: {usage['what'].strip()}", hint="see the board's compile flags and --compile-flag"
+        )
     errors = _errors(said)
     if code < 0 or (code > 1 and not errors):
         died = f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"

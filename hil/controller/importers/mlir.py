@@ -13,7 +13,7 @@ from hil.tensors import Dim
 
 _TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
 # The portable form of StableHLO has a function operation and types of its own: lowered as iree-compile would.
-_VHLO_PIPELINE = "builtin.module(iree-auto-input-conversion)"
+_VHLO_PIPELINE = "builtin.module(iree-stablehlo-input-transformation-pipeline)"
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:

@@ -26,7 +26,10 @@ def fill(text: str = "content") -> object:
 def test_a_key_depends_on_kind_and_every_part_and_not_on_their_order() -> None:
     key = Cache.key("artifact", a=1, b=["x"])
     assert key == Cache.key("artifact", b=["x"], a=1)
-    assert len({key, Cache.key("artifact", a=2, b=["x"]), Cache.key("reference", a=1, b=["x"]), Cache.key("artifact")}) == 4
+    assert (
+        len({key, Cache.key("artifact", a=2, b=["x"]), Cache.key("reference", a=1, b=["x"]), Cache.key("artifact")})
+        == 4
+    )
 
 
 @pytest.mark.parametrize("key", ["", "../etc-" + "0" * 64, "artifact-xyz", "artifact-" + "0" * 63, "/x-" + "0" * 64])

@@ -106,7 +106,10 @@ def test_several_functions_need_a_choice(tmp_path: Path, isolated: Isolated) -> 
     [
         ("func.func @main(", "does not parse"),
         ("func.func @m(%a: tensor<2xf32>) { %0 = foo.bar %a : tensor<2xf32> return }", "foo"),
-        ("func.func @m() -> tensor<2xf32> { %0 = arith.constant dense<1> : tensor<3xi8> return %0 : tensor<3xi8> }", ""),
+        (
+            "func.func @m() -> tensor<2xf32> { %0 = arith.constant dense<1> : tensor<3xi8> return %0 : tensor<3xi8> }",
+            "",
+        ),
         ("module {}", "no public function"),
         ("func.func private @p() { return }", "no public function"),
         ("func.func @m(%a: !stream.timepoint) { return }", "of type !stream.timepoint"),

@@ -94,9 +94,7 @@ def test_a_nameless_dimension_gets_a_name(save_onnx: Save, isolated: Isolated) -
 
 def test_output_shapes_are_inferred(save_onnx: Save, isolated: Isolated) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    path = save_onnx(
-        nodes, [("x", FLOAT, ("N", 4))], [("y", FLOAT, None)], [tensor("w", np.zeros((4, 5), np.float32))]
-    )
+    path = save_onnx(nodes, [("x", FLOAT, ("N", 4))], [("y", FLOAT, None)], [tensor("w", np.zeros((4, 5), np.float32))])
     assert import_model(path, dims={"N": 2}, isolated=isolated).outputs == (TensorSpec("y", "float32", (2, 5)),)
 
 
@@ -112,9 +110,7 @@ def test_no_inputs_scalars_empty_tensors_and_a_hundred_outputs(save_onnx: Save, 
     empty = helper.make_node("Identity", ["e"], ["f"])
     many = [helper.make_node("Identity", ["c"], [f"y{i}"]) for i in range(100)]
     outputs = [*((f"y{i}", FLOAT, ()) for i in range(100)), ("f", FLOAT, (0, 2))]
-    model = import_model(
-        save_onnx([constant, empty, *many], [("e", FLOAT, (0, 2))], outputs), isolated=isolated
-    )
+    model = import_model(save_onnx([constant, empty, *many], [("e", FLOAT, (0, 2))], outputs), isolated=isolated)
     assert len(model.outputs or ()) == 101 and (model.outputs or ())[99].shape == ()
     assert model.inputs == (TensorSpec("e", "float32", (0, 2)),)
     none = import_model(save_onnx([constant], [], [("c", FLOAT, ())], name="none.onnx"), isolated=isolated)

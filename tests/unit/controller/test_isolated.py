@@ -14,7 +14,7 @@ import pytest
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.errors import ImportFailed
 
-FUNCTIONS = '''
+FUNCTIONS = """
 import ctypes, os, subprocess, sys, time
 from hil.errors import ImportFailed
 
@@ -38,7 +38,7 @@ def nap(seconds):
     time.sleep(seconds)
     return time.monotonic()
 def where(): return [os.getcwd() in sys.path, "" in sys.path]
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,9 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout
     except FileNotFoundError:
         return True
     return not state.strip().startswith("Z") and bool(state.strip())
