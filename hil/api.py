@@ -76,7 +76,7 @@ def run(
     try:
         with tempfile.TemporaryDirectory(prefix="hil-") as folder:
             (Path(folder) / "logs").mkdir()
-            case = prepare(begin(Path(model), chosen, Path(folder)), choice, shop)
+            case = prepare(begin(Path(model), chosen, Path(folder), shop), choice, shop)
             return conclude(refer_case(execute(case, board, shop), shop), shop)
     finally:
         if own is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,10 +22,10 @@ from hil.controller.pipeline import (
     check_options,
     run_cases,
 )
-from hil.controller.report import case_record
+from hil.controller.recorder import Recorder
 from hil.controller.runs import Run, RunStore, jsonable, safe_name
-from hil.errors import EXIT_INTERRUPTED, StorageError, UsageError
-from hil.results import Outcome, Stage, exit_code_of
+from hil.errors import StorageError, UsageError
+from hil.results import Stage
 
 
 class Progress(Protocol):
@@ -128,87 +127,43 @@ def _run(
     names = _unique_names(job.models)
     kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
     options = replace(job.options(), inputs=tuple(job.inputs))
+    shop = Workshop(Cache(), isolated)
     # The import may still find that the command line was wrong: nothing is stored before that is known.
-    cases = [begin(path, options, Path()) for name, path in zip(names, job.models, strict=True) if name not in kept]
+    todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
+    cases = [replace(begin(path, options, Path(), shop), name=name) for name, path in todo]
     created = run is None
-    if run is None:
-        run = store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
-    for case, name in zip(cases, (name for name in names if name not in kept), strict=True):
-        case.name = name
-        case.folder = run.case_folder(name)
-        screen.begin(name, len(STAGES))
-    tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
-    folder = run
+    stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
+    for case in cases:
+        case.folder = stored.case_folder(case.name)
+        screen.begin(case.name, len(STAGES))
+    recorder = Recorder(stored, names, cases)
 
     def watch(case: Case, stage: Stage, note: str) -> None:
         screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
         if not note:
-            write()
-
-    def keep(case: Case, what: str) -> None:
-        if what == "references":
-            stored = [
-                folder.save_tensors(case.name, f"reference-{number}", reference.outputs)
-                for number, reference in enumerate(case.references)
-            ]
-            tensors[case.name][what] = stored
-        else:
-            held = case.inputs if what == "inputs" else case.result.outputs if case.result else None
-            tensors[case.name][what] = folder.save_tensors(case.name, what, held or {})
-        write()
-
-    records = dict(kept)
-
-    # Models are compiled in threads, each of which has news to write.
-    writing = threading.Lock()
-
-    def write() -> None:
-        with writing:
-            for case in cases:
-                records[case.name] = case_record(case, tensors[case.name])
-            folder.record["cases"] = [records[name] for name in names if name in records]
-            folder.save()
+            recorder.write()
 
     def open_board() -> Board:
-        board = Board(
-            choice, purpose=f"hil run {folder.id}", faults=tuple(job.faults), wait_s=job.wait_s, say=screen.note
-        )
-        folder.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
+        board = Board(choice, purpose=f"hil run {stored.id}", faults=job.faults, wait_s=job.wait_s, say=screen.note)
+        stored.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
         return board
 
-    shop = Workshop(Cache(), isolated, watch, keep)
-    ended: set[str] = set()
     try:
-        for case in run_cases(cases, choice, open_board, shop):
-            ended.add(case.name)
+        for case in run_cases(cases, choice, open_board, replace(shop, watch=watch, keep=recorder.keep)):
             screen.end(case.name)
-            write()
+            recorder.end(case)
     except StorageError:
         raise
     except UsageError:
         # Only the board could tell. Where nothing has ended yet, nothing is to be kept.
-        if created and not ended:
-            shutil.rmtree(folder.folder, ignore_errors=True)
+        if created and not recorder.ended:
+            shutil.rmtree(stored.folder, ignore_errors=True)
         raise
     except KeyboardInterrupt:
-        for case in cases:
-            if case.name not in ended:
-                # It did not fail: what it was doing was stopped with us.
-                case.outcome, case.error, case.reason = None, None, "interrupted"
-        folder.record["exit_code"] = EXIT_INTERRUPTED
-        write()
-        screen.note(f"interrupted; go on with: hil run --resume {folder.id}")
+        recorder.interrupt()
+        screen.note(f"interrupted; go on with: hil run --resume {stored.id}")
         raise
-    outcomes = [Outcome(case["outcome"]) for case in folder.record["cases"]]
-    folder.record["exit_code"] = exit_code_of(outcomes)
-    folder.record["outcome"] = _gravest(outcomes).value
-    folder.record["finished"] = True
-    write()
-    return {**folder.record, "folder": str(folder.folder)}
-
-
-def _gravest(outcomes: list[Outcome]) -> Outcome:
-    return max(outcomes, key=lambda outcome: outcome.exit_code)
+    return recorder.finish()
 
 
 def _unique_names(models: tuple[Path, ...]) -> list[str]:

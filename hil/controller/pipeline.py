@@ -134,7 +134,7 @@ def check_options(options: Options, choice: BoardChoice) -> None:
         )
 
 
-def begin(path: Path, options: Options, folder: Path, *, want_inputs: bool = True) -> Case:
+def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_inputs: bool = True) -> Case:
     """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
 
     A model that cannot be read is an outcome of its case; bad usage is raised.
@@ -145,7 +145,9 @@ def begin(path: Path, options: Options, folder: Path, *, want_inputs: bool = Tru
     case = Case(path.stem, path, options, folder)
     with _stage(case, Stage.IMPORT):
         start = time.monotonic()
-        case.model = import_model(path, function=options.function, dims=options.dims)
+        case.model = import_model(
+            path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
+        )
         case.timings = replace(case.timings, import_s=time.monotonic() - start)
     if want_inputs and case.model is not None and case.model.inputs is not None:
         case.inputs = _inputs(case, case.model.inputs)

@@ -32,7 +32,7 @@ def refused(ended, *words: str) -> None:
     assert ended.code == 2, (ended.out, ended.err)
     assert ended.document["exit_code"] == 2
     for word in words:
-        assert word in ended.document["error"]["message"]
+        assert word in ended.document["error"]["message"] + ended.document["error"]["hint"]
         assert word in ended.err
 
 

@@ -29,7 +29,7 @@ def compile(model: Path, board: str, hw_type: str, output: Path | None, as_json:
 
     choice = choose(board, hw_type)
     options = Options(
-        runtime=settings["runtime"] or "",
+        runtime=settings["runtime"],
         function=settings["function"],
         dims=parse_dims(settings["dims"]),
         compile_flags=settings["compile_flags"],
@@ -39,7 +39,8 @@ def compile(model: Path, board: str, hw_type: str, output: Path | None, as_json:
     check_options(options, choice)
     with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated(1) as isolated:
         (Path(folder) / "logs").mkdir()
-        case = prepare(begin(model, options, Path(folder), want_inputs=False), choice, Workshop(Cache(), isolated))
+        shop = Workshop(Cache(), isolated)
+        case = prepare(begin(model, options, Path(folder), shop, want_inputs=False), choice, shop)
         if case.error is not None:
             raise case.error
     artifact = case.artifact

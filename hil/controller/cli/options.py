@@ -30,7 +30,7 @@ def board_options(command: F) -> F:
 def model_options(command: F) -> F:
     """What both `run` and `compile` need to read and compile a model."""
     options = [
-        click.option("--runtime", type=click.Choice(["iree", "onnxruntime"]), help="Runtime (default: the board's)."),
+        click.option("--runtime", default="", metavar="NAME", help="iree or onnxruntime (default: the board's)."),
         click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
         click.option("--dim", "dims", multiple=True, metavar="N=SIZE", help="Value of a symbolic dimension."),
         click.option(

@@ -83,7 +83,7 @@ def _job_settings(settings: dict[str, Any]) -> dict[str, Any]:
     more = ("timeout", "wait_s", "faults", "compile_flags", "debug_ir", "expected", "flagfile", "out")
     return {
         **{name: settings[name] for name in (*plain, *more)},
-        "runtime": settings["runtime"] or "",
+        "runtime": settings["runtime"],
         "dims": parse_dims(settings["dims"]),
         "input_range": parse_range(settings["input_range"]),
         "recompute": settings["recompute_cache"],

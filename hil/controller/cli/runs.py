@@ -26,7 +26,7 @@ def list_runs(out: Path | None, as_json: bool) -> None:
     from hil.controller.cli.screen import print_json
     from hil.controller.runs import RunStore
 
-    rows = RunStore(out).summaries()
+    rows = [{**row, "finished": bool(row["finished"])} for row in RunStore(out).summaries()]
     if as_json:
         print_json({"schema": 1, "runs": rows})
         return

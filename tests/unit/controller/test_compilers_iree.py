@@ -28,7 +28,12 @@ HOST = [
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
 ]
-ADD = "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { %0 = arith.addf %a, %a : tensor<4xf32> return %0 : tensor<4xf32> }"
+ADD = """
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = arith.addf %a, %a : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
 
 
 def build(path: Path, settings: dict[str, Any], flags: list[str] = HOST, **options: Any) -> Artifact:

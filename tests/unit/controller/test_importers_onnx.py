@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -246,7 +245,7 @@ def test_an_unknown_operator_names_the_node_and_itself(save_onnx: Save, isolated
             helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch),
         ]
     path = save_onnx(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
-    with pytest.raises(ImportFailed, match="node 'frob' uses the operator 'Frobnicate', which ai.onnx 17"):
+    with pytest.raises(ImportFailed, match=r"node 'frob' uses the operator 'Frobnicate', which ai\.onnx 17"):
         import_model(path, isolated=isolated)
 
 
@@ -355,7 +354,7 @@ def test_a_finding_is_kept_and_external_files_are_looked_at_each_time(
     closed = Isolated(1)
     closed.close()
     assert import_model(path, isolated=closed, cache=cache) == first
-    os.unlink(tmp_path / "w.bin")
+    (tmp_path / "w.bin").unlink()
     with pytest.raises(ImportFailed, match="missing"):
         import_model(path, isolated=closed, cache=cache)
 

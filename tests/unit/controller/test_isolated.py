@@ -131,7 +131,7 @@ def test_an_exit_names_the_code(pool: Isolated, functions: str, tmp_path: Path) 
 
 def test_a_timeout_kills_the_worker_and_its_children(pool: Isolated, functions: str, tmp_path: Path) -> None:
     note = tmp_path / "pids"
-    with pytest.raises(IsolatedTimeout, match="0.7 s"):
+    with pytest.raises(IsolatedTimeout, match=r"0\.7 s"):
         pool.call(f"{functions}:child", {"note": str(note)}, timeout=0.7, log=tmp_path / "log")
     worker, child = map(int, note.read_text().split())
     assert wait_until(lambda: not alive(worker) and not alive(child))
@@ -179,7 +179,8 @@ def test_no_process_outlives_the_controller(functions: str, tmp_path: Path, numb
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\nfrom hil.controller.isolated import Isolated\n"
-        f"Isolated(1).call('{functions}:child', {{'note': {str(note)!r}}}, timeout=None, log=Path({str(tmp_path / 'log')!r}))\n"
+        f"log = Path({str(tmp_path / 'log')!r})\n"
+        f"Isolated(1).call('{functions}:child', {{'note': {str(note)!r}}}, timeout=None, log=log)\n"
     )
     root = str(Path(__file__).parents[3])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ["PYTHONPATH"]])}

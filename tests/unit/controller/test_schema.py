@@ -1,0 +1,149 @@
+"""What `--json` prints is what docs/run.schema.json and docs/commands.schema.json say, in good and in bad cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from models import DIGITS, save_model
+from onnx import TensorProto, helper
+from referencing import Registry, Resource
+
+DOCS = Path(__file__).parents[3] / "docs"
+SCHEMAS = {name: json.loads((DOCS / name).read_text()) for name in ("run.schema.json", "commands.schema.json")}
+REGISTRY = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in SCHEMAS.items())
+HIL = [sys.executable, "-m", "hil.controller.cli.main"]
+FLOAT = TensorProto.FLOAT
+
+
+def check(document: Any, definition: str) -> None:
+    schema = {"$ref": definition}
+    jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(document)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and tensors."""
+    made = tmp_path_factory.mktemp("schema")
+    x = ("x", FLOAT, ["N"])
+    save_model(made / "twice.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [x], [("y", FLOAT, ["N"])])
+    save_model(made / "odd.onnx", [helper.make_node("Frobnicate", ["x"], ["y"])], [x], [("y", FLOAT, ["N"])])
+    np.save(made / "x.npy", np.array([1, 2, 3], np.float32))
+    np.save(made / "nan.npy", np.array([np.nan, np.inf, 3], np.float32))
+    np.save(made / "wrong.npy", np.zeros(4, np.float64))
+    return made
+
+
+@pytest.fixture(scope="module")
+def call(folder: Path) -> Callable[..., Any]:
+    """Runs `hil ARGS --json` in that folder; checks that the exit code is the document's own."""
+    environment = {**os.environ, "HIL_CACHE_DIR": str(folder / "cache")}
+
+    def run(*args: object) -> Any:
+        command = [*HIL, *map(str, args), "--json"]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        document = json.loads(done.stdout)
+        assert document.get("exit_code", 0) == done.returncode
+        return document
+
+    return run
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_schemas_are_schemas(name):
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        (["twice.onnx", "--input", "x.npy", "--iterations", 3, "--reference", "onnxruntime", "--warmup", 1], "PASS"),
+        (["twice.onnx", "--input", "x.npy", "--runtime", "onnxruntime", "--expected", "nan.npy"], "FAIL"),
+        (["twice.onnx", "--input", "x.npy", "--runtime", "onnxruntime", "--expected", "wrong.npy"], "FAIL"),
+        (["twice.onnx", "--input", "nan.npy", "--runtime", "onnxruntime"], "PASS"),
+        (["twice.onnx", "--dim", "N=3", "--fault", "crash"], "RUN_CRASH"),
+        (["twice.onnx", "--dim", "N=3", "--fault", "kill-agent"], "BOARD_LOST"),
+        (["odd.onnx", DIGITS / "digits_cnn_int8.onnx", "--dim", "N=3", "--runtime", "onnxruntime"], None),
+    ],
+)
+def test_a_run_is_as_the_schema_says(call, folder, options, outcome):
+    document = call("run", *options)
+    assert document.get("outcome") == outcome or outcome is None, document
+    check(document, "run.schema.json")
+    if "folder" in document:
+        check(json.loads((folder / document["folder"] / "run.json").read_text()), "run.schema.json#/$defs/run")
+        check(call("runs", "show", document["id"]), "run.schema.json#/$defs/run")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["run", "missing.onnx"],
+        ["run", "twice.onnx"],
+        ["run", "twice.onnx", "--rtol", 2],
+        ["run", "twice.onnx", "--iterations", "many"],
+        ["run", "twice.onnx", "--no-such-option"],
+        ["run", "twice.onnx", "--dim", "N=3", "--fault", "earthquake"],
+        ["compile", "odd.onnx"],
+        ["compare", "x.npy", "missing.npy"],
+        ["board", "show", "nowhere"],
+        ["runs", "show", "nothing"],
+        ["nonsense"],
+    ],
+)
+def test_trouble_is_told_as_the_schema_says(call, options):
+    document = call(*options)
+    check(document, "run.schema.json#/$defs/error")
+    assert document["error"]["message"]
+
+
+def test_an_interrupted_run_is_told_as_the_schema_says(folder):
+    command = [*HIL, "run", "twice.onnx", "--dim", "N=3", "--fault", "hang", "--out", "cut", "--json"]
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("cut/*/twice/inputs/*.npy")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    check(json.loads(out), "run.schema.json#/$defs/error")
+    assert json.loads(out)["error"]["kind"] == "Interrupted"
+    (path,) = folder.glob("cut/*/run.json")
+    check(json.loads(path.read_text()), "run.schema.json#/$defs/run")
+
+
+def test_the_other_commands_print_as_their_schemas_say(call):
+    calls = [
+        ["compile", "twice.onnx", "--dim", "N=3", "-o", "twice.vmfb"],
+        ["compare", "x.npy", "nan.npy"],
+        ["board", "list"],
+        ["board", "show", "sim-f16"],
+        ["board", "check"],
+        ["runs", "list"],
+        ["runs", "gc", "--keep", 0],
+        ["cache", "ls"],
+        ["cache", "gc"],
+    ]
+    definitions = SCHEMAS["commands.schema.json"]["$defs"]
+    for options in calls:
+        verb = " ".join(options[:2]) if " ".join(map(str, options[:2])) in definitions else options[0]
+        check(call(*options), f"commands.schema.json#/$defs/{verb.replace(' ', '%20')}")
+
+
+def test_a_document_with_something_unknown_in_it_is_no_run(call):
+    document = call("run", "twice.onnx", "--dim", "N=3", "--runtime", "onnxruntime")
+    document["cases"][0]["surprise"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        check(document, "run.schema.json")
