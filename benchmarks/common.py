@@ -22,7 +22,7 @@ from hil.digest import digest_file
 
 HERE = Path(__file__).parent
 TVM = "apache-tvm==0.27.*"
-_TVM_NEEDS = ("tornado", "cloudpickle")
+_TVM_NEEDS = ("tornado", "cloudpickle", "psutil")
 
 
 @dataclass(frozen=True)

@@ -355,3 +355,26 @@ def wait_for_stage(folder: Path, stage: str) -> None:
 
 def processes() -> list[str]:
     return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+# ---- large
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["onnxruntime", "iree"])
+def test_a_model_of_2_1_gb_with_external_data(hil, tmp_path, environment, runtime):
+    environment["HIL_CACHE_DIR"] = str(tmp_path / "cache")
+    rows = 2_150_000_000 // 4096
+    table = TensorProto(name="table", data_type=FLOAT, dims=[rows, 1024], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", "table.data"), ("offset", "0"), ("length", str(rows * 4096))):
+        table.external_data.add(key=key, value=value)
+    with (tmp_path / "table.data").open("wb") as file:
+        file.truncate(rows * 4096)
+        file.seek(5 * 4096)
+        file.write(np.arange(1024, dtype=np.float32).tobytes())
+    node = helper.make_node("Gather", ["table", "row"], ["y"])
+    save_model(tmp_path / "big.onnx", [node], [("row", TensorProto.INT64, [2])], [("y", FLOAT, [2, 1024])], [table])
+    ended = hil("run", "big.onnx", "--runtime", runtime, "--input", "row=2xi64=5 7", "--timeout", 200, "--json")
+    ends(ended, 0, "PASS")
+    y = np.load(tmp_path / ended.document["folder"] / ended.case["outputs"][0]["file"])
+    np.testing.assert_array_equal(y, [np.arange(1024), np.zeros(1024)])

@@ -53,7 +53,8 @@ def call(folder: Path) -> Callable[..., Any]:
         command = [*HIL, *map(str, args), "--json"]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
         document = json.loads(done.stdout)
-        assert document.get("exit_code", 0) == done.returncode
+        if "id" not in document or args[0] == "run":  # what `runs show` shows has an exit code of its own
+            assert document.get("exit_code", 0) == done.returncode
         return document
 
     return run
