@@ -153,10 +153,13 @@ class _Worker:
         log_start = log.stat().st_size
         stdin = self._process.stdin
         assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died just now: seen below as the end of its replies
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it died just now: seen below as the end of its replies
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
-        line = self._read_line(None if timeout is None else time.monotonic() + timeout)
+        try:
+            line = self._read_line(None if timeout is None else time.monotonic() + timeout)
+        except (OSError, ValueError):  # another thread stopped the worker and closed its pipes meanwhile
+            line = b""
         if line is None:
             self.kill()
             raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))

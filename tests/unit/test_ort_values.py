@@ -9,7 +9,10 @@ from hil.errors import UsageError
 from hil.ort_values import ONNX_TYPES, dtype_of_type, from_ort, spec_of_node, to_ort
 from hil.tensors import Array, TensorSpec, dtype_of
 
-KNOWN = [name for name in ONNX_TYPES if not name.startswith("complex")]
+# The last ONNX Runtime for Python 3.10 is 1.23: it reads models of IR version 11 at most and has fewer dtypes.
+OLD = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 24)
+NEWER = ("float4_e2m1fn", "float8_e8m0fnu", "int2", "uint2")
+KNOWN = [name for name in ONNX_TYPES if not name.startswith("complex") and not (OLD and name in NEWER)]
 
 
 def sample(dtype: str, shape: tuple[int, ...]) -> Array:
@@ -33,6 +36,7 @@ def test_an_array_in_another_order_is_read_right() -> None:
     assert (from_ort(to_ort(array), "float32") == array).all()
 
 
+@pytest.mark.skipif(OLD, reason="this ONNX Runtime is too old for opset 25")
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2", "bfloat16", "float8_e5m2", "float8_e4m3fn"])
 def test_a_session_sees_the_same_values(dtype: str) -> None:
     graph = helper.make_graph(

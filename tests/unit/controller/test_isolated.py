@@ -192,6 +192,7 @@ def test_no_process_outlives_the_controller(functions: str, tmp_path: Path, numb
     assert wait_until(lambda: not alive(worker) and not alive(child))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
 def test_nothing_is_imported_from_the_folder_one_stands_in(
     functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

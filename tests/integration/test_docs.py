@@ -1,0 +1,229 @@
+"""The README and the guides do what they say: their commands and programs are run, and what they show must come out.
+
+A ``console`` block holds commands (``$ ``), each followed by what it prints and, where it is not 0, by its exit code
+(``# exit 1``). Shown text must match but for what differs from run to run: ``...`` stands for anything, white space
+(the terminal's width) does not count, and neither do times, sizes, versions, IDs, and a table's statistics. A command
+that ends with ``&`` runs until the guide's end. A ``python`` or ``toml`` block that begins with ``# file: PATH`` is
+written there before anything is run; any other ``python`` block is run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+FILE = re.compile(r"# file: (\S+)\n")
+EXIT = re.compile(r"# exit (\d+)")
+# What differs from run to run or from machine to machine -> what it is compared as.
+VARIES = [
+    (r"\d{8}-\d{6}-(\S+)-[0-9a-f]{4}\b", r"<run \1>"),
+    (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "<date>"),
+    (r"\b[0-9a-f]{8}(?= +[\d,]+ bytes)", "<key>"),
+    (r"[\d,]+ bytes", "<bytes>"),
+    (r"\b\d+\.\d+\.\d+\b", "<version>"),
+    (r"\b[\d.]+(e[+-]\d+)? (ns|us|ms|s)\b", "<time>"),
+    (r"(\d+ of \d+)( +(-?inf|-?nan|-|-?[\d.]+(e[+-]\d+)?)){5}$", r"\1 <statistics>"),
+]
+
+
+@dataclass
+class Command:
+    """One command of a guide, what it should print, and its exit code."""
+
+    text: str
+    shown: str = ""
+    code: int = 0
+
+
+def commands(block: str) -> Iterator[Command]:
+    command: Command | None = None
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command
+            command = Command(line[2:])
+        elif command and (found := EXIT.fullmatch(line)):
+            command.code = int(found[1])
+        elif command:
+            command.shown += line + "\n"
+    if command:
+        yield command
+
+
+def plain(text: str) -> str:
+    for pattern, meaning in VARIES:
+        text = re.sub(pattern, meaning, text, flags=re.M)
+    return " ".join(text.split())
+
+
+def matches(shown: str, printed: str) -> bool:
+    parts = [re.escape(part.strip()) for part in plain(shown).split("...")]
+    return re.fullmatch(r"\s*.*?\s*".join(parts), plain(printed), re.S) is not None
+
+
+class Place:
+    """A folder as a reader has it: the examples, `hil`, `python` and `pip` on PATH, and a cache that guides share."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        (folder / "examples").symlink_to(ROOT / "examples")
+        python = f'exec "{sys.executable}"'
+        for name, call in {
+            "bin/hil": f'{python} -m hil.controller.cli.main "$@"',
+            "scripts/hil": f'{python} -m hil.controller.cli.main "$@"',
+            "bin/python": f'{python} "$@"',
+            # Tests install nothing: an editable install is a path and entry points, and these are made by hand.
+            "bin/pip": f'{python} "{Path(__file__)}" "$2" "{folder}/site"',
+        }.items():
+            script = folder / name
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(f"#!/bin/sh\n{call}\n")
+            script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": f"{folder}/site:{ROOT}",
+            "HIL_CACHE_DIR": str(cache),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "COLUMNS": "100",
+        }
+        self.background: list[subprocess.Popen[str]] = []
+
+    def run(self, command: Command) -> None:
+        settings = {"cwd": self.folder, "env": self.environment, "text": True, "stdout": subprocess.PIPE}
+        if command.text.endswith("&"):
+            process = subprocess.Popen(["bash", "-c", f"exec {command.text[:-1]}"], **settings)
+            self.background.append(process)
+            assert process.stdout
+            printed, code = process.stdout.readline(), 0
+        else:
+            done = subprocess.run(["bash", "-c", command.text], stderr=subprocess.STDOUT, timeout=120, **settings)
+            printed, code = done.stdout, done.returncode
+        assert code == command.code, f"$ {command.text}\nended with {code}, the guide says {command.code}:\n{printed}"
+        assert "Traceback" not in printed
+        if command.shown:
+            assert matches(command.shown, printed), (
+                f"$ {command.text}\n--- the guide shows:\n{command.shown}\n--- it printed:\n{printed}"
+            )
+
+    def run_python(self, source: str) -> None:
+        (self.folder / "example.py").write_text(source)
+        self.run(Command("python example.py"))
+
+    def close(self) -> None:
+        for process in self.background:
+            process.terminate()
+        for process in self.background:
+            process.wait(20)
+            assert process.stdout
+            process.stdout.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
+    made = Place(tmp_path, shared_cache)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_a_guide_does_what_it_says(guide, place):
+    blocks = BLOCK.findall(guide.read_text())
+    for _, text in blocks:
+        if found := FILE.match(text):
+            path = place.folder / found[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text[found.end() :])
+    for kind, text in blocks:
+        if FILE.match(text):
+            continue
+        if kind == "python":
+            place.run_python(text)
+        elif kind == "console":
+            for command in commands(text):
+                place.run(command)
+        else:
+            pytest.fail(f"a {kind} block that is neither a file nor run")
+
+
+@pytest.mark.parametrize("guide", [*GUIDES, ROOT / "CHANGELOG.md"], ids=lambda path: path.stem)
+def test_links_lead_somewhere(guide):
+    for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", guide.read_text()):
+        assert not target or "://" in target or (guide.parent / target).exists(), target
+
+
+def test_headings_that_are_linked_to_are_there():
+    for guide in GUIDES:
+        for target, heading in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", guide.read_text()):
+            text = (guide.parent / target if target else guide).read_text()
+            if "://" not in target and target.endswith(".md") or not target:
+                slugs = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in _headings(text)]
+                assert heading in slugs, f"{guide.name}: {target}#{heading}"
+
+
+def _headings(text: str) -> list[str]:
+    return re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.M)
+
+
+def test_the_table_of_tolerances_is_the_table_of_the_code():
+    from hil.controller.compare import DEFAULT_TOLERANCES
+
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.e+-]+) \| ([\d.e+-]+) \|", (ROOT / "docs/results.md").read_text(), re.M)
+    assert rows == [(name, f"{one.rtol:g}", f"{one.atol:g}") for name, one in DEFAULT_TOLERANCES.items()]
+
+
+def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
+    from dataclasses import fields
+
+    from hil.boards import Connection, Simulator
+    from hil.results import Outcome
+    from hil.sim import faults
+
+    simulator = (ROOT / "docs/simulator.md").read_text()
+    for name, keys in faults._KEYS.items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", simulator, re.M)
+        for key, default in keys.items():
+            shown = f"{default:g}" if isinstance(default, float) and default < 1 else str(default).removesuffix(".0")
+            assert f"`{key}={shown}`" in row, (row, key, shown)
+    results = (ROOT / "docs/results.md").read_text()
+    assert [outcome.value for outcome in Outcome if f"`{outcome.value}`" not in results] == []
+    agent = (ROOT / "docs/agent.md").read_text()
+    table = agent[agent.index("| table | key |") :]
+    for kind in (Connection, Simulator):
+        assert [one.name for one in fields(kind) if f"`{one.name}`" not in table] == []
+
+
+def _install(package: Path, site: Path) -> None:
+    """What `pip install -e PACKAGE` leaves behind, as far as entry points and imports go."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = [
+        "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items())])
+        for group, points in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("\n\n".join(groups))
+    for module in package.glob("*.py"):
+        (site / module.name).symlink_to(module.resolve())
+
+
+if __name__ == "__main__":
+    _install(Path(sys.argv[1]), Path(sys.argv[2]))
+    print("installed")
