@@ -165,7 +165,7 @@ def tvm_peer(notes: list[str]) -> Iterator[Peer | None]:
 
 @contextlib.contextmanager
 def session(module: str = "hil.agent") -> Iterator[tuple[AgentClient, Peer, Path]]:
-    """A client with a session on an agent in another process (over loopback TCP), that process, and a scratch folder."""
+    """A client with a session on an agent in another process (loopback TCP), that process, and a scratch folder."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         command = [sys.executable, "-m", module, "--listen", "127.0.0.1:0", "--store", str(folder / "store")]

@@ -7,6 +7,7 @@ Elements of 4 bits are packed two a byte (:mod:`hil.packing`).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -80,12 +81,17 @@ def element_of(dtype: str) -> Any:
 
 def dtype_of_element(element: Any, declared: str) -> str:
     """The dtype of an element type; a signless integer's sign is as the function declares it."""
+    ours, signless = _named_elements().get(int(element), (declared, False))
+    return declared if signless and declared.replace("uint", "int") == ours else ours
+
+
+@functools.cache
+def _named_elements() -> dict[int, tuple[str, bool]]:
+    """Of each IREE element type: our dtype, and whether it has no sign of its own."""
     import iree.runtime as rt
 
-    for ours, name in _TYPES.values():
-        if element == getattr(rt.HalElementType, name):
-            return declared if name in _SIGNLESS and declared.replace("uint", "int") == ours else ours
-    return declared
+    named = reversed(list(_TYPES.values()))
+    return {int(getattr(rt.HalElementType, name)): (ours, name in _SIGNLESS) for ours, name in named}
 
 
 def mlir_dtype(name: str) -> str | None:

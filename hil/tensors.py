@@ -7,6 +7,7 @@ as ml_dtypes keeps them. A string tensor is each element in order as a little-en
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import sys
@@ -60,7 +61,11 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         UsageError: no tensor of hil has this dtype.
     """
-    resolved = np.dtype(dtype)
+    return _dtype_name(np.dtype(dtype))
+
+
+@functools.cache
+def _dtype_name(resolved: np.dtype[Any]) -> str:
     name = "string" if resolved.kind in "OUT" else resolved.name
     if name not in DTYPES:
         raise UsageError(f"tensors of dtype {resolved} are not supported", hint=f"one of {', '.join(DTYPES)}")

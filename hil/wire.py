@@ -26,7 +26,7 @@ SESSION_KEY = "hil-session"
 ERROR_KEY = "hil-error-bin"
 
 CHUNK = 1 << 20
-INLINE_MAX = 1 << 18
+INLINE_MAX = 1 << 20
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -209,8 +209,7 @@ def spec_from_message(message: pb.TensorSpec) -> TensorSpec:
 
 def tensor_to_message(name: str, dtype: str, shape: Sequence[int], data: memoryview) -> tuple[pb.Tensor, bool]:
     """A tensor's message, and whether its data must follow as `data` messages."""
-    streamed = data.nbytes > INLINE_MAX
-    if streamed:
+    if data.nbytes > INLINE_MAX:
         return pb.Tensor(name=name, dtype=dtype, shape=shape, streamed=data.nbytes), True
     return pb.Tensor(name=name, dtype=dtype, shape=shape, inline=data.tobytes()), False
 

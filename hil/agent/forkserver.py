@@ -24,9 +24,9 @@ from hil.agent.shm import Arena
 
 def main() -> None:
     """Serve the agent's fork orders until it hangs up."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = framing.Channel(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    framing.send(control, _describe(sys.argv[2]))
+    control.send(_describe(sys.argv[2]))
     gc.freeze()
     children: set[int] = set()
     wake_read, wake_write = socket.socketpair()
@@ -35,7 +35,7 @@ def main() -> None:
     signal.set_wakeup_fd(wake_write.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
     selector = selectors.DefaultSelector()
-    selector.register(control, selectors.EVENT_READ)
+    selector.register(control.sock, selectors.EVENT_READ)
     selector.register(wake_read, selectors.EVENT_READ)
     try:
         while True:
@@ -44,16 +44,16 @@ def main() -> None:
                 with contextlib.suppress(BlockingIOError):
                     wake_read.recv(4096)
                 _reap(control, children)
-            if control in ready:
-                _, fds = framing.receive(control, max_fds=4)
+            if control.sock in ready:
+                _, fds = control.receive_fds(4)
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
-                    _become_worker([control, wake_read, wake_write], fds)
+                    _become_worker([control.sock, wake_read, wake_write], fds)
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)
-                framing.send(control, {"pid": pid})
+                control.send({"pid": pid})
     except framing.Closed:
         pass
     finally:
@@ -69,18 +69,18 @@ def _describe(reference: str) -> dict[str, Any]:
         runtime = resolve(reference)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    ours, theirs = socket.socketpair()
+    ours, theirs = (framing.Channel(sock) for sock in socket.socketpair())
     pid = os.fork()
     if pid == 0:
         try:
-            framing.send(theirs, runtime.describe())
+            theirs.send(runtime.describe())
         except Exception as error:
-            framing.send(theirs, {"error": f"{type(error).__name__}: {error}"})
+            theirs.send({"error": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(0)
     theirs.close()
     try:
-        described: dict[str, Any] = framing.receive(ours, timeout=60)[0]
+        described: dict[str, Any] = ours.receive(timeout=60)
     except (framing.Closed, framing.Late):
         os.kill(pid, signal.SIGKILL)
         described = {"error": "it died while looking for devices"}
@@ -89,7 +89,7 @@ def _describe(reference: str) -> dict[str, Any]:
     return described
 
 
-def _reap(control: socket.socket, children: set[int]) -> None:
+def _reap(control: framing.Channel, children: set[int]) -> None:
     while children:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -101,7 +101,7 @@ def _reap(control: socket.socket, children: set[int]) -> None:
         # A worker's own children (a vendor's helper process, say) go with it.
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
-        framing.send(control, {"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+        control.send({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
 
 def _become_worker(inherited: list[socket.socket], fds: list[int]) -> None:
@@ -120,7 +120,7 @@ def _become_worker(inherited: list[socket.socket], fds: list[int]) -> None:
         _no_core_file()
         _die_with_parent()
         faulthandler.enable()
-        worker.serve(socket.socket(fileno=sock_fd), Arena(in_fd), Arena(out_fd))
+        worker.serve(framing.Channel(socket.socket(fileno=sock_fd)), Arena(in_fd), Arena(out_fd))
     finally:
         # No clean-up of a vendor's library: it may hang, and the memory goes with the process.
         os._exit(0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
 import struct
 from typing import Any
 
 _LENGTH = struct.Struct("<I")
+_PIECE = 1 << 16
 
 
 class Closed(Exception):
@@ -19,51 +19,75 @@ class Late(Exception):
     """The other side did not answer in time."""
 
 
-def send(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
-    """Send one message, with descriptors if any.
+class Channel:
+    """One end of a socket that carries messages, either way, in order."""
 
-    Raises:
-        Closed: the other side is gone.
-    """
-    body = json.dumps(message, separators=(",", ":")).encode()
-    data = _LENGTH.pack(len(body)) + body
-    try:
-        if fds:
-            sent = socket.send_fds(sock, [data], fds)
-            data = data[sent:]
-        sock.sendall(data)
-    except OSError as error:
-        raise Closed(str(error)) from error
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = b""
 
+    def send(self, message: Any, fds: list[int] | None = None) -> None:
+        """Send one message, with descriptors if any.
 
-def receive(sock: socket.socket, timeout: float | None = None, max_fds: int = 0) -> tuple[Any, list[int]]:
-    """The next message and the descriptors that came with it.
+        Raises:
+            Closed: the other side is gone.
+        """
+        body = json.dumps(message, separators=(",", ":")).encode()
+        data = _LENGTH.pack(len(body)) + body
+        try:
+            if fds:
+                sent = socket.send_fds(self.sock, [data], fds)
+                data = data[sent:]
+            self.sock.sendall(data)
+        except OSError as error:
+            raise Closed(str(error)) from error
 
-    Raises:
-        Closed: the other side is gone, or what it sent is no message.
-        Late: nothing came within ``timeout`` seconds.
-    """
-    if timeout is not None and not select.select([sock], [], [], timeout)[0]:
-        raise Late
-    fds: list[int] = []
-    try:
-        if max_fds:
-            head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, max_fds)
-        else:
-            head = sock.recv(_LENGTH.size)
-        head += _exactly(sock, _LENGTH.size - len(head)) if head else b""
-        if not head:
+    def receive(self, timeout: float | None = None) -> Any:
+        """The next message.
+
+        Args:
+            timeout: most seconds to wait for a piece of it, None is for ever.
+
+        Raises:
+            Closed: the other side is gone, or what it sent is no message.
+            Late: nothing came within ``timeout`` seconds.
+        """
+        try:
+            if self.sock.gettimeout() != timeout:
+                self.sock.settimeout(timeout)
+            while (end := self._end()) > len(self._buffer):
+                piece = self.sock.recv(max(_PIECE, end - len(self._buffer)))
+                if not piece:
+                    raise Closed("end of stream")
+                self._buffer += piece
+            body, self._buffer = self._buffer[_LENGTH.size : end], self._buffer[end:]
+            return json.loads(body)
+        except TimeoutError:
+            raise Late from None
+        except (OSError, ValueError) as error:
+            raise Closed(str(error)) from error
+
+    def receive_fds(self, most: int) -> tuple[Any, list[int]]:
+        """The next message and the descriptors that came with it; there is only one such message under way at a time.
+
+        Raises:
+            Closed: the other side is gone, or what it sent is no message.
+        """
+        try:
+            self._buffer, fds, _, _ = socket.recv_fds(self.sock, _PIECE, most)
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not self._buffer:
             raise Closed("end of stream")
-        return json.loads(_exactly(sock, _LENGTH.unpack(head)[0])), fds
-    except (OSError, ValueError) as error:
-        raise Closed(str(error)) from error
+        return self.receive(), fds
 
+    def close(self) -> None:
+        """Hang up."""
+        self.sock.close()
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    pieces = bytearray()
-    while len(pieces) < size:
-        piece = sock.recv(size - len(pieces))
-        if not piece:
-            raise Closed("end of stream")
-        pieces += piece
-    return bytes(pieces)
+    def _end(self) -> int:
+        """Where the next message ends in the buffer, as far as is known."""
+        if len(self._buffer) < _LENGTH.size:
+            return _LENGTH.size
+        size: int = _LENGTH.unpack_from(self._buffer)[0]
+        return _LENGTH.size + size

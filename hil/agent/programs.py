@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil import clock, digest, wire
+from hil import clock, wire
 from hil.agent.machine import memory_bytes
 from hil.agent.session import Session, Sessions
 from hil.agent.shm import aligned
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
+from hil.behind import StreamHasher
 from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec
@@ -46,7 +47,7 @@ class Incoming:
     def __init__(self, loaded: Loaded, start: pb.InvokeStart, store: BlobStore, limit: int) -> None:
         self.entries: list[dict[str, Any]] = []
         self._streams: list[tuple[int, int]] = []
-        self._hashers: list[digest.Hasher] = []
+        self._hashers: list[StreamHasher] = []
         copies: list[tuple[int, memoryview]] = []
         at = 0
         for tensor in start.inputs:
@@ -54,7 +55,7 @@ class Incoming:
             if payload == "streamed":
                 size = tensor.streamed
                 self._streams.append((at, size))
-                self._hashers.append(digest.Hasher())
+                self._hashers.append(StreamHasher())
             else:
                 data = memoryview(store.path(tensor.blob).read_bytes() if payload == "blob" else tensor.inline)
                 size = data.nbytes
@@ -92,7 +93,7 @@ class Incoming:
             raise UsageError("the streamed data does not fit the tensors that were announced")
         at = offset + self._done
         self._view[at : at + data.nbytes] = data
-        self._hashers[self._current].update(data)
+        self._hashers[self._current].update(self._view[at : at + data.nbytes])
         self._done += data.nbytes
         if self._done == size:
             self._current += 1
@@ -121,6 +122,7 @@ class Programs:
         self._sessions = sessions
         self._limit = memory_limit or memory_bytes() or 1 << 62
         self._loaded: dict[str, Loaded] = {}
+        self._freeing: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     def load(self, session: Session, request: pb.LoadRequest) -> pb.LoadReply:
@@ -156,6 +158,7 @@ class Programs:
             ]
             known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
             self._check_memory(size + known, "the program with its inputs and outputs")
+            self._supervisor.refill(request.runtime, request.device)
             with self._lock:
                 if self._sessions.current is not session:
                     raise SessionEnded("the session ended while the program was loading")
@@ -238,32 +241,46 @@ class Programs:
 
     def unload(self, session: Session, program_id: str) -> None:
         """End a program's worker; nothing happens where there is none."""
-        loaded = self._loaded.get(program_id)
-        if loaded is not None and loaded.session is session:
-            loaded.worker.kill()
-            with loaded.lock:
-                self._forget(program_id)
+        with self._lock:
+            loaded = self._loaded.get(program_id)
+            if loaded is None or loaded.session is not session:
+                return
+            del self._loaded[program_id]
+        loaded.worker.kill()
+        # Nobody waits here until a killed process is gone; the end of the session does.
+        freeing = threading.Thread(target=self._free, args=(loaded,), daemon=True)
+        self._freeing = [one for one in self._freeing if one.is_alive()] + [freeing]
+        freeing.start()
 
     def unload_all(self, because: SessionEnded) -> None:
         """End every worker: the session is over."""
-        everything = dict(self._loaded)
+        with self._lock:
+            everything, self._loaded = self._loaded, {}
         for loaded in everything.values():
             loaded.worker.kill(because)
-        for program_id, loaded in everything.items():
-            # A call in progress sees its worker die first and lets go of the lock.
-            if loaded.lock.acquire(timeout=_LET_GO_S):
-                try:
-                    self._forget(program_id)
-                finally:
-                    loaded.lock.release()
+        for loaded in everything.values():
+            self._free(loaded)
+        for freeing in self._freeing:
+            freeing.join(_LET_GO_S)
+
+    def _free(self, loaded: Loaded) -> None:
+        """Give back what a killed program held, once a call in progress has seen its worker die and let go."""
+        if loaded.lock.acquire(timeout=_LET_GO_S):
+            try:
+                self._release(loaded)
+            finally:
+                loaded.lock.release()
 
     def _forget(self, program_id: str) -> None:
         """Free a program; its lock is held."""
         with self._lock:
             loaded = self._loaded.pop(program_id, None)
         if loaded is not None:
-            loaded.worker.close()
-            self._store.unlink_program(loaded.folder, loaded.pinned)
+            self._release(loaded)
+
+    def _release(self, loaded: Loaded) -> None:
+        loaded.worker.close()
+        self._store.unlink_program(loaded.folder, loaded.pinned)
 
     def _check_memory(self, needed: int, what: str) -> None:
         if needed > self._limit:

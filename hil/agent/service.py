@@ -10,12 +10,13 @@ from typing import Any
 
 import grpc
 
-from hil import clock, digest, wire
+from hil import clock, wire
 from hil.agent import machine
 from hil.agent.programs import Programs
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor
+from hil.behind import StreamHasher
 from hil.errors import BoardBusy, SessionEnded, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -238,12 +239,10 @@ class ProgramService:
                     incoming.verify(list(check.digests.digests))
                 done, streams = self._programs.invoke(loaded, incoming, message.start)
                 yield pb.InvokeReply(done=done)
-                hashers = [digest.Hasher() for _ in streams]
+                hashers = [StreamHasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
-                    for offset in range(0, stream.nbytes, wire.CHUNK):
-                        piece = stream[offset : offset + wire.CHUNK]
-                        yield from wire.data_messages(piece)
-                        hasher.update(piece)
+                    hasher.update(stream)
+                    yield from wire.data_messages(stream)
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hil import digest as digests
+from hil.behind import Behind, StreamHasher
 from hil.errors import LoadFailed, UsageError
 
 _HASH_PIECE = 1 << 20
@@ -145,10 +146,9 @@ class BlobStore:
 
     def _make_room(self, needed: int, reclaimed: int) -> None:
         """Evict what the quota asks for, and refuse what the disk cannot hold."""
-        blobs = sorted(
-            ((stat.st_mtime, stat.st_size, path) for path in (self.root / "blobs").rglob("*") if (stat := _file(path))),
-        )
         if self.quota_bytes:
+            found = ((_file(path), path) for path in (self.root / "blobs").rglob("*"))
+            blobs = sorted((stat.st_mtime, stat.st_size, path) for stat, path in found if stat)
             total = sum(size for _, size, _ in blobs)
             for _, size, path in blobs:
                 if total + needed <= self.quota_bytes:
@@ -193,12 +193,13 @@ class Upload:
         self._partial = path
         self._size = size
         self._at = offset
-        self._hasher = digests.Hasher(digests.algorithm_of(digest))
+        self._hasher = StreamHasher(digests.algorithm_of(digest))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         os.ftruncate(self._fd, offset)
         for start in range(0, offset, _HASH_PIECE):
             self._hasher.update(os.pread(self._fd, min(_HASH_PIECE, offset - start), start))
         os.lseek(self._fd, offset, os.SEEK_SET)
+        self._behind = Behind()
 
     @property
     def missing(self) -> int:
@@ -214,15 +215,9 @@ class Upload:
         """
         if data.nbytes > self.missing:
             raise UsageError(f"more than the announced {self._size} bytes came for {self.digest}")
-        self._hasher.update(data)
-        try:
-            written = 0
-            while written < data.nbytes:
-                written += os.write(self._fd, data[written:])
-        except OSError as error:
-            self._partial.unlink(missing_ok=True)
-            raise LoadFailed(f"the board's store cannot be written: {error.strerror}", stage="push") from error
         self._at += data.nbytes
+        self._hasher.update(data)
+        self._behind.do(self._take, data)
 
     def finish(self) -> None:
         """Verify the blob and put it in its place.
@@ -230,15 +225,28 @@ class Upload:
         Raises:
             UsageError: its content is not what its digest says; it was dropped.
         """
+        self._behind.wait()
         if self._hasher.digest() != self.digest:
             self._partial.unlink(missing_ok=True)
             raise UsageError(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
         self._store._finish(self.digest, self._partial)
 
+    def _take(self, data: memoryview) -> None:
+        try:
+            written = 0
+            while written < data.nbytes:
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            self._partial.unlink(missing_ok=True)
+            raise LoadFailed(f"the board's store cannot be written: {error.strerror}", stage="push") from error
+
     def __enter__(self) -> Upload:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # After a failure too: what is on its way into the file is written before anybody asks for its size.
+        with contextlib.suppress(Exception):
+            self._behind.finish()
         os.close(self._fd)
         self._store._release(self.digest)
 

@@ -53,7 +53,8 @@ class Worker:
         self.program_id = ""
         self.inputs = Arena()
         self._outputs = Arena()
-        self._sock, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._channel = framing.Channel(ours)
         self._stderr, their_stderr = os.pipe()
         self._tail: collections.deque[str] = collections.deque(maxlen=_DETAIL_LINES)
         self._logs = logs
@@ -80,7 +81,7 @@ class Worker:
     def order(self, message: dict[str, Any]) -> None:
         """Send an order without waiting for the answer (see :meth:`answer`)."""
         with contextlib.suppress(framing.Closed):
-            framing.send(self._sock, message)
+            self._channel.send(message)
 
     def answer(self, stage: str, timeout: float | None) -> dict[str, Any]:
         """The answer to the oldest order not yet answered.
@@ -91,7 +92,7 @@ class Worker:
             HilError: what the worker itself reported.
         """
         try:
-            reply, _ = framing.receive(self._sock, timeout)
+            reply = self._channel.receive(timeout)
         except framing.Late:
             self.kill()
             raise StageTimeout(
@@ -124,7 +125,7 @@ class Worker:
         self.kill()
         self._exited.wait(2.0)
         self._reader.join(2.0)
-        self._sock.close()
+        self._channel.close()
         self.inputs.close()
         self._outputs.close()
 
@@ -169,7 +170,7 @@ class ForkServer:
     def __init__(self, reference: str) -> None:
         self._reference = reference
         self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
+        self._channel: framing.Channel | None = None
         self._pids: collections.deque[int] = collections.deque()
         self._forked = threading.Condition(self._lock)
         self._watching: dict[int, Callable[[int], None]] = {}
@@ -179,8 +180,9 @@ class ForkServer:
     def start(self) -> dict[str, Any]:
         """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
         with self._lock:
-            if self._sock is None:
-                ours, theirs = socket.socketpair()
+            if self._channel is None:
+                sock, theirs = socket.socketpair()
+                ours = framing.Channel(sock)
                 # numpy's BLAS would start threads, and a fork copies none of them.
                 env = {
                     **os.environ,
@@ -197,7 +199,7 @@ class ForkServer:
                 )
                 theirs.close()
                 try:
-                    self.described, _ = framing.receive(ours, timeout=120)
+                    self.described = ours.receive(timeout=120)
                 except (framing.Closed, framing.Late):
                     self.described = {"error": "the runtime's process died while importing it"}
                 if "error" in self.described:
@@ -205,7 +207,7 @@ class ForkServer:
                     self._process.kill()
                     self._process.wait()
                     return self.described
-                self._sock = ours
+                self._channel = ours
                 threading.Thread(target=self._listen, args=(ours,), daemon=True, name="forkserver").start()
             return self.described
 
@@ -220,13 +222,13 @@ class ForkServer:
         if "error" in described:
             raise LoadFailed(f"the runtime does not work on this board: {described['error']}")
         with self._lock:
-            if self._sock is None:
+            if self._channel is None:
                 raise BoardError("the agent's fork server died")
             try:
-                framing.send(self._sock, {"fork": True}, fds)
+                self._channel.send({"fork": True}, fds)
             except framing.Closed as error:
                 raise BoardError("the agent's fork server died") from error
-            if not self._forked.wait_for(lambda: self._pids or self._sock is None, timeout=30) or not self._pids:
+            if not self._forked.wait_for(lambda: self._pids or self._channel is None, timeout=30) or not self._pids:
                 raise BoardError("the agent's fork server does not answer")
             pid = self._pids.popleft()
             self._watching[pid] = on_exit
@@ -235,10 +237,10 @@ class ForkServer:
     def stop(self) -> None:
         """End it, and with it every worker."""
         with self._lock:
-            sock, self._sock = self._sock, None
-        if sock is not None:
+            channel, self._channel = self._channel, None
+        if channel is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                channel.sock.shutdown(socket.SHUT_RDWR)
         if self._process is not None:
             try:
                 self._process.wait(2)
@@ -246,11 +248,11 @@ class ForkServer:
                 self._process.kill()
                 self._process.wait()
 
-    def _listen(self, sock: socket.socket) -> None:
+    def _listen(self, channel: framing.Channel) -> None:
         early: dict[int, int] = {}
         try:
             while True:
-                message, _ = framing.receive(sock)
+                message = channel.receive()
                 with self._lock:
                     if "pid" in message:
                         self._pids.append(message["pid"])
@@ -263,14 +265,14 @@ class ForkServer:
                     call(status)
         except framing.Closed:
             with self._lock:
-                if self._sock is sock:
-                    self._sock = None
+                if self._channel is channel:
+                    self._channel = None
                 orphans, self._watching = self._watching, {}
                 self._forked.notify_all()
             for pid in orphans:
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
-            sock.close()
+            channel.close()
 
 
 class Supervisor:
@@ -295,7 +297,7 @@ class Supervisor:
         return {name: server.described for name, server in self._servers.items()}
 
     def take(self, runtime: str, device: str) -> Worker:
-        """A worker with this runtime and device prepared; another is made ready in the background.
+        """A worker with this runtime and device prepared: the one that :meth:`refill` made, if it did.
 
         Raises:
             LoadFailed: there is no such runtime, or it does not work here.
@@ -306,9 +308,11 @@ class Supervisor:
             )
         with self._lock:
             spare = self._spares.pop((runtime, device), None)
-        worker = spare if spare and spare.alive else self._start(runtime, device)
+        return spare if spare and spare.alive else self._start(runtime, device)
+
+    def refill(self, runtime: str, device: str) -> None:
+        """Make another worker ready in the background."""
         threading.Thread(target=self._refill, args=(runtime, device), daemon=True).start()
-        return worker
 
     def close(self) -> None:
         """End every worker and fork server."""

@@ -21,6 +21,7 @@ import grpc
 import numpy as np
 
 from hil import clock, digest, errors, tensors, wire
+from hil.behind import StreamHasher
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array, TensorSpec
 
@@ -197,20 +198,24 @@ class AgentClient:
             for _ in self._stub.Put(messages(), metadata=self._token()):
                 pass
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str) -> memoryview:
         """Read a blob from the board and verify it.
 
         Raises:
             BoardLost: what came is not what the digest says.
         """
-        data = bytearray()
+        hasher = StreamHasher(digest.algorithm_of(name))
+        at = 0
         with self._seam():
-            for message in self._stub.Get(pb.GetRequest(digest=name), metadata=self._token()):
-                if isinstance(message, memoryview):
-                    data += message
-        if digest.digest_of(data, digest.algorithm_of(name)) != name:
+            replies = self._stub.Get(pb.GetRequest(digest=name), metadata=self._token())
+            view = memoryview(np.empty(next(replies).start.size, np.uint8).data)
+            for data in replies:
+                view[at : at + data.nbytes] = data
+                hasher.update(view[at : at + data.nbytes])
+                at += data.nbytes
+        if at != view.nbytes or hasher.digest() != name:
             raise errors.BoardLost(f"what the board sent is not {name}", board=self.board)
-        return bytes(data)
+        return view
 
     def load(
         self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
@@ -430,14 +435,14 @@ class _InvokeStream:
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
         target = given.reshape(-1).view(np.uint8) if fits and given is not None else np.empty(size, np.uint8)
         view = memoryview(target.data)
-        hasher = digest.Hasher()
+        hasher = StreamHasher()
         at = 0
         while at < size:
             data = next(self._replies)
             if not isinstance(data, memoryview) or at + data.nbytes > size:
                 raise errors.BoardLost("the board sent outputs other than it announced")
             view[at : at + data.nbytes] = data
-            hasher.update(data)
+            hasher.update(view[at : at + data.nbytes])
             at += data.nbytes
         return view, hasher.digest()
 
@@ -445,12 +450,10 @@ class _InvokeStream:
         while (asked := self._asked.get()) is not None:
             start, streams = asked
             yield start
-            hashers = [digest.Hasher() for _ in streams]
+            hashers = [StreamHasher() for _ in streams]
             for stream, hasher in zip(streams, hashers, strict=True):
-                for offset in range(0, stream.nbytes, wire.CHUNK):
-                    piece = stream[offset : offset + wire.CHUNK]
-                    yield from wire.data_messages(piece)
-                    hasher.update(piece)
+                hasher.update(stream)
+                yield from wire.data_messages(stream)
             if streams:
                 yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 

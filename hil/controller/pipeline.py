@@ -212,7 +212,7 @@ def execute(case: Case, board: Board, shop: Workshop) -> Case:
         spent = time.monotonic() - start
         case.timings = replace(
             case.timings,
-            warmup_s=call.warmup_ns / 1e9,
+            warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
             run_s=spent - call.fetch_s - call.warmup_ns / 1e9,
             fetch_s=call.fetch_s,
         )

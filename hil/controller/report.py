@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _SAMPLES_KEPT = 10_000
 _DETAIL_SHOWN = 12
 _REASONS_SHOWN = 20
+_COLUMNS = ["output", "shape", "mismatches", "max abs", "max rel", "ULP", "cosine", "SQNR dB"]
+_NAME_LEAST = 10
 
 
 def device_statistics(result: RunResult) -> dict[str, Any]:
@@ -134,18 +136,22 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     from rich.text import Text
 
     _say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for column in ("output", "shape", "mismatches", "max abs", "max rel", "ULP", "cosine", "SQNR dB"):
-        justify: Any = "left" if column in ("output", "shape") else "right"
-        table.add_column(column, justify=justify, no_wrap=column != "output", overflow="fold")
-    for output in verdict["outputs"]:
-        shape = "x".join(str(dim) for dim in output["shape"]) or "scalar"
-        table.add_row(
-            Text(output["name"], style="green" if output["passed"] else "red"),
-            f"{shape} {output['dtype']}",
-            "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
-            *(_number(output[key]) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")),
-        )
+    rows = [_COLUMNS, *(_row(output) for output in verdict["outputs"])]
+    # The names get what is left of the terminal's width. Where that is too little, the columns move together, and then
+    # those go that tell the least beside the others; the record has them all.
+    room, gap = _room(console, rows, 2), 2
+    if room < min(_NAME_LEAST, max(len(row[0]) for row in rows)):
+        gap = 1
+        for column in ("cosine", "max rel"):
+            if _room(console, rows, gap) < _NAME_LEAST:
+                place = rows[0].index(column)
+                rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        room = max(_room(console, rows, gap), _NAME_LEAST)
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in ("output", "shape") else "right", no_wrap=True)
+    for output, (name, *rest) in zip(verdict["outputs"], rows[1:], strict=True):
+        table.add_row(Text(_shortened(name, room), style="green" if output["passed"] else "red"), *rest)
     if verdict["outputs"]:
         console.print(_indented(table))
     failed = [output for output in verdict["outputs"] if not output["passed"]]
@@ -155,6 +161,30 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         _say(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
     if not verdict["outputs"] and verdict["reason"]:
         _say(console, "", verdict["reason"], style="red")
+
+
+def _room(console: Console, rows: list[list[str]], gap: int) -> int:
+    """What all columns but the first leave of the terminal's width."""
+    return console.width - 2 - sum(max(map(len, column)) + gap for column in list(zip(*rows, strict=True))[1:])
+
+
+def _row(output: dict[str, Any]) -> list[str]:
+    """An output's line in the table."""
+    shape = "x".join(str(dim) for dim in output["shape"]) or "scalar"
+    return [
+        output["name"],
+        f"{shape} {output['dtype']}",
+        "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
+        *(_number(output[key]) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")),
+    ]
+
+
+def _shortened(name: str, room: int) -> str:
+    """The name with its middle left out where it is too long; reasons and the record tell it whole."""
+    if len(name) <= room:
+        return name
+    tail = room // 4
+    return f"{name[: room - 1 - tail]}…{name[-tail:]}"
 
 
 def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:

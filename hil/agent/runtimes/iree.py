@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ class IreeProgram:
             view = self._results.get_as_object(position, rt.HalBufferView)
             dtype = dtype_of(dtype_of_element(view.element_type, spec.dtype))
             shape = tuple(view.shape)
-            count = int(np.prod(shape, dtype=np.int64))
+            count = math.prod(shape)
             if count == 0:
                 arrays.append(np.empty(shape, dtype))
                 continue

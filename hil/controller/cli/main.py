@@ -63,7 +63,7 @@ def cli() -> None:
     Exit codes:
       0  all passed
       1  an answer differs
-      2  bad usage or configuration; nothing was run
+      2  bad usage or configuration
       3  a stage of the model's own failed
       4  the board failed
       5  nothing ran
