@@ -106,6 +106,8 @@ class Isolated:
         with self._lock:
             self._closed = True
             _kill_all(self._idle, self._busy)
+            for worker in self._idle:
+                worker.close_pipes()
             self._idle.clear()
 
     def __enter__(self) -> Isolated:
@@ -131,6 +133,8 @@ class Isolated:
             self._busy.discard(worker)
             if worker.alive and not self._closed:
                 self._idle.append(worker)
+            else:
+                worker.close_pipes()
 
 
 class _Worker:
@@ -153,13 +157,10 @@ class _Worker:
         log_start = log.stat().st_size
         stdin = self._process.stdin
         assert stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # it died just now: seen below as the end of its replies
+        with contextlib.suppress(BrokenPipeError):  # it died just now: seen below as the end of its replies
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
-        try:
-            line = self._read_line(None if timeout is None else time.monotonic() + timeout)
-        except (OSError, ValueError):  # another thread stopped the worker and closed its pipes meanwhile
-            line = b""
+        line = self._read_line(None if timeout is None else time.monotonic() + timeout)
         if line is None:
             self.kill()
             raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))
@@ -202,6 +203,9 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
+
+    def close_pipes(self) -> None:
+        """Give the pipes back. Only when nobody waits on them: a wait on a closed descriptor never ends."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):

@@ -24,6 +24,7 @@ from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.isolated import Isolated
 from hil.controller.references import default_references, expected_result, refer, refer_with_fallback
+from hil.controller.runs import storing
 from hil.results import Outcome, RunResult, Stage, Timings, Verdict
 from hil.tensors import Array, TensorSpec
 
@@ -149,19 +150,27 @@ def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_in
             path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
         )
         case.timings = replace(case.timings, import_s=time.monotonic() - start)
-    if want_inputs and case.model is not None and case.model.inputs is not None:
+    if not want_inputs or case.model is None:
+        return case
+    if not (options.expected or options.references or default_references(case.model)):
+        raise errors.UsageError(
+            f"a {case.model.format} model has no reference to be compared with",
+            hint="give what you expect: --expected out.npy",
+        )
+    if case.model.inputs is not None:
         case.inputs = _inputs(case, case.model.inputs)
     return case
 
 
 def prepare(case: Case, board: BoardChoice, shop: Workshop) -> Case:
-    """Compile, on the host."""
+    """Compile, on the host; its log says so when there was nothing to do."""
     model = case.model
     if case.outcome or model is None:
         return case
     runtime = case.options.runtime or board.config.runtime
     with _stage(case, Stage.COMPILE):
         shop.watch(case, Stage.COMPILE, "")
+        log = case.folder / "logs" / "compile.log"
         compiler = "none" if runtime == "onnxruntime" or model.format == "vmfb" else runtime
         start = time.monotonic()
         case.artifact = compile_model(
@@ -174,10 +183,13 @@ def prepare(case: Case, board: BoardChoice, shop: Workshop) -> Case:
             recompute=case.options.recompute,
             debug_ir=case.options.debug_ir,
             timeout=COMPILE_TIMEOUT_S,
-            log=case.folder / "logs" / "compile.log",
+            log=log,
         )
         case.timings = replace(case.timings, compile_s=time.monotonic() - start)
-        shop.watch(case, Stage.COMPILE, "from the cache" if case.artifact.cached else "done")
+        note = "from the cache" if case.artifact.cached else "done"
+        with storing(log.parent), log.open("a") as file:
+            file.write(f"{case.artifact.compiler}: {note}\n")
+        shop.watch(case, Stage.COMPILE, note)
     return case
 
 
@@ -251,12 +263,8 @@ def refer_case(case: Case, shop: Workshop) -> Case:
             }
             if options.references:
                 case.references = [refer(name, case.model, case.inputs, **settings) for name in options.references]
-            elif default_references(case.model):
-                case.references = [refer_with_fallback(case.model, case.inputs, **settings)]
             else:
-                raise errors.ReferenceFailed(
-                    f"a {case.model.format} model has no reference", hint="give what you expect: --expected out.npy"
-                )
+                case.references = [refer_with_fallback(case.model, case.inputs, **settings)]
         case.timings = replace(case.timings, refer_s=time.monotonic() - start)
         shop.keep(case, "references")
     return case

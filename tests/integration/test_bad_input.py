@@ -89,6 +89,11 @@ def test_a_truncated_vmfb(hil, simulator, doubling, tmp_path):
     ends(ended, 0, "PASS")
 
 
+def test_a_program_with_nothing_to_compare_it_with(hil, simulator, doubling):
+    assert hil("compile", doubling, "-o", "good.vmfb").code == 0
+    refused(hil("run", "good.vmfb", "--board", simulator, "--json"), "--expected")
+
+
 def test_broken_mlir(hil, simulator, tmp_path):
     (tmp_path / "bad.mlir").write_text("func.func @main( {")
     ends(hil("run", "bad.mlir", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "bad.mlir")

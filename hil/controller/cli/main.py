@@ -84,7 +84,8 @@ def main() -> None:
         code = _tell(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        # Whoever read along stopped reading: that is no verdict on a model.
+        code = EXIT_INTERRUPTED
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
 

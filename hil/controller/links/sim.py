@@ -60,7 +60,8 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
             said = read_log().strip() or f"it did not serve within {_START_S:g} s"
             code = process.wait(5) if ready else None
             if code == UsageError.exit_code:
-                raise UsageError(said.removeprefix("hil.sim: "))
+                message, _, hint = said.removeprefix("hil.sim: ").partition("\n  hint: ")
+                raise UsageError(message, hint=hint)
             raise BoardUnreachable("the simulator did not start", board=config.name, detail=said)
         return Link(Target(json.loads(line)["address"]), close, read_log)
     except BaseException:
