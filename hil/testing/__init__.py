@@ -1,0 +1,1 @@
+"""Suites of test cases over the controller's pipeline."""
