@@ -11,12 +11,32 @@ import pytest
 
 # One of each kind: plain, every class of dtype, zero-size, scalar, control flow, no inputs, many outputs, no tensors.
 SAMPLE = [
-    "add", "add_uint8", "and2d", "equal_string", "cast_FLOAT_to_FLOAT16", "cast_FLOAT_to_BFLOAT16",
-    "cast_FLOAT_to_FLOAT8E4M3FN", "cast_FLOAT_to_INT4", "cast_UINT4_to_FLOAT", "constant", "if", "loop11", "lstm_defaults",
-    "split_equal_parts_1d_opset18", "split_zero_size_splits_opset18", "reduce_sum_empty_axes_input_noop_example",
-    "string_concat", "top_k", "sequence_insert_at_back", "optional_has_element_tensor_input", "reshape_allowzero_reordered",
-    "nonmaxsuppression_two_classes", "matmul_bcast", "quantizelinear", "conv_with_strides_padding",
-]  # fmt: skip
+    "add",
+    "add_uint8",
+    "and2d",
+    "equal_string",
+    "cast_FLOAT_to_FLOAT16",
+    "cast_FLOAT_to_BFLOAT16",
+    "cast_FLOAT_to_FLOAT8E4M3FN",
+    "cast_FLOAT_to_INT4",
+    "cast_UINT4_to_FLOAT",
+    "constant",
+    "if",
+    "loop11",
+    "lstm_defaults",
+    "split_equal_parts_1d_opset18",
+    "split_zero_size_splits_opset18",
+    "reduce_sum_empty_axes_input_noop_example",
+    "string_concat",
+    "top_k",
+    "sequence_insert_at_back",
+    "optional_has_element_tensor_input",
+    "reshape_allowzero_reordered",
+    "nonmaxsuppression_two_classes",
+    "matmul_bcast",
+    "quantizelinear",
+    "conv_with_strides_padding",
+]
 
 
 def run(environment: dict[str, str], *args: str) -> tuple[int, dict]:
