@@ -21,6 +21,7 @@ from hil.wire import error_from_parts
 
 _KEPT_LINES = 2000
 _DETAIL_LINES = 40
+_NEWS_S = 10.0
 
 
 class LogBook:
@@ -135,14 +136,16 @@ class Worker:
 
     def _obituary(self, stage: str) -> HilError:
         """Why the worker is gone."""
-        self._exited.wait(2.0)
+        # The news of its death comes by way of the fork server, which a busy machine may keep waiting.
+        self._exited.wait(_NEWS_S)
         self._reader.join(1.0)
         if self.ended_because:
             return self.ended_because
         code = self._exit_code
         hint = ""
         if code is None:
-            how = "vanished"
+            how = "hung up without ending"
+            self.kill()
         elif code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             how = f"was killed by {name}"
