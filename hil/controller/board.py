@@ -15,9 +15,10 @@ from google.protobuf.json_format import MessageToDict
 from hil import clock
 from hil.boards import BoardConfig, load_board
 from hil.bundle import Artifact
-from hil.controller.client import AgentClient, Invocation, Loaded
+from hil.controller.client import AgentClient, Loaded
 from hil.controller.links import Link, open_link
 from hil.controller.links.direct import is_address
+from hil.controller.streams import Invocation
 from hil.errors import BoardError, BoardLost, BoardUnreachable, SessionEnded, UsageError
 from hil.results import RunResult
 from hil.tensors import Array

@@ -10,8 +10,6 @@ import getpass
 import os
 import queue
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy as np
 
 from hil import clock, digest, errors, tensors, wire
 from hil.behind import StreamHasher
+from hil.controller.streams import Hold, Invocation, InvokeStream
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array, TensorSpec
 
@@ -62,23 +61,6 @@ class Loaded:
     worker_pid: int
 
 
-@dataclass(frozen=True)
-class Invocation:
-    """One call's answer. Stamps are of the board's clock, seconds of the host's.
-
-    ``busy_ns`` is the time on the board between the last input byte and the first output byte, so the wall time
-    less that is what moving the tensors cost.
-    """
-
-    outputs: dict[str, Array]
-    iterations_ns: tuple[tuple[int, int], ...]
-    warmup_ns: int
-    busy_ns: int
-    peak_memory_bytes: int
-    send_s: float
-    fetch_s: float
-
-
 class AgentClient:
     """A connection to one agent and the session on it."""
 
@@ -88,8 +70,8 @@ class AgentClient:
         self._channel = _channel(target)
         self._stub = wire.Stub(self._channel)
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
-        self._hold: _Hold | None = None
-        self._invoke: _InvokeStream | None = None
+        self._hold: Hold | None = None
+        self._invoke: InvokeStream | None = None
         self.payload_bytes_sent = 0
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
@@ -135,7 +117,7 @@ class AgentClient:
         """
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
-            self._hold = _Hold(self._stub, self._metadata, opening, on_wait)
+            self._hold = Hold(self._stub, self._metadata, opening, on_wait)
         given: int = self._hold.fence
         return given
 
@@ -270,7 +252,7 @@ class AgentClient:
             BoardLost, SessionEnded: the board or the session went away; the run may have happened.
         """
         if self._invoke is None or self._invoke.broken:
-            self._invoke = _InvokeStream(self._stub, self._token())
+            self._invoke = InvokeStream(self._stub, self._token())
         start = pb.InvokeStart(program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout)
         streams: list[memoryview] = []
         for name, array in inputs.items():
@@ -320,149 +302,6 @@ class AgentClient:
             return errors.SessionEnded(f"the session was ended: {self._hold.over}", board=self.board)
         how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
         return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
-
-
-class _Hold:
-    """The session's stream: opened, kept alive by a thread, ended by close."""
-
-    def __init__(
-        self, stub: Any, metadata: list[tuple[str, str]], opening: pb.SessionOpen, on_wait: Callable[[str], None]
-    ) -> None:
-        self.over = ""
-        self._said: queue.SimpleQueue[pb.HoldRequest | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._said.put(pb.HoldRequest(open=opening))
-        self._replies = stub.Hold(iter(self._said.get, None), metadata=metadata)
-        try:
-            for reply in self._replies:
-                if reply.WhichOneof("kind") == "opened":
-                    break
-                holder = reply.waiting.holder
-                on_wait(f"{holder.owner} has the board ({holder.purpose}) for {holder.held_s:.0f} s")
-            else:
-                raise errors.BoardLost("the board closed the session at once")
-        except BaseException:
-            self._said.put(None)
-            self._replies.cancel()
-            raise
-        self.token, self.fence = reply.opened.token, reply.opened.fence
-        for work in (self._keep_alive, self._listen):
-            threading.Thread(target=work, args=(reply.opened.ttl_s,), daemon=True, name="hil-session").start()
-
-    def _keep_alive(self, ttl_s: float) -> None:
-        while not self._closed.wait(ttl_s / 4):
-            self._said.put(pb.HoldRequest(keep_alive=pb.KeepAlive()))
-
-    def _listen(self, _: float) -> None:
-        try:
-            for reply in self._replies:
-                if reply.WhichOneof("kind") == "over":
-                    self.over = reply.over.reason
-        except grpc.RpcError:
-            pass  # the next call on the session says that the board is gone
-        self._closed.set()
-
-    def close(self) -> None:
-        """End the session and wait for the board to know."""
-        self._closed.set()
-        self._said.put(None)
-        deadline = time.monotonic() + 2.0
-        while self._replies.is_active() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        self._replies.cancel()
-
-
-class _InvokeStream:
-    """The stream that calls go over, one after another."""
-
-    def __init__(self, stub: Any, metadata: list[tuple[str, str]]) -> None:
-        self.broken = False
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._deadline = float("inf")
-        self._replies = stub.Invoke(self._messages(), metadata=metadata)
-        threading.Thread(target=self._watch, daemon=True, name="hil-invoke-limit").start()
-
-    def call(
-        self, start: pb.InvokeStart, streams: list[memoryview], into: Mapping[str, Array], limit_s: float
-    ) -> Invocation:
-        self._deadline = time.monotonic() + limit_s
-        begin = time.monotonic()
-        try:
-            self._asked.put((pb.InvokeRequest(start=start), streams))
-            done = next(self._replies).done
-            answered = time.monotonic()
-            outputs = self._outputs(done, into)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, StopIteration):
-                raise errors.BoardLost("the board ended the call without an answer") from error
-            raise
-        finally:
-            self._deadline = float("inf")
-        busy = done.ready_ns - done.received_ns
-        return Invocation(
-            outputs,
-            tuple(zip(done.start_ns, done.end_ns, strict=True)),
-            done.warmup_ns,
-            busy,
-            done.peak_memory_bytes,
-            max(answered - begin - busy / 1e9, 0.0),
-            time.monotonic() - answered,
-        )
-
-    def close(self) -> None:
-        """No more calls."""
-        self.broken = True
-        self._asked.put(None)
-        self._replies.cancel()
-
-    def _outputs(self, done: pb.InvokeDone, into: Mapping[str, Array]) -> dict[str, Array]:
-        outputs: dict[str, Array] = {}
-        computed: list[str] = []
-        for tensor in done.outputs:
-            buffer = None
-            if tensor.WhichOneof("payload") == "streamed":
-                buffer, value = self._stream(tensor, into.get(tensor.name))
-                computed.append(value)
-            outputs[tensor.name] = wire.tensor_from_message(tensor, buffer)
-        if computed and list(next(self._replies).digests.digests) != computed:
-            raise errors.BoardLost("the outputs were damaged on their way from the board")
-        return outputs
-
-    def _stream(self, tensor: pb.Tensor, given: Array | None) -> tuple[Any, str]:
-        """Receive a tensor's bytes into a given array or a new one; returns them and their digest."""
-        size = tensor.streamed
-        fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
-        target = given.reshape(-1).view(np.uint8) if fits and given is not None else np.empty(size, np.uint8)
-        view = memoryview(target.data)
-        hasher = StreamHasher()
-        at = 0
-        while at < size:
-            data = next(self._replies)
-            if not isinstance(data, memoryview) or at + data.nbytes > size:
-                raise errors.BoardLost("the board sent outputs other than it announced")
-            view[at : at + data.nbytes] = data
-            hasher.update(view[at : at + data.nbytes])
-            at += data.nbytes
-        return view, hasher.digest()
-
-    def _messages(self) -> Iterator[Any]:
-        while (asked := self._asked.get()) is not None:
-            start, streams = asked
-            yield start
-            hashers = [StreamHasher() for _ in streams]
-            for stream, hasher in zip(streams, hashers, strict=True):
-                hasher.update(stream)
-                yield from wire.data_messages(stream)
-            if streams:
-                yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
-
-    def _watch(self) -> None:
-        while not self.broken:
-            if time.monotonic() > self._deadline:
-                self._replies.cancel()
-                return
-            time.sleep(0.25)
 
 
 def _channel(target: Target) -> grpc.Channel:
