@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from typing import Any
 
 from hil.agent import framing, worker
@@ -121,9 +122,11 @@ def _become_worker(inherited: list[socket.socket], fds: list[int]) -> None:
         _die_with_parent()
         faulthandler.enable()
         worker.serve(framing.Channel(socket.socket(fileno=sock_fd)), Arena(in_fd), Arena(out_fd))
-    finally:
-        # No clean-up of a vendor's library: it may hang, and the memory goes with the process.
-        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # No clean-up of a vendor's library: it may hang, and the memory goes with the process.
+    os._exit(0)
 
 
 def _no_core_file() -> None:

@@ -78,6 +78,8 @@ class SimRuntime:
         if fault.keys["signal"] == "SIGSEGV":
             ctypes.string_at(0)
         os.kill(os.getpid(), signal.Signals[fault.keys["signal"]])
+        # The system may hand the signal to another thread: this one must not run on until it has struck.
+        time.sleep(3600)
 
 
 class SimProgram:
