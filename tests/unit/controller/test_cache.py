@@ -135,7 +135,7 @@ def test_eviction_takes_the_oldest_first_and_spares_what_is_held(cache: Cache) -
     for number, key in enumerate(keys):
         path, _ = cache.get_or_make(key, {}, fill())
         os.utime(path / META, (0, 1000 + number))
-    youngest_three = sum(entry.size for entry in cache.ls()[1:])
+    youngest_three = sum(entry.size for entry in cache.ls()[:3])
     assert [entry.key for entry in cache.gc(max_bytes=youngest_three)] == [keys[0]]
     with cache.lock(keys[1]):
         assert [entry.key for entry in cache.gc(max_bytes=0)] == [keys[3], keys[2]]
