@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import os
+import socket
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -113,6 +115,7 @@ class Agent:
     def _bind(self, config: AgentConfig) -> str:
         kind, _, path = config.listen.partition(":")
         if kind == "unix":
+            _refuse_if_served(path)
             Path(path).unlink(missing_ok=True)
             before = os.umask(0o077)
             try:
@@ -133,6 +136,13 @@ class Agent:
         except (RuntimeError, OSError) as error:
             raise UsageError(f"cannot listen on {config.listen}: {error}") from error
         return f"{config.listen.rpartition(':')[0]}:{_bound(port, config.listen)}"
+
+
+def _refuse_if_served(path: str) -> None:
+    """A socket that somebody serves is theirs; one that a killed agent left behind may be replaced."""
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(path)
+        raise UsageError(f"another process serves unix:{path} already", hint="stop it, or listen elsewhere")
 
 
 def _bound(port: int, listen: str) -> int:

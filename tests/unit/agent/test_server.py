@@ -98,3 +98,18 @@ def test_with_mutual_tls_a_client_needs_a_certificate(tmp_path, pki):
         known.close()
         unknown.close()
         agent.stop()
+
+
+def test_a_socket_that_another_agent_serves_is_left_to_it(tmp_path):
+    listen = f"unix:{tmp_path}/s.sock"
+    first = start(tmp_path / "first", listen)
+    try:
+        with pytest.raises(errors.UsageError, match="serves"):
+            start(tmp_path / "second", listen)
+        client = AgentClient(Target(listen), "first")
+        assert client.describe().machine.arch
+        client.close()
+    finally:
+        first.stop()
+    (tmp_path / "s.sock").touch()  # as a killed agent leaves it
+    start(tmp_path / "third", listen).stop()
