@@ -10,6 +10,7 @@ import getpass
 import os
 import queue
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import tenacity
 
 from hil import clock, digest, errors, tensors, wire
 from hil.behind import StreamHasher
@@ -80,10 +82,24 @@ class AgentClient:
         Raises:
             BoardUnreachable: nobody answers there.
         """
-        try:
+        deadline = time.monotonic() + timeout
+
+        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
+        @tenacity.retry(
+            retry=tenacity.retry_if_exception(_was_cut),
+            stop=tenacity.stop_after_delay(timeout),
+            wait=tenacity.wait_fixed(0.1),
+            reraise=True,
+        )
+        def ask() -> pb.DescribeReply:
+            left = max(deadline - time.monotonic(), 0.1)
             reply: pb.DescribeReply = self._stub.Describe(
-                pb.DescribeRequest(), timeout=timeout, metadata=self._metadata, wait_for_ready=True
+                pb.DescribeRequest(), timeout=left, metadata=self._metadata, wait_for_ready=True
             )
+            return reply
+
+        try:
+            reply = ask()
         except grpc.RpcError as error:
             lost = self._translated(error)
             if type(lost) is errors.BoardLost:
@@ -304,8 +320,13 @@ class AgentClient:
         return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
 
 
+def _was_cut(error: BaseException) -> bool:
+    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+
+
 def _channel(target: Target) -> grpc.Channel:
-    options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0)]
+    # A pool of its own, or a new client of an address shares the dying connection of an older one.
+    options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if target.ca is None:
         return grpc.insecure_channel(target.address, options)
     try:

@@ -81,6 +81,15 @@ class FaultyLink:
         """Pass one way: bytes wait in line for their turn at the rate, then arrive ``delay_s`` later."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=8)
 
+        async def take() -> None:
+            free_at = 0.0
+            while data := await reader.read(_PIECE):
+                if self._rate:
+                    free_at = max(free_at, self._loop.time()) + len(data) / self._rate
+                    await asyncio.sleep(max(free_at - self._loop.time(), 0))
+                await line.put((self._loop.time() + self._delay_s, data))
+            await line.put((0.0, b""))
+
         async def arrive() -> None:
             while True:
                 due, data = await line.get()
@@ -90,19 +99,13 @@ class FaultyLink:
                 writer.write(data)
                 await writer.drain()
 
-        arriving = asyncio.ensure_future(arrive())
-        free_at = 0.0
+        halves = [asyncio.ensure_future(take()), asyncio.ensure_future(arrive())]
         try:
-            while data := await reader.read(_PIECE):
-                if self._rate:
-                    free_at = max(free_at, self._loop.time()) + len(data) / self._rate
-                    await asyncio.sleep(max(free_at - self._loop.time(), 0))
-                await line.put((self._loop.time() + self._delay_s, data))
-            await line.put((0.0, b""))
-            await arriving
-        except (ConnectionError, OSError):
+            await asyncio.gather(*halves)
+        except OSError:  # either end left; the other learns it by the abort below
             pass
         finally:
-            arriving.cancel()
-            with contextlib.suppress(Exception):
-                writer.transport.abort()
+            for half in halves:
+                half.cancel()
+            await asyncio.gather(*halves, return_exceptions=True)
+            writer.transport.abort()
