@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.board import Board, choose
+from hil.controller.board import Board
+from hil.controller.choice import BoardChoice, choose
 from hil.controller.pipeline import (
     Case,
     Options,
@@ -35,7 +36,9 @@ def connect(board: str = "sim", *, hw_type: str = "", faults: Sequence[str] = ()
         UsageError: there is no such board.
         BoardUnreachable, BoardBusy: it does not answer, or is not free in time.
     """
-    return Board(choose(board, hw_type), purpose="hil.connect", faults=tuple(faults), wait_s=wait_s)
+    connected = Board(choose(board, hw_type), purpose="hil.connect", faults=tuple(faults), wait_s=wait_s)
+    connected.take()
+    return connected
 
 
 def run(
@@ -62,7 +65,6 @@ def run(
     Raises:
         UsageError: an option is wrong, or the model does not take these inputs.
     """
-    from hil.controller.board import BoardChoice
     from hil.controller.cache import Cache
     from hil.controller.isolated import Isolated
 
@@ -76,7 +78,7 @@ def run(
     try:
         with tempfile.TemporaryDirectory(prefix="hil-") as folder:
             (Path(folder) / "logs").mkdir()
-            case = prepare(begin(Path(model), chosen, Path(folder), shop), choice, shop)
+            case = prepare(begin(Path(model), chosen, Path(folder), shop), board.config, shop)
             return conclude(refer_case(execute(case, board, shop), shop), shop)
     finally:
         if own is not None:

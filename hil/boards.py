@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError
+from hil.power import Power, parse_power
+from hil.runtime_command import RuntimeCommand, parse_runtime
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,11 +23,22 @@ else:
     import tomli as tomllib
 
 
+_PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
+_TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator"}
+
+
 @dataclass(frozen=True)
 class Connection:
-    """Where the agent is reached: ``unix:PATH`` or ``HOST:PORT``; "" for a simulator, which is started.
+    """How the board is reached; paths are relative to the config.
 
-    ``ca``, ``cert`` and ``key`` are PEM files, ``token_file`` holds the token; paths are relative to the config.
+    Attributes:
+        address: an agent's ``unix:PATH`` or ``HOST:PORT``, or over SSH ``USER@HOST[:PORT]`` or ``ssh:ALIAS``; "" where
+            ``--board`` gives it, and for a simulator.
+        token_file, ca, cert, key: of an agent that listens on a port: the token's file, and PEM files.
+        identity: private key for SSH; "" leaves it to the ssh agent, the ssh config and the usual keys.
+        known_hosts: file of pinned host keys; "" is the user's own.
+        accept_new_host_key: pin the key of a host that was never seen.
+        folder: hil's folder on the board; "" is ``.hil`` in the login's home.
     """
 
     address: str = ""
@@ -33,6 +46,10 @@ class Connection:
     ca: str = ""
     cert: str = ""
     key: str = ""
+    identity: str = ""
+    known_hosts: str = ""
+    accept_new_host_key: bool = False
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,9 @@ class BoardConfig:
         compile_flags: compiler -> flags, the target's among them.
         labels: for selecting boards.
         connection: how it is reached.
-        simulator: set for a simulator.
+        command: how a program is run where no agent is (the table ``[runtime]``).
+        power: what resets it and switches its power.
+        simulator: set for a simulator, which hil starts itself.
         path: the file it was read from.
     """
 
@@ -69,13 +88,15 @@ class BoardConfig:
     compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     labels: Mapping[str, Any] = field(default_factory=dict)
     connection: Connection = Connection()
-    simulator: Simulator = Simulator()
+    command: RuntimeCommand = field(default_factory=RuntimeCommand)
+    power: Power = field(default_factory=Power)
+    simulator: Simulator | None = None
     path: Path = Path()
 
     @property
     def is_simulator(self) -> bool:
         """Whether hil starts this board itself."""
-        return not self.connection.address
+        return self.simulator is not None and not self.connection.address
 
 
 def folders() -> Iterator[Path]:
@@ -108,7 +129,8 @@ def load_board(name: str) -> BoardConfig:
     path = Path(name) if name.endswith(".toml") else known_boards().get(name)
     if path is None:
         raise UsageError(
-            f"unknown board {name!r}", hint=f"one of {', '.join(known_boards())}; or an address: unix:PATH, HOST:PORT"
+            f"unknown board {name!r}",
+            hint=f"one of {', '.join(known_boards())}; or USER@HOST, unix:PATH, HOST:PORT",
         )
     try:
         data = tomllib.loads(path.read_text())
@@ -126,14 +148,14 @@ def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
             raise UsageError(f"{path}: [{name}] must be a table")
         return value
 
-    for name in data.keys() - {"board", "devices", "compile_flags", "labels", "connection", "simulator"}:
+    for name in data.keys() - _TABLES:
         raise UsageError(f"{path}: unknown table [{name}]")
     board = table("board")
     board.setdefault("name", path.stem)
     board.setdefault("hw_type", path.stem)
     flags = {compiler: tuple(_strings(path, compiler, value)) for compiler, value in table("compile_flags").items()}
-    simulator = dict(table("simulator"))
-    if "faults" in simulator:
+    simulator = dict(table("simulator")) if "simulator" in data else None
+    if simulator and "faults" in simulator:
         simulator["faults"] = tuple(_strings(path, "faults", simulator["faults"]))
     connection: Connection = _make(Connection, table("connection"), path, "connection")
     made: BoardConfig = _make(
@@ -144,14 +166,14 @@ def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
             "compile_flags": flags,
             "labels": table("labels"),
             "connection": connection,
-            "simulator": _make(Simulator, simulator, path, "simulator"),
+            "command": parse_runtime(table("runtime"), path),
+            "power": parse_power(table("power"), str(path)),
+            "simulator": None if simulator is None else _make(Simulator, simulator, path, "simulator"),
             "path": path.resolve(),
         },
         path,
         "board",
     )
-    if made.is_simulator and "simulator" not in data:
-        raise UsageError(f"{path}: a board needs an address in [connection], or a [simulator] table")
     return made
 
 
@@ -160,9 +182,9 @@ def _make(kind: Any, values: dict[str, Any], path: Path, table: str) -> Any:
     for key, value in values.items():
         if key not in allowed:
             raise UsageError(f"{path}: [{table}] has no {key!r}", hint=f"it takes {', '.join(allowed)}")
-        wanted = {"int": int, "str": str}.get(str(allowed[key].type))
-        if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
-            raise UsageError(f"{path}: [{table}] {key} must be {'text' if wanted is str else 'a number'}")
+        wanted, called = _PLAIN.get(str(allowed[key].type), (object, ""))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+            raise UsageError(f"{path}: [{table}] {key} must be {called}")
     return kind(**values)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -45,20 +47,42 @@ def program(runtime: str, path: Path) -> Program:
     return Program(runtime, path, {path.name: digest_file(path)})
 
 
-@pytest.fixture(scope="session")
-def add_programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Program]:
-    """a + b of 4096 float32, for each runtime."""
-    folder = tmp_path_factory.mktemp("programs")
-    (folder / "add.mlir").write_text(ADD_MLIR)
+def compile_mlir(source: Path, arch: str, output: Path) -> Program:
+    """An MLIR program for a CPU of that architecture."""
     flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
-    command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", *flags]
-    command += ["--iree-llvmcpu-target-cpu=host", str(folder / "add.mlir"), "-o", str(folder / "add.vmfb")]
+    if arch == platform.machine():
+        flags += ["--iree-llvmcpu-target-cpu=host"]
+    else:
+        flags += [f"--iree-llvmcpu-target-triple={arch}-unknown-linux-gnu", "--iree-llvmcpu-target-cpu=generic"]
+    command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", *flags, str(source), "-o", str(output)]
     subprocess.run(command, check=True)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4096]) for name in ("a", "b", "sum")]
-    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sum"])], "add", values[:2], values[2:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, folder / "add.onnx")
-    return {"iree": program("iree", folder / "add.vmfb"), "onnxruntime": program("onnxruntime", folder / "add.onnx")}
+    return program("iree", output)
+
+
+@pytest.fixture(scope="session")
+def add_programs_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Program]]:
+    """For an architecture: a + b of 4096 float32, for each runtime."""
+
+    @functools.cache
+    def make(arch: str) -> dict[str, Program]:
+        folder = tmp_path_factory.mktemp(f"programs-{arch}")
+        (folder / "add.mlir").write_text(ADD_MLIR)
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4096]) for name in ("a", "b", "sum")]
+        graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sum"])], "add", values[:2], values[2:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.save(model, folder / "add.onnx")
+        return {
+            "iree": compile_mlir(folder / "add.mlir", arch, folder / "add.vmfb"),
+            "onnxruntime": program("onnxruntime", folder / "add.onnx"),
+        }
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def add_programs(add_programs_for: Callable[[str], dict[str, Program]]) -> dict[str, Program]:
+    """a + b of 4096 float32, for each runtime on this machine."""
+    return add_programs_for(platform.machine())
 
 
 @pytest.fixture(params=["iree", "onnxruntime"])

@@ -17,6 +17,8 @@ from typing import Any
 from hil.agent.server import Agent, AgentConfig
 from hil.errors import HilError, UsageError
 
+_LOOK_S = 0.5
+
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The options that every agent has, a simulator's too."""
@@ -30,6 +32,10 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--tls-cert", type=Path, metavar="PEM", help="the server's certificate")
     options.add_argument("--tls-key", type=Path, metavar="PEM", help="the server's key")
     options.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="clients must show a certificate of it")
+    options.add_argument("--build", default="", metavar="ID", help="what was deployed here, told to controllers")
+    options.add_argument(
+        "--idle-exit", type=float, default=0.0, metavar="S", help="stop after so long without a session"
+    )
     options.add_argument("--lifeline", action="store_true", help="stop when stdin ends: the starter is gone")
     return options
 
@@ -44,15 +50,23 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"the token file cannot be read: {error}") from error
         if not token:
             raise UsageError(f"{arguments.token_file} holds no token")
-    names = ("listen", "store", "name", "memory_limit", "tls_cert", "tls_key", "tls_client_ca")
+    names = ("listen", "store", "name", "build", "memory_limit", "tls_cert", "tls_key", "tls_client_ca")
     return {"token": token, "quota_bytes": arguments.quota, **{name: getattr(arguments, name) for name in names}}
 
 
-def serve(agent: Agent, address: str, *, lifeline: bool) -> None:
-    """Announce the agent, then serve until SIGTERM, SIGINT or, with a lifeline, the end of stdin."""
+def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0) -> None:
+    """Announce the agent, then serve until SIGTERM or SIGINT, or after SIGHUP until nobody has the device.
+
+    Args:
+        agent, address: what to announce.
+        lifeline: end at the end of stdin too.
+        idle_exit: end after so many seconds without a session too; 0 is never.
+    """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    leaving = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: leaving.set())
     if lifeline:
 
         def wait_for_end() -> None:
@@ -62,7 +76,10 @@ def serve(agent: Agent, address: str, *, lifeline: bool) -> None:
 
         threading.Thread(target=wait_for_end, daemon=True, name="lifeline").start()
     print(json.dumps({"address": address, "pid": os.getpid()}), flush=True)
-    stop.wait()
+    while not stop.wait(_LOOK_S):
+        idle_s = agent.idle_s()
+        if (leaving.is_set() and idle_s) or 0 < idle_exit < idle_s:
+            break
     agent.stop()
 
 
@@ -74,7 +91,7 @@ def main() -> None:
     except HilError as error:
         print(f"hil.agent: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    serve(agent, agent.address, lifeline=arguments.lifeline)
+    serve(agent, agent.address, lifeline=arguments.lifeline, idle_exit=arguments.idle_exit)
 
 
 if __name__ == "__main__":

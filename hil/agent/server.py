@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from hil import wire
 from hil.agent import runtimes
+from hil.agent.lock import StoreLock
 from hil.agent.programs import Programs
 from hil.agent.service import BlobService, BoardService, ProgramService, SessionService
 from hil.agent.session import Sessions
@@ -38,6 +39,7 @@ class AgentConfig:
         listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
         store: folder of blobs, programs and the fence.
         name: what the device is called.
+        build: what was deployed, for Describe.
         quota_bytes: most that blobs may take; 0 is no limit.
         memory_limit: most that a program may take, in bytes; 0 is the machine's own.
         token: what callers must present as ``authorization: Bearer``; needed beyond loopback.
@@ -52,6 +54,7 @@ class AgentConfig:
     listen: str
     store: Path
     name: str = ""
+    build: str = ""
     quota_bytes: int = 0
     memory_limit: int = 0
     token: str = ""
@@ -69,6 +72,15 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         _check_exposure(config)
+        # Before anything in the store is touched: it may be another agent's.
+        self._store_lock = StoreLock(config.store)
+        try:
+            self._serve(config)
+        except BaseException:
+            self._store_lock.release()
+            raise
+
+    def _serve(self, config: AgentConfig) -> None:
         try:
             store = config.make_store(config.store, config.quota_bytes)
         except OSError as error:
@@ -82,7 +94,9 @@ class Agent:
         self._server = grpc.server(pool, interceptors=interceptors, options=options)
         name = config.name or os.uname().nodename
         servicers = {
-            "Board": BoardService(name, self._supervisor, self._sessions, store, config.memory_limit, config.simulated),
+            "Board": BoardService(
+                name, self._supervisor, self._sessions, config.memory_limit, config.simulated, config.build
+            ),
             "Sessions": SessionService(self._sessions),
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
@@ -101,6 +115,10 @@ class Agent:
         """Serve until stopped."""
         self._server.wait_for_termination()
 
+    def idle_s(self) -> float:
+        """For how many seconds no session has been open."""
+        return self._sessions.idle_s()
+
     def stop(self) -> None:
         """Stop serving and end every worker."""
         self._health.enter_graceful_shutdown()
@@ -108,6 +126,7 @@ class Agent:
         self._server.stop(grace=0.2).wait(2.0)
         self._programs.unload_all(SessionEnded("the agent was stopped"))
         self._supervisor.close()
+        self._store_lock.release()
 
     def _session_over(self) -> None:
         self._programs.unload_all(SessionEnded("the session that ran this program has ended"))
@@ -115,7 +134,7 @@ class Agent:
     def _bind(self, config: AgentConfig) -> str:
         kind, _, path = config.listen.partition(":")
         if kind == "unix":
-            _refuse_if_served(path)
+            refuse_if_served(path)
             Path(path).unlink(missing_ok=True)
             before = os.umask(0o077)
             try:
@@ -138,8 +157,12 @@ class Agent:
         return f"{config.listen.rpartition(':')[0]}:{_bound(port, config.listen)}"
 
 
-def _refuse_if_served(path: str) -> None:
-    """A socket that somebody serves is theirs; one that a killed agent left behind may be replaced."""
+def refuse_if_served(path: str) -> None:
+    """A socket that somebody serves is theirs; one that a killed agent left behind may be replaced.
+
+    Raises:
+        UsageError: somebody serves it.
+    """
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.connect(path)
         raise UsageError(f"another process serves unix:{path} already", hint="stop it, or listen elsewhere")

@@ -40,14 +40,14 @@ class BoardService:
         name: str,
         supervisor: Supervisor,
         sessions: Sessions,
-        store: BlobStore,
         memory_limit: int,
         simulated: list[str],
+        build: str,
     ) -> None:
         self._name = name
+        self._build = build
         self._supervisor = supervisor
         self._sessions = sessions
-        self._store = store
         self._memory_limit = memory_limit
         self._simulated = simulated
 
@@ -76,6 +76,7 @@ class BoardService:
             memory_limit_bytes=self._memory_limit,
             readings=machine.readings(),
             simulated=self._simulated,
+            build=self._build,
         )
 
     def Clock(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ClockPong]:

@@ -44,6 +44,7 @@ class Sessions:
         self._on_end = on_end
         self._changed = threading.Condition()
         self._current: Session | None = None
+        self._ended_at = time.monotonic()
         try:
             self.fence = int(fence_file.read_text())
         except (OSError, ValueError):
@@ -54,6 +55,10 @@ class Sessions:
     def current(self) -> Session | None:
         """The session that has the device."""
         return self._current
+
+    def idle_s(self) -> float:
+        """For how long nobody has had the device."""
+        return 0.0 if self._current else time.monotonic() - self._ended_at
 
     def open(self, owner: str, purpose: str, ttl_s: float, fence: int, on_end: Callable[[str], None]) -> Session | None:
         """Open a session; None when another has the device and ``fence`` is 0.
@@ -99,6 +104,7 @@ class Sessions:
                 self._end(session, reason)
 
     def _end(self, session: Session, reason: str) -> None:
+        self._ended_at = time.monotonic()
         self._current = None
         # Everything the session held is gone before anybody else may come.
         self._on_end()

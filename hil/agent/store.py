@@ -11,15 +11,19 @@ import errno
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
+from stat import S_ISREG
 
 from hil import digest as digests
 from hil.behind import Behind, StreamHasher
 from hil.errors import LoadFailed, UsageError
 
 _HASH_PIECE = 1 << 20
+# A cut upload is gone on with soon, or never.
+_PARTIAL_KEPT_S = 24 * 3600.0
 
 
 class BlobStore:
@@ -43,6 +47,7 @@ class BlobStore:
         root.chmod(0o700)
         for left in (root / "programs").iterdir():
             shutil.rmtree(left, ignore_errors=True)
+        self._drop_partials()
 
     def has(self, digest: str) -> bool:
         """Whether a blob is here and sound; a damaged one is dropped."""
@@ -144,11 +149,19 @@ class BlobStore:
         with self._lock:
             self._pinned[digest] = self._pinned.get(digest, 0) + 1
 
+    def _drop_partials(self) -> None:
+        """Drop cut uploads that nobody went on with for a day, and then the oldest of those beyond the quota."""
+        partials = sorted(_files(self.root / "partial"))
+        held = sum(size for _, size, _ in (*partials, *_files(self.root / "blobs")))
+        for changed, size, path in partials:
+            if time.time() - changed > _PARTIAL_KEPT_S or 0 < self.quota_bytes < held:
+                path.unlink(missing_ok=True)
+                held -= size
+
     def _make_room(self, needed: int, reclaimed: int) -> None:
         """Evict what the quota asks for, and refuse what the disk cannot hold."""
         if self.quota_bytes:
-            found = ((_file(path), path) for path in (self.root / "blobs").rglob("*"))
-            blobs = sorted((stat.st_mtime, stat.st_size, path) for stat, path in found if stat)
+            blobs = sorted(_files(self.root / "blobs"))
             total = sum(size for _, size, _ in blobs)
             for _, size, path in blobs:
                 if total + needed <= self.quota_bytes:
@@ -251,8 +264,12 @@ class Upload:
         self._store._release(self.digest)
 
 
-def _file(path: Path) -> os.stat_result | None:
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_file():
-            return path.stat()
-    return None
+def _files(folder: Path) -> list[tuple[float, int, Path]]:
+    """The files below a folder: when each was last written or used, its size in bytes, and its path."""
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.lstat()
+            if S_ISREG(stat.st_mode):
+                found.append((stat.st_mtime, stat.st_size, path))
+    return found

@@ -1,109 +1,92 @@
-"""A board as the controller holds it: found by name, address or hardware type, connected, in a session."""
+"""A board with an agent, as the controller holds it: connected, then in a session."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tenacity
 from google.protobuf.json_format import MessageToDict
 
 from hil import clock
-from hil.boards import BoardConfig, load_board
 from hil.bundle import Artifact
+from hil.controller.choice import BoardChoice, with_target
 from hil.controller.client import AgentClient, Loaded
-from hil.controller.links import Link, open_link
-from hil.controller.links.direct import is_address
+from hil.controller.links import Link, Say, open_link
 from hil.controller.streams import Invocation
-from hil.errors import BoardError, BoardLost, BoardUnreachable, SessionEnded, UsageError
+from hil.errors import BoardError, BoardLost, BoardUnreachable, SessionEnded
 from hil.results import RunResult
 from hil.tensors import Array
 
-DEFAULT_HW_TYPE = "sim"
+if TYPE_CHECKING:
+    from hil.controller.ssh.shell import Shell
+
 _PUSH_TRIES = 4
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class BoardChoice:
-    """What the user said about the board: a config, and an address where that is another than the config's."""
-
-    config: BoardConfig
-    address: str = ""
-
-    @property
-    def name(self) -> str:
-        """How results and errors call the board."""
-        return self.address or self.config.name
-
-
-def choose(board: str = "", hw_type: str = "") -> BoardChoice:
-    """The board for ``--board`` and ``--runtime-hw-type``.
-
-    Args:
-        board: a board's name, a config file, or an address (``unix:PATH``, ``HOST:PORT``).
-        hw_type: hardware type: the config to use for an address, or the simulator to start; ``sim`` where neither says.
-
-    Raises:
-        UsageError: there is no such board or type, or the two do not fit.
-    """
-    if not board:
-        return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
-    if "@" in board:
-        raise UsageError(
-            f"boards over SSH ({board}) are not supported yet", hint="use --runtime-hw-type sim, unix:PATH or HOST:PORT"
-        )
-    if is_address(board):
-        return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE), board)
-    config = load_board(board)
-    if hw_type and config.hw_type != hw_type:
-        raise UsageError(f"board {board} is of type {config.hw_type}, not {hw_type}")
-    return BoardChoice(config)
 
 
 class Board:
-    """A connected board in a session of ours. A context manager.
+    """A connected board. A context manager. It is ours alone from :meth:`take` on.
 
     Args:
         choice: which board.
+        runtime: the runtime that is going to be used, where an agent has to be put on the board; "" is the config's.
         purpose: told to others who wait for it.
         faults: for a simulator: faults to switch on.
         wait_s: how long to wait while somebody else has it.
         say: told what goes on while waiting.
 
+    Attributes:
+        name: how results and errors call it.
+        config: its config; the target to compile for is filled in from what the board shows, where it named none.
+        info: what Describe said.
+
     Raises:
         BoardUnreachable: nobody answers.
-        BoardBusy: it was not free in time.
     """
 
     def __init__(
         self,
         choice: BoardChoice,
         *,
+        runtime: str = "",
         purpose: str = "",
         faults: tuple[str, ...] = (),
         wait_s: float = 60.0,
         say: Say = lambda text: None,
     ) -> None:
         self.name = choice.name
-        self.config = choice.config
         self._purpose = purpose
         self._wait_s = wait_s
         self._say = say
-        self._link: Link = open_link(choice.address, choice.config, faults)
+        self._pings: list[clock.Ping] = []
+        self._link: Link = open_link(choice.address, choice.config, faults=faults, runtime=runtime, say=say)
         self._client = AgentClient(self._link.target, self.name)
         try:
-            self.info: dict[str, Any] = MessageToDict(self._client.describe(), preserving_proto_field_name=True)
-            self._open()
+            self.info: dict[str, Any] = self._describe()
+            self.config = with_target(choice.config, runtime, self.info["machine"], say)
         except BaseException:
             self.close()
             raise
 
-    def _open(self) -> None:
+    def _describe(self) -> dict[str, Any]:
+        return MessageToDict(self._client.describe(), preserving_proto_field_name=True)
+
+    @property
+    def shell(self) -> Shell | None:
+        """Commands on the board, where it is reached over SSH."""
+        return self._link.shell
+
+    def take(self) -> None:
+        """Take the device, if it is not ours already: wait until nobody else has it.
+
+        Raises:
+            BoardBusy: it was not free in time.
+        """
+        if self._pings:
+            return
         self._client.open_session(self._purpose, wait_s=self._wait_s, on_wait=self._say)
         self._pings = self._client.pings()
 
@@ -113,7 +96,7 @@ class Board:
         return self._client.payload_bytes_sent
 
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
-        """Send the files that the board lacks; returns the bytes sent.
+        """Send the files that the board lacks; returns the bytes sent. Takes the board.
 
         Pushing is idempotent, so a broken link is mended and the upload goes on where it was cut.
 
@@ -121,6 +104,7 @@ class Board:
             LoadFailed: the board has no room.
             BoardLost: the link broke again and again.
         """
+        self.take()
         paths = {artifact.digests[name]: path for name, path in artifact.files.items()}
         before = self.payload_bytes_sent
 
@@ -153,11 +137,14 @@ class Board:
         self._say(f"the link broke during the upload ({error.message}); connecting again")
         sent = self._client.payload_bytes_sent
         self._client.close()
-        self._client = AgentClient(self._link.target, self.name)
-        self._client.payload_bytes_sent = sent
         try:
+            if self._link.renew:
+                self._link.renew()
+            self._client = AgentClient(self._link.target, self.name)
+            self._client.payload_bytes_sent = sent
             self._client.describe()
-            self._open()
+            self._pings = []
+            self.take()
         except BoardUnreachable as gone:
             raise BoardLost(
                 "the board stopped answering during the upload", stage="push", board=self.name, detail=self._link.log()
@@ -188,8 +175,8 @@ class Board:
             return []
 
     def clock_fit(self) -> clock.ClockFit:
-        """The board's clock beside the host's, from pings at the session's start and now."""
-        return clock.fit(self._pings, self._client.pings(4))
+        """The board's clock beside the host's, from pings at the session's start, where we have one, and now."""
+        return clock.fit(self._pings or self._client.pings(), self._client.pings(4))
 
     def close(self) -> None:
         """Give the board back."""

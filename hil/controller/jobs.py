@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from hil.controller.board import Board, BoardChoice, choose
+from hil.controller.board import Board
 from hil.controller.cache import Cache
+from hil.controller.choice import BoardChoice, choose
 from hil.controller.flagfiles import read_flagfile
 from hil.controller.isolated import Isolated
 from hil.controller.pipeline import (
@@ -51,6 +52,9 @@ class Job:
     models: tuple[Path, ...] = ()
     board: str = ""
     hw_type: str = ""
+    identity: Path | None = None
+    known_hosts: Path | None = None
+    accept_new_host_key: bool = False
     runtime: str = ""
     function: str = ""
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -84,8 +88,8 @@ class Job:
             name: tuple(value) if isinstance(value, list) else value for name, value in request.items()
         }
         values["models"] = tuple(Path(one) for one in values["models"])
-        for name in ("debug_ir", "flagfile", "out"):
-            values[name] = Path(values[name]) if values[name] else None
+        for name in ("debug_ir", "flagfile", "out", "identity", "known_hosts"):
+            values[name] = Path(values[name]) if values.get(name) else None
         return cls(**values)
 
 
@@ -115,7 +119,13 @@ def run_job(job: Job, *, resume: str = "", screen: Progress) -> dict[str, Any]:
         job = read_flagfile(job)
     if not job.models:
         raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
-    choice = choose(job.board, job.hw_type)
+    choice = choose(
+        job.board,
+        job.hw_type,
+        identity=job.identity,
+        known_hosts=job.known_hosts,
+        accept_new_host_key=job.accept_new_host_key,
+    )
     check_options(job.options(), choice)
     with Isolated() as isolated:
         return _run(job, choice, store, run, isolated, screen)
@@ -144,12 +154,19 @@ def _run(
             recorder.write()
 
     def open_board() -> Board:
-        board = Board(choice, purpose=f"hil run {stored.id}", faults=job.faults, wait_s=job.wait_s, say=screen.note)
+        board = Board(
+            choice,
+            runtime=job.runtime,
+            purpose=f"hil run {stored.id}",
+            faults=job.faults,
+            wait_s=job.wait_s,
+            say=screen.note,
+        )
         stored.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
         return board
 
     try:
-        for case in run_cases(cases, choice, open_board, replace(shop, watch=watch, keep=recorder.keep)):
+        for case in run_cases(cases, choice.config, open_board, replace(shop, watch=watch, keep=recorder.keep)):
             screen.end(case.name)
             recorder.end(case)
     except StorageError:

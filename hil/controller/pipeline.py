@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hil import errors
+from hil.boards import BoardConfig
 from hil.bundle import Artifact, Model
-from hil.controller.board import Board, BoardChoice, LoadedProgram
+from hil.controller.board import Board, LoadedProgram
 from hil.controller.cache import Cache
+from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.compare import check_tolerance, compare, judge
 from hil.controller.compilers import compile_model
 from hil.controller.importers import import_model
@@ -162,12 +164,12 @@ def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_in
     return case
 
 
-def prepare(case: Case, board: BoardChoice, shop: Workshop) -> Case:
-    """Compile, on the host; its log says so when there was nothing to do."""
+def prepare(case: Case, config: BoardConfig, shop: Workshop) -> Case:
+    """Compile for a board, on the host; its log says so when there was nothing to do."""
     model = case.model
     if case.outcome or model is None:
         return case
-    runtime = case.options.runtime or board.config.runtime
+    runtime = case.options.runtime or config.runtime
     with _stage(case, Stage.COMPILE):
         shop.watch(case, Stage.COMPILE, "")
         log = case.folder / "logs" / "compile.log"
@@ -177,7 +179,7 @@ def prepare(case: Case, board: BoardChoice, shop: Workshop) -> Case:
             model,
             compiler=compiler,
             runtime=runtime,
-            flags=(*board.config.compile_flags.get(compiler, ()), *case.options.compile_flags),
+            flags=(*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
             cache=shop.cache,
             isolated=shop.isolated,
             recompute=case.options.recompute,
@@ -286,23 +288,34 @@ def conclude(case: Case, shop: Workshop) -> Case:
 
 
 def run_cases(
-    cases: Sequence[Case], choice: BoardChoice, open_board: Callable[[], Board], shop: Workshop
+    cases: Sequence[Case], config: BoardConfig, open_board: Callable[[], Board], shop: Workshop
 ) -> Iterator[Case]:
     """Take begun cases to their ends; yields each as it ends, in order.
 
-    Compiling and referring go on in threads; the board is opened once, when the first program is there.
+    Compiling and referring go on in threads; the board is opened once, when the first program is there, or before that
+    when only the board can tell what to compile for.
 
     Args:
         cases: from :func:`begin`; those that have an outcome already pass through.
-        choice: the board's config, for the compiler.
+        config: the board's.
         open_board: connects to the board.
         shop: what the cases share.
     """
     board: Board | None = None
     lost: errors.BoardError | None = None
+    compiling: list[concurrent.futures.Future[Case] | None] = []
     with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
         try:
-            compiling = [pool.submit(prepare, case, choice, shop) if not case.outcome else None for case in cases]
+            if not all(case.outcome or knows_target(config, case.options.runtime) for case in cases):
+                try:
+                    board = open_board()
+                    config = board.config
+                except errors.BoardError as error:
+                    lost = error
+            compiling = [
+                pool.submit(prepare, case, config, shop) if not case.outcome and lost is None else None
+                for case in cases
+            ]
             for case, compiled in zip(cases, compiling, strict=True):
                 if compiled is not None:
                     _wait(compiled)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent.__main__ import config_of, parser, serve
-from hil.agent.server import Agent, AgentConfig
+from hil.agent.server import Agent, AgentConfig, refuse_if_served
 from hil.agent.store import BlobStore, Upload
 from hil.boards import BoardConfig, load_board
-from hil.errors import HilError
+from hil.errors import HilError, UsageError
 from hil.sim import faults
 from hil.sim.link import FaultyLink
 
@@ -60,9 +60,10 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
     Raises:
         UsageError: a fault is written wrongly, or the address cannot be used.
     """
+    if board.simulator is None:
+        raise UsageError(f"{board.path} describes no simulator", hint="it needs a [simulator] table")
     found = [faults.parse(text) for text in [*board.simulator.faults, *fault_texts]]
     charges = faults.Charges(options["store"] / "faults")
-    charges.arm(found)
     by_name = {fault.name: fault for fault in found}
     public = options["listen"]
     slow = by_name.get("slow")
@@ -72,6 +73,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
     stores: list[DroppingStore] = []
 
     def make_store(root: Path, quota: int) -> BlobStore:
+        charges.arm(found)  # now that the store is ours
         if "drop" not in by_name:
             return BlobStore(root, quota)
         stores.append(DroppingStore(root, quota, by_name["drop"], charges))
@@ -94,11 +96,17 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
         simulated=[board.name, *(str(fault) for fault in found)],
         make_store=make_store,
     )
+    if public.startswith("unix:"):
+        refuse_if_served(public[len("unix:") :])
     agent = Agent(config)
     if not link_wanted:
         return agent, agent.address
     keys = slow.keys if slow else {"rate": 0.0, "delay": 0.0}
-    link = FaultyLink(public, agent.address, keys["rate"], keys["delay"])
+    try:
+        link = FaultyLink(public, agent.address, keys["rate"], keys["delay"])
+    except OSError as error:
+        agent.stop()
+        raise UsageError(f"cannot listen on {public}: {error}") from error
     for store in stores:
         store.link = link
     return agent, link.address
@@ -112,12 +120,11 @@ def main() -> None:
     options.add_argument("--fault", action="append", default=[], metavar="FAULT", help="see docs/simulator.md")
     arguments = options.parse_args()
     try:
-        arguments.store.mkdir(parents=True, exist_ok=True)
         agent, address = start(config_of(arguments), load_board(arguments.config), arguments.fault)
     except HilError as error:
         print(f"hil.sim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    serve(agent, address, lifeline=arguments.lifeline)
+    serve(agent, address, lifeline=arguments.lifeline, idle_exit=arguments.idle_exit)
 
 
 if __name__ == "__main__":

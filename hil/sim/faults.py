@@ -19,15 +19,15 @@ name           what happens                                                     
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError
 
-_WHERE = ("run", "load")
 # name -> key -> default; the default's type is the value's type.
 _KEYS: dict[str, dict[str, Any]] = {
     "crash": {"signal": "SIGSEGV", "at": "run", "times": 0},
@@ -36,6 +36,17 @@ _KEYS: dict[str, dict[str, Any]] = {
     "drop": {"at": 0.6, "times": 1},
     "slow": {"rate": 1e6, "delay": 0.0},
     "kill-agent": {"at": "run", "times": 0},
+}
+# What a key's value must be: a test, and in words.
+_LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "at": (lambda at: at in ("run", "load"), "run or load"),
+    "drop.at": (lambda at: 0 <= at <= 1, "a share of the upload, 0 to 1"),
+    "signal": (lambda name: name in signal.Signals.__members__, "a signal's name"),
+    "elements": (lambda count: count >= 1, "1 or more"),
+    "output": (lambda number: number >= 0, "0 or more"),
+    "rate": (lambda rate: rate > 0, "above 0 bytes a second"),
+    "delay": (lambda delay: 0 <= delay < math.inf, "0 seconds or more"),
+    "times": (lambda times: times >= 0, "1 or more, or 0 for always"),
 }
 
 
@@ -60,24 +71,21 @@ def parse(text: str) -> Fault:
     if name not in _KEYS:
         raise UsageError(f"unknown fault {name!r}", hint=f"one of {', '.join(_KEYS)}")
     keys = dict(_KEYS[name])
+    example = f"for example {Fault(name, keys)}"
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
-        if key not in keys or not equals:
-            raise UsageError(f"fault {name} has no {key!r}", hint=f"it takes {', '.join(keys)}")
+        if not equals:
+            raise UsageError(f"fault {name}: {part!r} is not KEY=VALUE", hint=example)
+        if key not in keys:
+            raise UsageError(f"fault {name} has no {key!r}", hint=example)
+        allowed, wanted = _LIMITS.get(f"{name}.{key}") or _LIMITS[key]
         try:
             keys[key] = type(keys[key])(value)
-        except ValueError as error:
-            raise UsageError(f"fault {name}: {key} cannot be {value!r}") from error
-    if name in ("crash", "hang", "kill-agent") and keys["at"] not in _WHERE:
-        raise UsageError(f"fault {name} strikes at {' or '.join(_WHERE)}, not {keys['at']!r}")
-    if name == "crash" and keys["signal"] not in signal.Signals.__members__:
-        raise UsageError(f"there is no signal {keys['signal']!r}")
-    if name == "drop" and not 0 <= keys["at"] <= 1:
-        raise UsageError("fault drop: at is a share of the upload, 0 to 1")
-    if name == "slow" and (keys["rate"] <= 0 or keys["delay"] < 0):
-        raise UsageError("fault slow: rate must be above 0 and delay not below")
-    if keys.get("times", 0) < 0:
-        raise UsageError(f"fault {name}: times cannot be negative")
+            fits = allowed(keys[key])
+        except ValueError:
+            fits = False
+        if not fits:
+            raise UsageError(f"fault {name}: {key} must be {wanted}, not {value!r}", hint=example)
     return Fault(name, keys)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,6 +18,9 @@ class FaultyLink:
         listen, behind: ``unix:PATH`` or ``HOST:PORT``.
         rate: bytes a second each way, or 0 for no limit.
         delay_s: how late everything comes, each way.
+
+    Raises:
+        OSError: it cannot listen there.
     """
 
     def __init__(self, listen: str, behind: str, rate: float = 0.0, delay_s: float = 0.0) -> None:
@@ -27,27 +30,31 @@ class FaultyLink:
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        ready = threading.Event()
-        self.address = listen
+        listening: concurrent.futures.Future[str] = concurrent.futures.Future()
 
         async def start() -> None:
             server: Any
             if listen.startswith("unix:"):
                 server = await asyncio.start_unix_server(self._accept, listen[len("unix:") :])
+                address = listen
             else:
                 host, _, port = listen.rpartition(":")
                 server = await asyncio.start_server(self._accept, host.strip("[]"), int(port))
-                self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
-            ready.set()
+                address = f"{host}:{server.sockets[0].getsockname()[1]}"
+            listening.set_result(address)
             async with server:
                 await server.serve_forever()
 
         def run() -> None:
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 self._loop.run_until_complete(start())
+            except asyncio.CancelledError:
+                pass
+            except OSError as error:
+                listening.set_exception(error)
 
         threading.Thread(target=run, daemon=True, name="faulty-link").start()
-        ready.wait(10)
+        self.address = listening.result(10)
 
     def cut(self) -> None:
         """Cut every connection, in the middle of whatever it carries. New ones may come."""

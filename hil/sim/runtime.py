@@ -7,14 +7,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hil.agent.runtimes import known, resolve
+from hil.errors import UsageError
+from hil.iree_values import SCALAR_PREFIX
 from hil.sim.faults import Charges, Fault, parse
-from hil.tensors import Array
+from hil.tensors import Array, TensorSpec
 
 HALF = "float16"
 
@@ -46,7 +49,11 @@ class SimRuntime:
         self.strike("load")
         if self._half:
             main = self.to_half(folder, main)
-        return SimProgram(self, self._inner.load(folder, main, device, function))
+        program = self._inner.load(folder, main, device, function)
+        for fault in self._faults:
+            if fault.name == "corrupt":
+                _check_output(fault, program.outputs)
+        return SimProgram(self, program)
 
     def to_half(self, folder: Path, main: str) -> str:
         """Make the program one that computes in half precision; returns its main file."""
@@ -61,8 +68,8 @@ class SimRuntime:
     def corrupt(self, arrays: list[Array]) -> list[Array]:
         """Flip bits in outputs if that fault is on."""
         for fault in self._faults:
-            position = fault.keys.get("output", 0)
-            if fault.name == "corrupt" and position < len(arrays) and self._charges.strike(fault):
+            if fault.name == "corrupt" and self._charges.strike(fault):
+                position = fault.keys["output"]
                 arrays[position] = _flipped(arrays[position], fault.keys["elements"])
         return arrays
 
@@ -128,10 +135,23 @@ class SimOnnxRuntime(SimRuntime):
         return name
 
 
+def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
+    """Refuse a fault that could never strike this program: a run that passes must have met the faults it asked for."""
+    names = [spec.name.removeprefix(SCALAR_PREFIX) for spec in outputs]
+    there = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
+    position = fault.keys["output"]
+    if position >= len(outputs):
+        raise UsageError(f"fault corrupt: the program has no output {position}", hint=f"output=N with one of: {there}")
+    if outputs[position].dtype == "string":
+        raise UsageError(
+            f"fault corrupt: output {position} ({names[position]}) holds strings, which have no bits to flip"
+        )
+
+
 def _flipped(array: Array, elements: int) -> Array:
     """The array with the top bits of some evenly spread elements flipped."""
     damaged = np.array(array)
-    if not damaged.size or damaged.dtype.kind in "OU":
+    if not damaged.size:
         return damaged
     flat = damaged.reshape(-1)
     places = np.unique(np.linspace(0, flat.size - 1, min(elements, flat.size)).astype(np.int64))

@@ -20,8 +20,9 @@ from typing import Any
 
 import click
 
-from hil.controller.board import Board, BoardChoice, choose
+from hil.controller.board import Board
 from hil.controller.cache import Cache
+from hil.controller.choice import BoardChoice, choose
 from hil.controller.isolated import Isolated
 from hil.controller.pipeline import Case, Options, Workshop, begin, conclude, execute, prepare, refer_case
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, EXIT_STAGE, BoardError, HilError, UsageError
@@ -112,7 +113,7 @@ def run_tests(
                 for test, future in zip(tests, pending, strict=True):
                     case = future.result()
                     if isinstance(case, Case) and not case.outcome:
-                        board = board or Board(choice, purpose="onnx node tests")
+                        board = board or Board(choice, runtime=runtime, purpose="onnx node tests")
                         case = _finished(case, board, shop)
                         if isinstance(case, Case) and isinstance(case.error, BoardError):
                             board.close()
@@ -143,7 +144,7 @@ def _prepared(test: NodeTest, runtime: str, choice: BoardChoice, shop: Workshop,
             atol=test.atol,
             timeout=TIMEOUT_S,
         )
-        return prepare(begin(place / "model.onnx", options, place, shop), choice, shop)
+        return prepare(begin(place / "model.onnx", options, place, shop), choice.config, shop)
     except Exception as error:
         return error
 

@@ -8,7 +8,8 @@ import pytest
 from hil import errors
 from hil.boards import load_board
 from hil.bundle import Artifact
-from hil.controller.board import Board, BoardChoice
+from hil.controller.board import Board
+from hil.controller.choice import BoardChoice
 from hil.digest import digest_file
 
 SIZE = 20_000_000

@@ -47,7 +47,7 @@ def test_a_board_with_an_address_is_read_whole(tmp_path):
         ('[simulator]\nmemory_limit = "big"\n', "memory_limit must be a number"),
         ('[simulator]\nfaults = "crash"\n', "faults must be a list"),
         ('[compile_flags]\niree = "--a"\n[simulator]\n', "iree must be a list"),
-        ("[board]\n", "needs an address"),
+        ("[connection]\naccept_new_host_key = 1\n", "must be true or false"),
     ],
 )
 def test_a_wrong_config_says_what_is_wrong(tmp_path, text, word):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import board_options, json_option
+from hil.controller.cli.options import board_options, chosen_board, json_option
 from hil.errors import EXIT_BOARD, EXIT_OK
 
 
@@ -57,12 +57,12 @@ def show(name: str, as_json: bool) -> None:
 @board.command(epilog="Example: hil board check --board unix:/run/hil/agent.sock")
 @board_options
 @json_option
-def check(board: str, hw_type: str, as_json: bool) -> int:
+def check(as_json: bool, **settings: Any) -> int:
     """Connect to a board and say what it is and what it can run."""
-    from hil.controller.board import Board, choose
+    from hil.controller.board import Board
     from hil.controller.cli.screen import print_json
 
-    choice = choose(board, hw_type)
+    choice = chosen_board(settings)
     with Board(choice, purpose="hil board check", wait_s=5.0) as connected:
         info = connected.info
         fit = connected.clock_fit()

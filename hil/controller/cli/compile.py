@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import board_options, json_option, model_options, parse_dims
+from hil.controller.cli.options import board_options, chosen_board, json_option, model_options, parse_dims
 
 
 @click.command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
@@ -18,16 +19,17 @@ from hil.controller.cli.options import board_options, json_option, model_options
 @model_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the program goes.")
 @json_option
-def compile(model: Path, board: str, hw_type: str, output: Path | None, as_json: bool, **settings: Any) -> int:
+def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
-    from hil.controller.board import choose
+    from hil.controller.board import Board
     from hil.controller.cache import Cache
+    from hil.controller.choice import knows_target
     from hil.controller.cli.screen import print_json
     from hil.controller.isolated import Isolated
     from hil.controller.pipeline import Options, Workshop, begin, check_options, prepare
     from hil.controller.runs import storing
 
-    choice = choose(board, hw_type)
+    choice = chosen_board(settings)
     options = Options(
         runtime=settings["runtime"],
         function=settings["function"],
@@ -37,10 +39,14 @@ def compile(model: Path, board: str, hw_type: str, output: Path | None, as_json:
         recompute=settings["recompute_cache"],
     )
     check_options(options, choice)
+    config = choice.config
+    if not knows_target(config, options.runtime):
+        with Board(choice, runtime=options.runtime, say=functools.partial(click.echo, err=True)) as seen:
+            config = seen.config
     with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated(1) as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)
-        case = prepare(begin(model, options, Path(folder), shop, want_inputs=False), choice, shop)
+        case = prepare(begin(model, options, Path(folder), shop, want_inputs=False), config, shop)
         if case.error is not None:
             raise case.error
     artifact = case.artifact

@@ -4,27 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hil.errors import UsageError
 
+if TYPE_CHECKING:
+    from hil.controller.choice import BoardChoice
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def board_options(command: F) -> F:
-    """--board and --runtime-hw-type."""
-    command = click.option(
-        "--runtime-hw-type",
-        "hw_type",
-        default="",
-        metavar="TYPE",
-        help="Kind of hardware: sim, sim-f16, ... (default sim).",
-    )(command)
-    return click.option(
-        "--board", default="", metavar="ADDR|NAME", help="Board by name, config file, unix:PATH or HOST:PORT."
-    )(command)
+    """What names a board and how it is reached: the arguments of :func:`hil.controller.choice.choose`."""
+    options = [
+        click.option(
+            "--board", default="", metavar="ADDR|NAME", help="USER@HOST, a name, a config file, unix:PATH or HOST:PORT."
+        ),
+        click.option(
+            "--runtime-hw-type",
+            "hw_type",
+            default="",
+            metavar="TYPE",
+            help="Kind of hardware: sim, sim-f16, ... (default sim).",
+        ),
+        click.option("--identity", type=click.Path(path_type=Path), metavar="FILE", help="Private key for SSH."),
+        click.option(
+            "--known-hosts",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Pinned host keys (default: ~/.ssh/known_hosts).",
+        ),
+        click.option("--accept-new-host-key", is_flag=True, help="Pin the key of a host that was never seen."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def chosen_board(settings: dict[str, Any]) -> BoardChoice:
+    """The board that :func:`board_options` name; takes theirs out of a command's settings.
+
+    Raises:
+        UsageError: there is no such board.
+    """
+    from hil.controller.choice import choose
+
+    names = ("identity", "known_hosts", "accept_new_host_key")
+    return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in names})
 
 
 def model_options(command: F) -> F:

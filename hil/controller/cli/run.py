@@ -79,10 +79,11 @@ def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
 
 def _job_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The command line's values as a job has them."""
-    plain = ("board", "hw_type", "function", "inputs", "seed", "references", "rtol", "atol", "iterations", "warmup")
+    board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
+    plain = ("function", "inputs", "seed", "references", "rtol", "atol", "iterations", "warmup")
     more = ("timeout", "wait_s", "faults", "compile_flags", "debug_ir", "expected", "flagfile", "out")
     return {
-        **{name: settings[name] for name in (*plain, *more)},
+        **{name: settings[name] for name in (*board, *plain, *more)},
         "runtime": settings["runtime"],
         "dims": parse_dims(settings["dims"]),
         "input_range": parse_range(settings["input_range"]),

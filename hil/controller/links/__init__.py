@@ -10,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
 from hil.errors import UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.ssh.shell import Shell
+
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -24,34 +30,71 @@ class Link:
         target: where the agent is reached.
         close: ends what the link started.
         log: what the far side's process printed so far, for an error's detail.
+        renew: mends the way after a break, where it can be, and gives the target anew.
+        shell: commands on the board, where it is reached over SSH.
+        pushed_bytes: what the link itself sent to the board, to put an agent there.
     """
 
     target: Target
     close: Callable[[], None] = field(default=lambda: None)
     log: Callable[[], str] = field(default=lambda: "")
+    renew: Callable[[], Target] | None = None
+    shell: Shell | None = None
+    pushed_bytes: int = 0
 
 
-def open_link(address: str, config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
+def is_address(text: str) -> bool:
+    """Whether a text is an address, and not a board's name or config file."""
+    from hil.controller.links import direct
+    from hil.controller.ssh.address import is_ssh_address
+
+    return (
+        direct.is_address(text)
+        or is_ssh_address(text)
+        or any(text.startswith(f"{entry.name}:") for entry in entry_points(group="hil.links"))
+    )
+
+
+def open_link(
+    address: str,
+    config: BoardConfig,
+    *,
+    faults: tuple[str, ...] = (),
+    runtime: str = "",
+    say: Say = lambda text: None,
+) -> Link:
     """Open the link for an address, or start the simulator where the config says so.
 
     Args:
-        address: ``unix:PATH``, ``HOST:PORT``, a prefix of a registered kind, or "" for the config's own.
+        address: what ``--board`` gave, or "" for the config's own.
         config: the board's config.
         faults: for a simulator: faults to switch on.
+        runtime: the runtime that an agent must have which is put on the board now.
+        say: told what goes on where it takes long.
 
     Raises:
         UsageError: the address is none that a link takes.
-        BoardUnreachable: the simulator does not start.
+        BoardError: nobody answers there, it refuses us, or no agent can be put there.
     """
     from hil.controller.links import direct, sim
+    from hil.controller.ssh.address import is_ssh_address
 
     where = address or config.connection.address
-    if not where:
+    if not where and config.is_simulator:
         return sim.start(config, faults)
+    if not where:
+        raise UsageError(
+            f"{config.name} is a kind of board and has no address",
+            hint=f"--board USER@HOST --runtime-hw-type {config.name}",
+        )
     if faults:
         raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
     for entry in entry_points(group="hil.links"):
         if where.startswith(f"{entry.name}:"):
             link: Link = entry.load()(where, config)
             return link
+    if is_ssh_address(where):
+        from hil.controller.links import ssh
+
+        return ssh.connect(where, config, runtime=runtime, say=say)
     return direct.connect(where, config)

@@ -23,7 +23,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated")
+    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated", "build")
     BOARD_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class DescribeReply(_message.Message):
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     READINGS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
     board_id: str
     name: str
     agent_version: str
@@ -50,10 +51,11 @@ class DescribeReply(_message.Message):
     memory_limit_bytes: int
     readings: _containers.RepeatedCompositeFieldContainer[Reading]
     simulated: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ...) -> None: ...
+    build: str
+    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ..., build: _Optional[str] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("hostname", "system", "kernel", "arch", "libc", "python", "cpu_model", "cpu_features", "cores", "memory_bytes", "boot_id")
+    __slots__ = ("hostname", "system", "kernel", "arch", "libc", "python", "cpu_model", "cpu_features", "cores", "memory_bytes", "boot_id", "cpu_parts")
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +67,7 @@ class Machine(_message.Message):
     CORES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    CPU_PARTS_FIELD_NUMBER: _ClassVar[int]
     hostname: str
     system: str
     kernel: str
@@ -76,7 +79,8 @@ class Machine(_message.Message):
     cores: int
     memory_bytes: int
     boot_id: str
-    def __init__(self, hostname: _Optional[str] = ..., system: _Optional[str] = ..., kernel: _Optional[str] = ..., arch: _Optional[str] = ..., libc: _Optional[str] = ..., python: _Optional[str] = ..., cpu_model: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    cpu_parts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hostname: _Optional[str] = ..., system: _Optional[str] = ..., kernel: _Optional[str] = ..., arch: _Optional[str] = ..., libc: _Optional[str] = ..., python: _Optional[str] = ..., cpu_model: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., boot_id: _Optional[str] = ..., cpu_parts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Runtime(_message.Message):
     __slots__ = ("name", "version", "devices", "error")

@@ -1,0 +1,91 @@
+"""Which board: what the user said about it, and the connection that this comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hil.boards import BoardConfig, load_board
+from hil.controller.links import is_address
+from hil.errors import UsageError
+
+DEFAULT_HW_TYPE = "sim"
+# A board of which nothing but the address is known.
+GENERIC = "generic"
+
+
+@dataclass(frozen=True)
+class BoardChoice:
+    """What the user said about the board: a config, and an address where that is another than the config's."""
+
+    config: BoardConfig
+    address: str = ""
+
+    @property
+    def name(self) -> str:
+        """How results and errors call the board."""
+        return self.address or self.config.name
+
+
+def choose(
+    board: str = "",
+    hw_type: str = "",
+    *,
+    identity: Path | None = None,
+    known_hosts: Path | None = None,
+    accept_new_host_key: bool = False,
+) -> BoardChoice:
+    """The board for ``--board`` and ``--runtime-hw-type``.
+
+    Args:
+        board: a board's name, a config file, or an address (``USER@HOST[:PORT]``, ``ssh:ALIAS``, ``unix:PATH``,
+            ``HOST:PORT``).
+        hw_type: hardware type: the config to use for an address, or the simulator to start; without it an address is
+            a ``generic`` board, and no address at all is ``sim``.
+        identity, known_hosts, accept_new_host_key: for SSH, in place of the config's own.
+
+    Raises:
+        UsageError: there is no such board or type, or the two do not fit.
+    """
+    if not board:
+        choice = BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
+    elif is_address(board):
+        choice = BoardChoice(load_board(hw_type or GENERIC), board)
+    else:
+        choice = BoardChoice(load_board(board))
+        if hw_type and choice.config.hw_type != hw_type:
+            raise UsageError(f"board {board} is of type {choice.config.hw_type}, not {hw_type}")
+    given: dict[str, Any] = {
+        "identity": str(identity.expanduser().absolute()) if identity else "",
+        "known_hosts": str(known_hosts.expanduser().absolute()) if known_hosts else "",
+        "accept_new_host_key": accept_new_host_key,
+    }
+    connection = replace(choice.config.connection, **{key: value for key, value in given.items() if value})
+    return replace(choice, config=replace(choice.config, connection=connection))
+
+
+def knows_target(config: BoardConfig, runtime: str) -> bool:
+    """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
+    return (runtime or config.runtime) != "iree" or bool(config.compile_flags.get("iree"))
+
+
+def with_target(
+    config: BoardConfig, runtime: str, machine: Mapping[str, Any], say: Callable[[str], None]
+) -> BoardConfig:
+    """A config that names what to compile for: its own flags, or those for the machine that the board shows.
+
+    Args:
+        config: the board's.
+        runtime: the one that is going to be used; "" is the config's own.
+        machine: what the board said of itself.
+        say: told what was chosen.
+    """
+    if knows_target(config, runtime):
+        return config
+    from hil.controller.targets import iree_flags
+
+    target = iree_flags(machine)
+    say(f"compiling for {target.description}")
+    return replace(config, compile_flags={**config.compile_flags, "iree": target.flags})

@@ -1,0 +1,64 @@
+"""A board that is reached by SSH alone: an agent is put there where none is, and gRPC goes through a tunnel to it."""
+
+from __future__ import annotations
+
+from hil.boards import BoardConfig
+from hil.controller.client import Target
+from hil.controller.deploy import ensure_agent
+from hil.controller.links import Link, Say
+from hil.controller.ssh.shell import Shell, open_shell
+from hil.controller.ssh.tunnel import open_tunnel
+
+
+def connect(address: str, config: BoardConfig, *, runtime: str, say: Say) -> Link:
+    """The link to a board over SSH; its agent is deployed and started where that is needed.
+
+    Raises:
+        UsageError: the address or a file of the config is wrong.
+        BoardUnreachable: nobody answers, or it refuses us.
+        BoardError: no agent can run there.
+    """
+    return _SshLink(address, config, runtime, say).link
+
+
+class _SshLink:
+    """The shell and the tunnel, which are made anew together after a break."""
+
+    def __init__(self, address: str, config: BoardConfig, runtime: str, say: Say) -> None:
+        self._address = address
+        self._config = config
+        self._runtime = runtime
+        self._say = say
+        self.link = Link(Target(""), self._close, self._log, self._renew)
+        self._open()
+
+    def _open(self) -> None:
+        settings = self._config.connection
+        self._shell: Shell = open_shell(self._address, settings, board=self._address, base=self._config.path.parent)
+        try:
+            place = ensure_agent(
+                self._shell,
+                folder=settings.folder,
+                runtimes=(self._runtime or self._config.runtime,),
+                board=self._address,
+                say=self._say,
+            )
+            self._tunnel = open_tunnel(self._shell, place.socket)
+        except BaseException:
+            self._shell.close()
+            raise
+        self.link.target = Target(self._tunnel.address)
+        self.link.shell = self._shell
+        self.link.pushed_bytes += place.pushed_bytes
+
+    def _renew(self) -> Target:
+        self._close()
+        self._open()
+        return self.link.target
+
+    def _close(self) -> None:
+        self._tunnel.close()
+        self._shell.close()
+
+    def _log(self) -> str:
+        return self._tunnel.log()

@@ -1,0 +1,237 @@
+"""What to compile for: from what a board shows of its CPU to the flags of iree-compile.
+
+A program must never need an instruction that the board lacks. So the name of a CPU is used only where the board shows
+every feature that this name makes the compiler use; else the code is generic, with those features that are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hil.errors import HilError, LoadFailed, RunCrashed, UsageError
+
+_DEVICE = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+_TRIPLE = "--iree-llvmcpu-target-triple="
+_CPU = "--iree-llvmcpu-target-cpu="
+_FEATURES = "--iree-llvmcpu-target-cpu-features="
+_ABI = "--iree-llvmcpu-target-abi="
+
+_FAMILY = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "riscv64": "riscv64"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to compile for.
+
+    Attributes:
+        flags: for iree-compile.
+        description: the CPU and where it is known from, for people.
+        arch: the CPU's family: ``aarch64``.
+        cpu: as LLVM calls it: ``cortex-a53``.
+    """
+
+    flags: tuple[str, ...]
+    description: str
+    arch: str = ""
+    cpu: str = ""
+
+
+def iree_flags(machine: Mapping[str, Any]) -> Target:
+    """What to compile for on a machine.
+
+    Args:
+        machine: as Describe has it: ``arch``, ``system``, ``cpu_model``, ``cpu_features`` and ``cpu_parts``.
+
+    Raises:
+        UsageError: hil knows no target for such a machine.
+    """
+    arch = str(machine.get("arch", ""))
+    family = _FAMILY.get(arch.lower())
+    if family is None:
+        raise UsageError(
+            f"hil does not know what to compile for on a machine of architecture {arch or 'unknown'!r}",
+            hint=f"name the target's flags in the board's config: [compile_flags] iree = [{_TRIPLE!r}..., ...]",
+        )
+    shown = set(map(str, machine.get("cpu_features", ())))
+    source = "from the board's CPU features" if shown else "the board does not show its CPU"
+    if family == "riscv64":
+        return _riscv(shown, source)
+    if family == "x86_64":
+        cpu, features = _x86(shown)
+        return _target(family, cpu, features, source)
+    if machine.get("system") == "Darwin":
+        return _target(family, "apple-m1", [], "what every Mac of this kind has", system="apple-darwin")
+    parts = [str(part).lower() for part in machine.get("cpu_parts", ())]
+    named = [cpu for cpu in ARM_CPUS if cpu.part in parts]
+    # A program's threads run on small and on big cores: code for the big ones, if it runs on all.
+    fitting = [cpu for cpu in named if cpu.needs <= shown]
+    if fitting:
+        others = [cpu.name for cpu in named if cpu.name != fitting[-1].name]
+        beside = f", beside {', '.join(dict.fromkeys(others))}" if others else ""
+        return _target(family, fitting[-1].name, [], f"CPU part {fitting[-1].part} of the board{beside}")
+    if named:
+        source = f"the board is a {named[-1].name}, but does not show {' '.join(sorted(named[-1].needs - shown))}"
+    elif parts:
+        source = f"hil knows no name for CPU part {', '.join(parts)}"
+    return _target(family, "generic", [llvm for linux, llvm in ARM_FEATURES.items() if linux in shown], source)
+
+
+def described(flags: Sequence[str]) -> Target:
+    """The target that flags of a config or a command line name."""
+
+    def last(option: str) -> str:
+        return next((flag[len(option) :] for flag in reversed(flags) if flag.startswith(option)), "")
+
+    arch, cpu = last(_TRIPLE).partition("-")[0], last(_CPU)
+    return Target(tuple(flags), f"{arch} {cpu} (from the flags)".strip(), arch, cpu)
+
+
+def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) -> str:
+    """A hint where a program failed because it was compiled for another CPU than the board's; else "".
+
+    Args:
+        error: what loading or running raised.
+        target: what was compiled for (see :func:`iree_flags` and :func:`described`).
+        machine: what the board showed.
+    """
+    said = f"{error.message}\n{error.detail}"
+    incompatible = isinstance(error, LoadFailed) and "INCOMPATIBLE" in said
+    illegal = isinstance(error, RunCrashed) and "SIGILL" in said
+    if not incompatible and not illegal:
+        return ""
+    compiled = f"{target.arch} {target.cpu}".strip() or "what the compiler takes by default"
+    model = machine.get("cpu_model") or machine.get("model") or ""
+    try:
+        fitting = iree_flags(machine)
+    except UsageError as unknown:
+        return f"the program was compiled for {compiled}, the board is {machine.get('arch', 'unknown')}. {unknown.hint}"
+    board = f"{fitting.arch} {fitting.cpu}" + (f" ({model})" if model else "")
+    if (target.arch, target.cpu) == (fitting.arch, fitting.cpu):
+        if illegal:
+            return (
+                f"the program was compiled for the board's own CPU, {board}: does a --compile-flag ask for a feature "
+                f"that it lacks? {_CPU}generic tells"
+            )
+        return ""
+    what = "uses instructions that this CPU lacks" if illegal else "cannot be loaded there"
+    flags = " ".join(flag for flag in fitting.flags if flag not in _DEVICE)
+    return (
+        f"the program was compiled for {compiled}, the board is {board}: a program for another CPU {what}. "
+        f"Compile with {flags} (in the config's [compile_flags], or name no flags and hil takes these)"
+    )
+
+
+def _target(arch: str, cpu: str, features: list[str], source: str, *, system: str = "unknown-linux-gnu") -> Target:
+    flags = [*_DEVICE, f"{_TRIPLE}{arch}-{system}", f"{_CPU}{cpu}"]
+    if features:
+        flags.append(_FEATURES + ",".join(f"+{feature}" for feature in features))
+    more = f" with {', '.join(features)}" if features else ""
+    return Target(tuple(flags), f"{arch} {cpu}{more} ({source})", arch, cpu)
+
+
+# ---- x86: LLVM's name -> what /proc/cpuinfo must show for it, the levels of the x86-64 psABI, highest first.
+_V2 = set("cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3".split())
+_V3 = _V2 | set("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
+_V4 = _V3 | set("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+X86_LEVELS = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2, "x86-64": set[str]()}
+# What a compiler can use beyond a level: name in /proc/cpuinfo -> LLVM's name.
+X86_FEATURES = {
+    **{one: one for one in "popcnt ssse3 avx avx2 bmi2 f16c fma movbe gfni".split()},
+    **{one: one for one in "avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512ifma".split()},
+    **{"sse4_1": "sse4.1", "sse4_2": "sse4.2", "bmi1": "bmi", "abm": "lzcnt", "avx_vnni": "avxvnni"},
+    **{f"avx512_{one}": f"avx512{one}" for one in "vnni bf16 fp16 vbmi2 bitalg vpopcntdq".split()},
+}
+
+
+def _x86(shown: set[str]) -> tuple[str, list[str]]:
+    level, has = next((name, needs) for name, needs in X86_LEVELS.items() if needs <= shown)
+    return level, [llvm for linux, llvm in X86_FEATURES.items() if linux in shown and linux not in has]
+
+
+# ---- RISC-V: extensions of one letter are parts of the first word of `isa`, the others are words of their own.
+RISCV_LETTERS = "mafdcv"
+RISCV_WORDS = "zba zbb zbc zbs zfh zfhmin zvfh zicond".split()
+
+
+def _riscv(shown: set[str], source: str) -> Target:
+    base = next((word for word in shown if word.startswith("rv64")), "")
+    letters = [one for one in RISCV_LETTERS if one in base[4:].replace("g", "mafd")]
+    # Without its isa line a board that runs Linux is still an rv64gc.
+    features = [*(letters or "mafdc"), *(word for word in RISCV_WORDS if word in shown)]
+    made = _target("riscv64", "generic-rv64", features, source)
+    return Target((*made.flags, f"{_ABI}lp64d"), made.description, made.arch, made.cpu)
+
+
+# ---- Arm: features as the kernel calls them -> as LLVM does.
+ARM_FEATURES = {
+    "fp": "fp-armv8",
+    "asimd": "neon",
+    "atomics": "lse",
+    "asimdrdm": "rdm",
+    "asimdhp": "fullfp16",
+    "asimddp": "dotprod",
+    "asimdfhm": "fp16fml",
+    "fcma": "complxnum",
+    "lrcpc": "rcpc",
+    "i8mm": "i8mm",
+    "bf16": "bf16",
+    "sve": "sve",
+    "sve2": "sve2",
+}
+
+
+@dataclass(frozen=True)
+class ArmCpu:
+    """A kind of core: ``implementer:part`` of /proc/cpuinfo, LLVM's name, and the features that this name uses."""
+
+    part: str
+    name: str
+    needs: frozenset[str]
+
+
+_ARM_LEVELS = {"v8": "fp asimd"}
+_ARM_LEVELS["v8.1"] = _ARM_LEVELS["v8"] + " atomics asimdrdm"
+_ARM_LEVELS["v8.2"] = _ARM_LEVELS["v8.1"] + " fphp asimdhp asimddp lrcpc"
+_ARM_LEVELS["v8.4"] = _ARM_LEVELS["v8.2"] + " asimdfhm fcma jscvt ilrcpc flagm uscat"
+_ARM_LEVELS["v8.6"] = _ARM_LEVELS["v8.4"] + " flagm2 frint i8mm bf16"
+_ARM_LEVELS["v9"] = _ARM_LEVELS["v8.6"] + " sve sve2 svebitperm"
+
+# Implementer, level, cores as PART=NAME, and what they use beyond the level; of one implementer small cores come first.
+_ARM_TABLE = """
+0x41 v8    d02=cortex-a34 d04=cortex-a35 d03=cortex-a53 d07=cortex-a57 d08=cortex-a72 d09=cortex-a73
+0x41 v8.2  d05=cortex-a55 d06=cortex-a65 d43=cortex-a65ae d4a=neoverse-e1 d0a=cortex-a75 d0b=cortex-a76 d0e=cortex-a76ae
+0x41 v8.2  d0d=cortex-a77 d41=cortex-a78 d42=cortex-a78ae d44=cortex-x1 d0c=neoverse-n1
+0x41 v8.2  d4b=cortex-a78c + flagm
+0x41 v8.2  d4c=cortex-x1c + flagm uscat ilrcpc
+0x41 v9    d46=cortex-a510 d80=cortex-a520 d88=cortex-a520ae d47=cortex-a710 d4d=cortex-a715 d81=cortex-a720
+0x41 v9    d89=cortex-a720ae d87=cortex-a725 d48=cortex-x2 d4e=cortex-x3 d82=cortex-x4 d85=cortex-x925
+0x41 v8.4  d40=neoverse-v1 + i8mm bf16 sha3 sve
+0x41 v9    d49=neoverse-n2 d8e=neoverse-n3 d4f=neoverse-v2 d84=neoverse-v3 d83=neoverse-v3ae
+0x42 v8.1  516=thunderx2t99
+0x43 v8    0a1=thunderxt88 0a2=thunderxt81 0a3=thunderxt83
+0x43 v8.1  0af=thunderx2t99
+0x46 v8.1  001=a64fx + fphp asimdhp fcma sve
+0x48 v8.1  d01=tsv110 + fphp asimdhp asimddp asimdfhm fcma jscvt
+0x4e v8.1  004=carmel + fphp asimdhp
+0x51 v8    801=cortex-a53 800=cortex-a73 201=kryo 205=kryo 211=kryo
+0x51 v8.2  803=cortex-a55 805=cortex-a55 802=cortex-a75 804=cortex-a76
+0x51 v8.6  001=oryon-1 + sha3
+0x61 v8.4  022=apple-m1 024=apple-m1 028=apple-m1 023=apple-m1 025=apple-m1 029=apple-m1 + flagm2 frint sha3
+0x61 v8.6  032=apple-m2 034=apple-m2 038=apple-m2 033=apple-m2 035=apple-m2 039=apple-m2 + sha3
+0x6d v9    d49=neoverse-n2
+0xc0 v8.6  ac3=ampere1 ac4=ampere1a + sha3
+"""
+
+
+def _arm_cpus() -> Iterator[ArmCpu]:
+    for line in _ARM_TABLE.split("\n")[1:-1]:
+        cores, _, more = line.partition("+")
+        implementer, level, *names = cores.split()
+        needs = frozenset(f"{_ARM_LEVELS[level]} {more}".split())
+        for part, _, name in (one.partition("=") for one in names):
+            yield ArmCpu(f"{implementer}:0x{part}", name, needs)
+
+
+ARM_CPUS = tuple(_arm_cpus())

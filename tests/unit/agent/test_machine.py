@@ -1,0 +1,96 @@
+"""What the agent reads of its board, from a folder as real boards have it and from this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hil.agent.machine import board_id, machine, readings
+
+
+def lay(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def shown(root: Path) -> dict[str, tuple[float | str, str]]:
+    return {one.name: (one.text or one.value, one.unit) for one in readings(root)}
+
+
+POLICY = "sys/devices/system/cpu/cpufreq/policy"
+THERMAL = "sys/class/thermal/"
+
+
+def test_clocks_governors_and_temperatures(tmp_path):
+    root = lay(
+        tmp_path,
+        {
+            f"{POLICY}0/scaling_cur_freq": "600000\n",
+            f"{POLICY}0/scaling_max_freq": "1416000\n",
+            f"{POLICY}0/scaling_governor": "schedutil\n",
+            f"{POLICY}4/scaling_cur_freq": "1800000\n",
+            f"{THERMAL}thermal_zone0/temp": "51250\n",
+            f"{THERMAL}thermal_zone0/type": "soc-thermal\n",
+            "proc/meminfo": "MemTotal:  1000 kB\nMemAvailable:   524288 kB\n",
+        },
+    )
+    assert shown(root) == {
+        "cpu0 frequency": (600.0, "MHz"),
+        "cpu0 highest frequency": (1416.0, "MHz"),
+        "cpu0 governor": ("schedutil", ""),
+        "cpu4 frequency": (1800.0, "MHz"),
+        "thermal_zone0 (soc-thermal)": (51.25, "degC"),
+        "free memory": (512.0, "MiB"),
+    }
+
+
+def test_every_sign_of_throttling(tmp_path):
+    root = lay(
+        tmp_path,
+        {
+            "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "2\n",
+            "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "1\n",
+            "sys/devices/system/cpu/cpu0/thermal_throttle/package_throttle_count": "4\n",
+            "sys/devices/platform/soc/soc:firmware/get_throttled": "50005\n",
+            f"{THERMAL}cooling_device0/type": "thermal-cpufreq-0\n",
+            f"{THERMAL}cooling_device0/cur_state": "0\n",
+            f"{THERMAL}cooling_device1/type": "pwm-fan\n",
+            f"{THERMAL}cooling_device1/cur_state": "3\n",
+        },
+    )
+    assert shown(root) == {
+        "throttle events": (7.0, ""),
+        "firmware throttling": ("50005", ""),
+        "cooling_device0 (thermal-cpufreq-0)": (0.0, ""),
+    }
+
+
+def test_what_cannot_be_read_is_absent(tmp_path):
+    root = lay(
+        tmp_path,
+        {
+            f"{POLICY}0/scaling_cur_freq": "<unknown>\n",
+            f"{POLICY}0/scaling_governor": "\n",
+            f"{THERMAL}thermal_zone0/type": "no temperature\n",
+            f"{THERMAL}thermal_zone1/temp": "\n",
+            "sys/devices/platform/soc/soc:firmware/get_throttled": "",
+            "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "",
+            "proc/meminfo": "",
+        },
+    )
+    assert shown(root) == {}
+
+
+def test_this_machine_says_what_it_is():
+    known = machine()
+    assert known.arch
+    assert known.kernel
+    assert known.cores >= 1
+    assert board_id()
+    if sys.platform == "linux":
+        assert known.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert known.cpu_features
+        assert {one.name: one for one in readings()}["free memory"].value > 0
