@@ -7,16 +7,14 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from hil import clock
 from hil.agent import framing
+from hil.agent.forks import ForkServer
 from hil.agent.shm import Arena
-from hil.errors import BoardError, HilError, LoadFailed, RunCrashed, StageTimeout
+from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 from hil.wire import error_from_parts
 
 _KEPT_LINES = 2000
@@ -167,117 +165,6 @@ class Worker:
                 self._logs.add(self.program_id, line.rstrip("\n"))
 
 
-class ForkServer:
-    """The process that forks workers for one runtime (see :mod:`hil.agent.forkserver`); started anew if it dies."""
-
-    def __init__(self, reference: str) -> None:
-        self._reference = reference
-        self._lock = threading.Lock()
-        self._channel: framing.Channel | None = None
-        self._pids: collections.deque[int] = collections.deque()
-        self._forked = threading.Condition(self._lock)
-        self._watching: dict[int, Callable[[int], None]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self.described: dict[str, Any] = {}
-
-    def start(self) -> dict[str, Any]:
-        """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
-        with self._lock:
-            if self._channel is None:
-                sock, theirs = socket.socketpair()
-                ours = framing.Channel(sock)
-                # numpy's BLAS would start threads, and a fork copies none of them.
-                env = {
-                    **os.environ,
-                    "OPENBLAS_NUM_THREADS": "1",
-                    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
-                }
-                env = {key: value for key, value in env.items() if value}
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "hil.agent.forkserver", str(theirs.fileno()), self._reference],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    env=env,
-                )
-                theirs.close()
-                try:
-                    self.described = ours.receive(timeout=120)
-                except (framing.Closed, framing.Late):
-                    self.described = {"error": "the runtime's process died while importing it"}
-                if "error" in self.described:
-                    ours.close()
-                    self._process.kill()
-                    self._process.wait()
-                    return self.described
-                self._channel = ours
-                threading.Thread(target=self._listen, args=(ours,), daemon=True, name="forkserver").start()
-            return self.described
-
-    def fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
-        """A new worker that has these descriptors; ``on_exit`` is called with its exit code.
-
-        Raises:
-            LoadFailed: the runtime cannot be imported here.
-            BoardError: no process could be started.
-        """
-        described = self.start()
-        if "error" in described:
-            raise LoadFailed(f"the runtime does not work on this board: {described['error']}")
-        with self._lock:
-            if self._channel is None:
-                raise BoardError("the agent's fork server died")
-            try:
-                self._channel.send({"fork": True}, fds)
-            except framing.Closed as error:
-                raise BoardError("the agent's fork server died") from error
-            if not self._forked.wait_for(lambda: self._pids or self._channel is None, timeout=30) or not self._pids:
-                raise BoardError("the agent's fork server does not answer")
-            pid = self._pids.popleft()
-            self._watching[pid] = on_exit
-            return pid
-
-    def stop(self) -> None:
-        """End it, and with it every worker."""
-        with self._lock:
-            channel, self._channel = self._channel, None
-        if channel is not None:
-            with contextlib.suppress(OSError):
-                channel.sock.shutdown(socket.SHUT_RDWR)
-        if self._process is not None:
-            try:
-                self._process.wait(2)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def _listen(self, channel: framing.Channel) -> None:
-        early: dict[int, int] = {}
-        try:
-            while True:
-                message = channel.receive()
-                with self._lock:
-                    if "pid" in message:
-                        self._pids.append(message["pid"])
-                        self._forked.notify_all()
-                    else:
-                        early[message["exited"]] = message["status"]
-                    told = [pid for pid in early if pid in self._watching]
-                    calls = [(self._watching.pop(pid), early.pop(pid)) for pid in told]
-                for call, status in calls:
-                    call(status)
-        except framing.Closed:
-            with self._lock:
-                if self._channel is channel:
-                    self._channel = None
-                orphans, self._watching = self._watching, {}
-                self._forked.notify_all()
-            for pid in orphans:
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, signal.SIGKILL)
-            channel.close()
-
-
 class Supervisor:
     """Workers by runtime, with one kept ready for each runtime and device that was used last."""
 
@@ -292,7 +179,7 @@ class Supervisor:
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Each runtime's version and devices, or its error; starts what has not been started."""
-        threads = [threading.Thread(target=server.start) for server in self._servers.values()]
+        threads = [threading.Thread(target=server.describe) for server in self._servers.values()]
         for thread in threads:
             thread.start()
         for thread in threads:
