@@ -1,0 +1,107 @@
+"""One command on a channel: its input, its output within bounds, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import IO
+
+import paramiko
+
+MOST_OUT = 16 << 20
+_LAST_OF_ERR = 64 << 10
+_PIECE = 1 << 20
+
+
+class TooMuch(Exception):
+    """The command wrote more than was agreed."""
+
+
+def execute(
+    transport: paramiko.Transport,
+    command: str,
+    source: IO[bytes],
+    sink: IO[bytes],
+    timeout: float,
+    most: int = MOST_OUT,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[int, str]:
+    """Run a command line; returns its exit code and the end of what it wrote to stderr.
+
+    Args:
+        transport: an open one.
+        command: for the login's shell.
+        source: what the command reads.
+        sink: takes what it writes to stdout.
+        timeout: seconds, for all of it.
+        most: bytes that it may write to stdout.
+        progress: told the bytes of each piece of the source that was sent.
+
+    Raises:
+        TimeoutError: it did not end in time.
+        TooMuch: it wrote too much.
+        EOFError: the link broke.
+        OSError, paramiko.SSHException: it could not be started.
+    """
+    deadline = time.monotonic() + timeout
+
+    def left() -> float:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        return seconds
+
+    try:
+        session = transport.open_session(timeout=timeout)
+    except paramiko.SSHException as error:
+        if transport.is_active() and "Timeout" in str(error):
+            raise TimeoutError from error
+        raise
+    with contextlib.closing(session) as channel:
+        channel.exec_command(command)
+        errors = _Tail(channel)
+        threading.Thread(target=_feed, args=(channel, source, progress), daemon=True).start()
+        taken = 0
+        channel.settimeout(left())
+        while piece := channel.recv(_PIECE):
+            taken += len(piece)
+            if taken > most:
+                raise TooMuch
+            sink.write(piece)
+            channel.settimeout(left())
+        errors.thread.join(left())
+        if errors.thread.is_alive() or not channel.status_event.wait(left()):
+            raise TimeoutError
+        if channel.exit_status == -1:
+            raise EOFError("the channel was closed without an exit status")
+        return channel.exit_status, errors.text()
+
+
+class _Tail:
+    """The end of a channel's stderr, read as it comes so that the far side never waits for a reader."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._kept = b""
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while piece := self._channel.recv_stderr(_LAST_OF_ERR):
+                self._kept = (self._kept + piece)[-_LAST_OF_ERR:]
+
+
+def _feed(channel: paramiko.Channel, source: IO[bytes], progress: Callable[[int], None] | None) -> None:
+    # A command that ends before it has read everything closes the channel: what it made of it is told by its code.
+    with contextlib.suppress(OSError, EOFError):
+        while piece := source.read(_PIECE):
+            channel.sendall(piece)
+            if progress:
+                progress(len(piece))
+        channel.shutdown_write()

@@ -1,0 +1,142 @@
+"""Tunnels: a Unix socket here that leads to one on a board, by OpenSSH's client or through our own connection."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Protocol
+
+from hil.controller.ssh import openssh
+from hil.controller.ssh.pump import Pump
+from hil.controller.ssh.shell import Shell
+from hil.errors import BoardUnreachable
+
+_START_S = 20.0
+_POLL_S = 0.002
+_CLOSE_S = 5.0
+# A socket's path that ssh's LocalForward takes as it is.
+_PLAIN_PATH = re.compile(r"/[\w./+,@=-]*")
+# Runs a command for as long as its stdin is open: when this process ends, however it ends, so does the command.
+_WHILE_WE_LIVE = """
+exec 3<&0 </dev/null
+"$@" 3<&- & command=$!
+{ read -r line <&3; kill "$command"; } & watch=$!
+wait "$command"
+kill "$watch"
+"""
+
+
+class _Way(Protocol):
+    """What makes a tunnel."""
+
+    def alive(self) -> bool: ...
+
+    def log(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class Tunnel:
+    """A tunnel to a socket on a board.
+
+    Attributes:
+        address: the local end, ``unix:PATH``.
+    """
+
+    def __init__(self, shell: Shell, remote_socket: str, by_openssh: bool) -> None:
+        self._kept = contextlib.ExitStack()
+        with contextlib.ExitStack() as opening:
+            folder = opening.enter_context(openssh.private_folder())
+            socket = folder / "agent.sock"
+            self.address = f"unix:{socket}"
+            self._way: _Way
+            if by_openssh:
+                self._way = _OpenSSH(shell, folder, socket, remote_socket)
+            else:
+                self._way = Pump(shell.transport, socket, remote_socket)
+            self._kept = opening.pop_all()
+
+    def alive(self) -> bool:
+        """Whether it still leads there, as far as is known: a broken link is noticed within 15 seconds."""
+        return self._way.alive()
+
+    def log(self) -> str:
+        """What it had to say so far, such as a socket that is not there."""
+        return self._way.log()
+
+    def close(self) -> None:
+        """End it, and remove the local socket. Closing it again does nothing."""
+        with self._kept:
+            self._way.close()
+
+
+def open_tunnel(shell: Shell, remote_socket: str, *, openssh_client: bool | None = None) -> Tunnel:
+    """Make a way to a Unix socket on a board; the socket may come to be there later.
+
+    Args:
+        shell: a login on the board. OpenSSH's client logs in again, with the same key to the same host keys, through
+            the same jumps.
+        remote_socket: the socket's absolute path there.
+        openssh_client: whether to use OpenSSH's client, which is the faster one; by default where there is one
+            that can log in: it is given no passwords.
+
+    Raises:
+        BoardUnreachable: OpenSSH's client did not get there.
+    """
+    if openssh_client is None:
+        openssh_client = openssh.can_log_in(shell.hops) and _PLAIN_PATH.fullmatch(remote_socket) is not None
+    return Tunnel(shell, remote_socket, openssh_client)
+
+
+class _OpenSSH:
+    """A tunnel that an ``ssh -L`` of our own keeps."""
+
+    def __init__(self, shell: Shell, folder: Path, socket: Path, remote_socket: str) -> None:
+        command = [*openssh.command(shell.hops, folder), "-N", "-T", "-L", f"{socket}:{remote_socket}", openssh.BOARD]
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            # A session of its own: Ctrl-C in the terminal is the controller's to handle.
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait(socket, shell)
+        except BaseException:
+            self.close()
+            raise
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def log(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._log.read_text(errors="replace")
+        return ""
+
+    def close(self) -> None:
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait(self, socket: Path, shell: Shell) -> None:
+        deadline = time.monotonic() + _START_S
+        while not socket.exists():
+            if not self.alive() or time.monotonic() > deadline:
+                raise BoardUnreachable(
+                    f"ssh made no tunnel to {shell.address}" + ("" if not self.alive() else f" within {_START_S:g} s"),
+                    board=shell.board,
+                    hint="does the board's sshd allow it? its AllowStreamLocalForwarding must not be no",
+                    detail=self.log().strip(),
+                )
+            time.sleep(_POLL_S)
