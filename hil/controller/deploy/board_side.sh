@@ -1,0 +1,221 @@
+# What hil asks of a board by plain sh, its text coming on stdin: sh -s -- probe|status|stop|clean|logs FOLDER ...
+# Answers are lines: a word, then tab-separated values. See probe.py, which reads them.
+umask 077
+LC_ALL=C
+export LC_ALL
+tab='	'
+act=$1
+folder=$2
+shift 2
+HOME=${HOME:-/}
+case $folder in
+'') folder=$HOME/.hil ;;
+'~/'*) folder=$HOME/${folder#'~/'} ;;
+/*) ;;
+*) folder=$HOME/$folder ;;
+esac
+folder=${folder%/}
+
+say() { printf '%s\n' "$*"; }
+
+nap() { sleep 0.2 2>/dev/null || sleep 1; }
+
+# Whether the agent that was started last runs: sets pid and build. A number that another process got does not count.
+running() {
+    pid='' build=''
+    { read -r pid build <"$folder/run/agent.pid"; } 2>/dev/null || return 1
+    line=$({ tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null) || return 1
+    case $line in *" unix:$folder/run/agent.sock "*" --build $build "*) return 0 ;; esac
+    return 1
+}
+
+# What is installed: sets has_build, has_recipe, has_runtimes, has_python, has_packages.
+installed() {
+    has_build='' has_recipe='' has_runtimes='' has_python='' has_packages=''
+    { read -r has_build <"$folder/agents/current"; } 2>/dev/null || return 1
+    [ -r "$folder/agents/$has_build" ] || return 1
+    while IFS=$tab read -r key value; do
+        case $key in
+        recipe) has_recipe=$value ;;
+        runtimes) has_runtimes=$value ;;
+        python) has_python=$value ;;
+        packages) has_packages=$value ;;
+        esac
+    done <"$folder/agents/$has_build"
+}
+
+# Whether what is installed is of this recipe and has these runtimes.
+serves() {
+    [ "$has_recipe" = "$1" ] || return 1
+    shift
+    for runtime in "$@"; do
+        case " $has_runtimes " in *" $runtime "*) ;; *) return 1 ;; esac
+    done
+}
+
+complete() {
+    [ -x "$has_python" ] || return 1
+    for package in $has_packages; do
+        [ -d "$folder/packages/$package" ] || return 1
+    done
+}
+
+tell_installed() {
+    say "installed$tab$has_build$tab$has_recipe$tab$has_runtimes$tab$has_python$tab$has_packages"
+}
+
+available() {
+    # shellcheck disable=SC2046 # split on purpose
+    set -- $(df -Pk "$1" 2>/dev/null | tail -n 1)
+    say "${4:-}"
+}
+
+look='
+import os, struct, sys
+problem = ""
+machine = os.uname().machine
+if struct.calcsize("P") == 4:
+    machine = {"aarch64": "armv7l", "armv8l": "armv7l", "x86_64": "i686"}.get(machine, machine)
+try:
+    libc = os.confstr("CS_GNU_LIBC_VERSION").replace(" ", "-")
+except (AttributeError, OSError, ValueError):
+    libc = ""
+try:
+    if not libc:
+        import glob, subprocess
+        for loader in glob.glob("/lib/ld-musl-*.so.1"):
+            said = subprocess.Popen([loader], stderr=subprocess.PIPE).communicate()[1].decode()
+            libc = "musl-" + ".".join(said.split("Version ")[1].split()[0].split(".")[:2])
+except Exception:
+    pass
+try:
+    import concurrent.futures, ctypes, email, fcntl, hashlib, importlib, json, logging, mmap, select, socket
+    import subprocess, tarfile, threading, uuid, zlib
+except ImportError as error:
+    problem = str(error)
+version = "%d.%d" % tuple(sys.version_info)[:2]
+if sys.implementation.name != "cpython":
+    problem = "it is " + sys.implementation.name + ", not CPython"
+print("\t".join(["python", version, machine, libc, os.path.realpath(sys.executable), problem]))
+'
+
+# Every Python 3 on the path, each once.
+pythons() {
+    met=' '
+    IFS=:
+    for place in $PATH:/usr/local/bin:/usr/bin; do
+        for file in "$place"/python3 "$place"/python3.1[0-4]; do
+            [ -x "$file" ] || continue
+            file=$(readlink -f "$file" 2>/dev/null || say "$file")
+            case $met in *" $file "*) continue ;; esac
+            met="$met$file "
+            answer=$("$file" -I -c "$look" </dev/null 2>&1) || {
+                say "broken$tab$file$tab$(say "$answer" | tail -n 1)"
+                continue
+            }
+            say "$answer"
+        done
+    done
+    unset IFS
+}
+
+# Whether files can be made in the folder and run from there.
+folder_works() {
+    why=$(mkdir -p "$folder/run" 2>&1) || { say "unusable$tab$why"; return; }
+    trial=$folder/run/trial.$$
+    why=$({ printf '#!/bin/sh\nexit 0\n' >"$trial" && chmod 700 "$trial"; } 2>&1) || {
+        rm -f "$trial"
+        say "unusable$tab$why"
+        return
+    }
+    "$trial" 2>/dev/null || say noexec
+    rm -f "$trial"
+}
+
+# probe FOLDER RECIPE RUNTIME...: enough to know what is missing, and no more than that.
+probe() {
+    if installed; then
+        if serves "$@" && running && [ "$build" = "$has_build" ] && [ -S "$folder/run/agent.sock" ]; then
+            say "up$tab$pid$tab$build"
+            return
+        fi
+        tell_installed
+        if serves "$@" && complete; then
+            say complete
+            return
+        fi
+    fi
+    folder_works
+    for package in "$folder"/packages/*; do
+        [ ! -d "$package" ] || say "package$tab${package##*/}"
+    done
+    say "machine$tab$(uname -m)$tab$(uname -s)"
+    say "free$tab$(available "$folder")"
+    pythons
+}
+
+# status FOLDER
+status() {
+    if running; then say "up$tab$pid$tab$build"; fi
+    if installed; then tell_installed; fi
+    if [ -d "$folder" ]; then
+        # shellcheck disable=SC2046 # split on purpose
+        set -- $(du -sk "$folder" 2>/dev/null)
+        say "used$tab${1:-}"
+        say "free$tab$(available "$folder")"
+    fi
+}
+
+# Ends the agent: at once where nobody has the device, or with force.
+end_agent() {
+    running || return 0
+    kill -HUP "$pid" 2>/dev/null
+    for signal in 0 TERM KILL; do
+        if [ $signal != 0 ]; then
+            [ "$1" = force ] || return 1
+            kill -$signal "$pid" 2>/dev/null
+        fi
+        turns=0
+        while [ $turns -lt 30 ]; do
+            running || return 0
+            nap
+            turns=$((turns + 1))
+        done
+    done
+    return 1
+}
+
+# stop FOLDER polite|force
+stop() {
+    if running; then was=$pid; else was=''; fi
+    if ! end_agent "$1"; then
+        say "busy$tab$pid"
+        return 1
+    fi
+    rm -f "$folder/run/agent.pid" "$folder/run/agent.sock"
+    if [ -n "$was" ]; then say "stopped$tab$was"; fi
+}
+
+# clean FOLDER polite|force: what hil made goes, and the folder too unless somebody keeps other things in it.
+clean() {
+    [ -d "$folder" ] || return 0
+    stop "$1" || return 0
+    why=$(cd "$folder" && rm -rf agents run packages store 2>&1) || {
+        say "left$tab$folder$tab$why"
+        return
+    }
+    rmdir "$folder" 2>/dev/null && return
+    for file in "$folder"/* "$folder"/.[!.]*; do
+        [ ! -e "$file" ] || say "left$tab$file${tab}it is none of hil's"
+    done
+}
+
+# logs FOLDER LINES
+logs() {
+    tail -n "$1" "$folder/run/agent.log" 2>/dev/null
+    return 0
+}
+
+case $act in probe | status | stop | clean) say "folder$tab$folder" ;; esac
+"$act" "$@"
+exit 0

@@ -1,0 +1,176 @@
+"""Wheels for a board's platform: which ones, and fetching them on the host with pip, once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache as once
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from hil.controller.cache import Cache
+from hil.controller.deploy.packages import FORMAT, Package, read_index, write_wheels
+from hil.controller.deploy.platforms import Interpreter, pip_options, platform_tags
+from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
+from hil.errors import BoardError, UsageError
+
+# What each runtime adds. One that is not here, a vendor's, has to be on the board already.
+_RUNTIMES = {"iree": ("iree-base-runtime",), "onnxruntime": ("onnxruntime",)}
+# Compiler and runtime of IREE belong together: no other version than this machine's will do.
+_EXACT = {"iree-base-runtime"}
+# What a package of ours needs beside those that hil names itself.
+_BESIDES = ("typing-extensions",)
+_FETCH_S = 900.0
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
+_NONE_FITS = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
+_NO_NETWORK = re.compile(
+    r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|Connection (?:broken|reset)|MaxRetryError"
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A distribution that a board needs: the versions that will do, and the one that this machine has itself."""
+
+    name: str
+    range: str
+    here: str = ""
+
+    @property
+    def exact(self) -> str:
+        """The requirement of this machine's own version, where there is one."""
+        return f"{self.name}=={self.here}" if self.here else self.loose
+
+    @property
+    def loose(self) -> str:
+        """The requirement of any version that will do."""
+        return f"{self.name}=={self.here}" if self.name in _EXACT and self.here else f"{self.name}{self.range}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Distributions that are fetched together: the agent's own, or those of a runtime.
+
+    ``name`` says what was asked for: two groups of the same name serve the same.
+    """
+
+    name: str
+    wanted: tuple[Wanted, ...]
+
+
+def agent_group() -> Group:
+    """What every agent needs."""
+    wanted = tuple(_wanted(name, allowed) for name, allowed in sorted(_requirements()["agent"].items()))
+    return Group("agent", wanted + tuple(_wanted(name, "") for name in _BESIDES))
+
+
+def runtime_group(runtime: str) -> Group:
+    """What a runtime adds to an agent: nothing, where hil knows no package of it."""
+    allowed = _requirements()["sim"] | _requirements()[""]
+    wanted = tuple(_wanted(name, allowed.get(name, "")) for name in _RUNTIMES.get(runtime, ()))
+    pins = [one.loose for one in wanted if one.name in _EXACT]
+    return Group("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
+
+
+def packages_for(
+    interpreter: Interpreter, groups: Iterable[Group], *, board: str, say: Callable[[str], None], cache: Cache
+) -> list[Package]:
+    """The packages of some groups for a board's Python, from the cache or else fetched with pip.
+
+    Raises:
+        NoWheels: one of them is not published for that platform.
+        BoardError: they could not be fetched.
+    """
+    found: list[Package] = []
+    for group in groups:
+        if not group.wanted:
+            continue
+        parts = [[one.exact, one.loose] for one in group.wanted]
+        key = Cache.key(
+            "board-wheels",
+            format=FORMAT,
+            wanted=parts,
+            python=list(interpreter.version),
+            platforms=platform_tags(interpreter),
+        )
+        meta = {"packages": group.name, "for": interpreter.text}
+
+        def make(folder: Path, group: Group = group) -> None:
+            say(f"fetching {group.name.partition('=')[0]} for {interpreter.text}")
+            with tempfile.TemporaryDirectory(prefix="hil-wheels-") as place:
+                _fetch(interpreter, group, Path(place), board)
+                write_wheels(sorted(Path(place).glob("*.whl")), folder)
+
+        folder, _ = cache.get_or_make(key, meta, make)
+        found += read_index(folder)
+    return found
+
+
+def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str) -> None:
+    """Fetch a group's wheels: of this machine's own versions, or where one does not fit, the newest that will do."""
+    if not platform_tags(interpreter):
+        raise NoWheels(f"no packages are published for {interpreter.text}", board=board, stage=STAGE, hint=COMMAND_HINT)
+    loose: set[str] = set()
+    while True:
+        chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+        command += ["--no-deps", f"--dest={folder}", *pip_options(interpreter), *chosen]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired as error:
+            raise BoardError(
+                f"the agent's packages could not be fetched within {_FETCH_S:g} s",
+                board=board,
+                stage=STAGE,
+                hint="see that pip reaches its package index",
+            ) from error
+        if done.returncode == 0:
+            return
+        missing = _NONE_FITS.search(done.stderr)
+        if not missing or _NO_NETWORK.search(done.stderr):
+            raise BoardError(
+                f"pip could not fetch the agent's packages for {interpreter.text}",
+                board=board,
+                stage=STAGE,
+                hint="the first deploy for a platform needs a package index: see pip's words below",
+                detail=done.stderr.strip()[-4000:],
+            )
+        name = missing[1].lower().replace("_", "-")
+        one = next((one for one in group.wanted if one.name == name), None)
+        if one is None or one.loose in chosen:
+            raise NoWheels(
+                f"{one.loose if one else name} is not published for {interpreter.text}",
+                board=board,
+                stage=STAGE,
+                hint=COMMAND_HINT,
+                detail=done.stderr.strip()[-2000:],
+            )
+        loose.add(name)
+
+
+def _wanted(name: str, allowed: str) -> Wanted:
+    try:
+        return Wanted(name, allowed, version(name))
+    except PackageNotFoundError:
+        return Wanted(name, allowed)
+
+
+@once
+def _requirements() -> dict[str, dict[str, str]]:
+    """hil's own requirements: extra ("" for none) -> distribution -> the versions that will do."""
+    try:
+        lines = requires("hil") or []
+    except PackageNotFoundError as error:
+        raise UsageError(
+            "hil is not installed here, so its agent cannot be deployed", hint="pip install hil"
+        ) from error
+    found: dict[str, dict[str, str]] = {"": {}, "agent": {}, "sim": {}}
+    for line in lines:
+        parts = _REQUIREMENT.fullmatch(line)
+        if parts:
+            found.setdefault(parts[3] or "", {})[parts[1].lower().replace("_", "-")] = parts[2]
+    return found
