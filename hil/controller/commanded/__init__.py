@@ -1,0 +1,10 @@
+"""Boards without an agent: programs are run by the runtime's own command, through SSH.
+
+The board needs a POSIX shell, SFTP and the runtime's command; ``iree-run-module`` is put there where the config names
+no other. What such a board cannot measure is absent from its results.
+"""
+
+from hil.controller.commanded.board import CommandBoard, open_command_board
+from hil.controller.commanded.program import CommandLoaded, CommandProgram
+
+__all__ = ["CommandBoard", "CommandLoaded", "CommandProgram", "open_command_board"]

@@ -1,0 +1,277 @@
+"""A board without an agent, with the surface of :class:`hil.controller.board.Board`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import posixpath
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import tenacity
+
+from hil.bundle import Artifact
+from hil.controller.cache import Cache
+from hil.controller.care.conditions import changed
+from hil.controller.choice import BoardChoice, with_target
+from hil.controller.commanded import machine, scripts
+from hil.controller.commanded.program import NOT_MEASURED, CommandProgram
+from hil.controller.commanded.signature import signature_of
+from hil.controller.commanded.store import Item, Store
+from hil.controller.commanded.tool import PACKAGE, TOOL, iree_run_module
+from hil.controller.commanded.values import check_signature
+from hil.controller.isolated import Isolated
+from hil.digest import digest_file
+from hil.errors import BoardError, BoardLost, HilError, LoadFailed, UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.ssh.shell import Shell
+
+Say = Callable[[str], None]
+Reopen = Callable[[], "Shell"]
+_PUSH_TRIES = 4
+_CALL_S = 60.0
+_DEFAULT_DEVICES = {"iree": "local-task"}
+
+
+class CommandBoard:
+    """A board that runs programs by command. A context manager; it closes the shell that it was given.
+
+    Args:
+        choice: which board.
+        shell: commands on it.
+        runtime: the runtime that is going to be used; "" is the config's.
+        wait_s: how long a run waits while another one holds the board.
+        say: told what goes on.
+        reopen: makes a new shell where the link broke during a push; None: such a break is final.
+        cache: where the command for the board's platform is kept; None is the user's.
+
+    Attributes:
+        name: how results and errors call it.
+        config: its config; the target to compile for is filled in from what the board shows, where it named none.
+        info: what the board showed of itself, in the words of an agent's Describe.
+        command: how programs are run there.
+        folder: hil's folder for this on the board, absolute.
+        payload_bytes_sent: bytes of programs sent so far.
+
+    Raises:
+        UsageError: the config names a runtime that has no command.
+        BoardError: the board cannot be used.
+    """
+
+    PARAMETER_SCOPE = "model"
+
+    def __init__(
+        self,
+        choice: BoardChoice,
+        shell: Shell,
+        *,
+        runtime: str = "",
+        wait_s: float = 60.0,
+        say: Say = lambda text: None,
+        reopen: Reopen | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        self.name = choice.name
+        self.shell = shell
+        self.command = choice.config.command
+        self.wait_s = wait_s
+        self.payload_bytes_sent = 0
+        self._runtime = runtime or choice.config.runtime
+        self._say = say
+        self._reopen = reopen
+        self._cache = cache or Cache()
+        self._isolated = Isolated(1)
+        if self.command.is_ours and self._runtime != "iree":
+            raise UsageError(
+                f"board {self.name} has no agent, and hil knows no command for the runtime {self._runtime!r}",
+                hint="--runtime iree, or a [runtime] table with a program in the board's config",
+            )
+        self._where = choice.config.path.parent
+        with self.located(""):
+            self.folder, self.info = self._look(choice.config.connection.folder)
+        self.store = Store(self.folder, self.name)
+        self.config = with_target(choice.config, runtime, self.info["machine"], say)
+        said = ", ".join(NOT_MEASURED)
+        say(f"no agent on {self.name}: programs run by the command {posixpath.basename(self.title)}; no {said}")
+
+    @property
+    def title(self) -> str:
+        """The name of the command."""
+        return self.command.program or Path(self.command.file).name or TOOL
+
+    @property
+    def version(self) -> str:
+        """The runtime's version; "" where it is not known."""
+        return version(PACKAGE) if self.command.is_ours else self.command.version
+
+    def device(self, runtime: str) -> str:
+        """The device that a runtime uses here."""
+        return self.config.devices.get(runtime, _DEFAULT_DEVICES.get(runtime, ""))
+
+    def _look(self, folder: str) -> tuple[str, dict[str, Any]]:
+        done = self.shell.run(scripts.probe(folder), timeout=_CALL_S, check=False)
+        parts = scripts.parts(done.out.decode(errors="replace"))
+        if done.code or "end" not in parts:
+            raise BoardError(
+                f"hil's folder {folder or '.hil'} cannot be made on the board"
+                if done.code == scripts.NO_FOLDER
+                else "the board's shell does not do what a POSIX shell does",
+                hint="name another one in the board's config: [connection] folder"
+                if done.code == scripts.NO_FOLDER
+                else "a login shell and /bin/sh as on Linux are needed, busybox's will do",
+                detail=done.err[-4000:],
+            )
+        shown = machine.machine(parts)
+        info = {
+            "board_id": parts["board_id"] or shown.get("hostname", ""),
+            "name": shown.get("hostname", ""),
+            "machine": shown,
+            "readings": machine.readings(parts["readings"]),
+            "runtimes": [{"name": self._runtime, "version": self.version, "command": self.title}],
+            "not_measured": list(NOT_MEASURED),
+        }
+        return parts["folder"], info
+
+    def look(self) -> list[str]:
+        """Read anew in :attr:`info` what may change; what happened to the board since (see :func:`changed`)."""
+        done = self.shell.run(scripts.look(), timeout=_CALL_S, check=False)
+        parts = scripts.parts(done.out.decode(errors="replace"))
+        before = self.info
+        shown = {**before["machine"], "boot_id": parts.get("boot_id", "")}
+        self.info = {**before, "machine": shown, "readings": machine.readings(parts.get("readings", ""))}
+        return changed(before, self.info)
+
+    def take(self) -> None:
+        """Nothing: each run by itself waits until the board is free."""
+
+    def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
+        """Send the files that the board lacks, the command's program among them; returns the bytes sent.
+
+        Pushing is idempotent, so after a break it is done again over a new link, file by file.
+
+        Raises:
+            LoadFailed: the board has no room, or there is no program for it.
+            BoardLost: the link broke again and again.
+        """
+        items = [Item(path, artifact.digests[name]) for name, path in artifact.files.items()]
+        if tool := self._tool():
+            items.append(tool)
+        sent = 0
+
+        def once() -> None:
+            nonlocal sent
+            sent += self.store.push(self.shell, items, progress)
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(BoardLost),
+            stop=tenacity.stop_after_attempt(_PUSH_TRIES if self._reopen else 1),
+            wait=tenacity.wait_exponential(0.1, max=2),
+            before_sleep=lambda state: self._mend(state.outcome),
+            reraise=True,
+        )
+        with self.located("push"):
+            retrying(once)
+        self.payload_bytes_sent += sent
+        return sent
+
+    def _mend(self, outcome: Any) -> None:
+        self._say(f"the link broke during the upload ({outcome.exception().message}); connecting again")
+        assert self._reopen is not None
+        with contextlib.suppress(BoardError):
+            self.shell.close()
+        self.shell = self._reopen()
+        self.store.forget()
+
+    @functools.cached_property
+    def _tool_path(self) -> Path | None:
+        """The command's program on the host, where hil puts it on the board."""
+        if self.command.program:
+            return None
+        if self.command.file:
+            path = self._where / Path(self.command.file).expanduser()
+            if not path.is_file():
+                raise UsageError(f"the program {path} of the board's [runtime] is no file")
+            return path
+        shown = self.info["machine"]
+        return iree_run_module(shown.get("arch", ""), shown.get("libc", ""), cache=self._cache, board=self.name)
+
+    def _tool(self) -> Item | None:
+        path = self._tool_path
+        return Item(path, digest_file(path), executable=True) if path else None
+
+    def load(self, artifact: Artifact, *, timeout: float = 60.0) -> CommandProgram:
+        """Take a pushed program: its signature is read here; that the board can load it shows when it is run.
+
+        Raises:
+            LoadFailed: it is damaged, or takes or gives what a command cannot pass.
+        """
+        with self.located("load"), tempfile.TemporaryDirectory(prefix="hil-command-") as place:
+            signature = signature_of(artifact, self._isolated, Path(place) / "read.log", needs_own=self.command.is_ours)
+            check_signature(signature, self.command)
+            places = {
+                name: self.store.place(Item(path, artifact.digests[name])) for name, path in artifact.files.items()
+            }
+            tool = self._tool()
+            return CommandProgram(
+                self, artifact, signature, places, self.store.place(tool) if tool else self._on_board()
+            )
+
+    def _on_board(self) -> str:
+        """Where the program that the config names lies on the board."""
+        program = self.command.program
+        said = self.shell.run(["sh", "-c", 'command -v -- "$1"', "hil", program], timeout=_CALL_S, check=False)
+        if said.code or not said.text:
+            raise LoadFailed(
+                f"the board has no program {program!r}",
+                hint="[runtime] program in the board's config is looked for in the login's PATH there",
+            )
+        found: str = said.text
+        return found
+
+    def close(self) -> None:
+        """End the connection."""
+        self._isolated.close()
+        with contextlib.suppress(BoardError):
+            self.shell.close()
+
+    @contextlib.contextmanager
+    def located(self, stage: str) -> Iterator[None]:
+        """Errors raised in here are of this board and, where they do not say otherwise, of that stage."""
+        try:
+            yield
+        except HilError as error:
+            raise error.located(stage=stage, board=self.name) from error.__cause__
+
+    def __enter__(self) -> CommandBoard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def open_command_board(
+    choice: BoardChoice,
+    shell: Shell,
+    *,
+    runtime: str = "",
+    wait_s: float = 60.0,
+    say: Say = lambda text: None,
+    reopen: Reopen | None = None,
+    cache: Cache | None = None,
+) -> CommandBoard:
+    """A board without an agent over a shell that is open, and that is closed with it; see :class:`CommandBoard`.
+
+    Raises:
+        UsageError: the config names a runtime that has no command.
+        BoardError: the board cannot be used; the shell is closed.
+    """
+    try:
+        return CommandBoard(choice, shell, runtime=runtime, wait_s=wait_s, say=say, reopen=reopen, cache=cache)
+    except BaseException:
+        shell.close()
+        raise

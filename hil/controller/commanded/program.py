@@ -1,0 +1,247 @@
+"""A program on a board without an agent: each run of it is a command of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.bundle import Artifact
+from hil.controller.commanded import scripts
+from hil.controller.commanded.values import (
+    Signature,
+    check_inputs,
+    output_arguments,
+    output_files,
+    read_output,
+    write_inputs,
+)
+from hil.controller.commanded.verdicts import failure
+from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageTimeout
+from hil.results import RunResult
+from hil.runtime_command import fill
+from hil.tensors import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from hil.controller.commanded.board import CommandBoard
+
+# Past its limit the board's side should have answered; then the board itself is given up.
+_GRACE_S = 15.0
+_CALL_S = 60.0
+# What a run by command cannot tell; a result says so.
+NOT_MEASURED = ("device time", "peak memory", "clock")
+
+
+@dataclass(frozen=True)
+class CommandLoaded:
+    """What is known of a program that the board has: a command loads it anew each time."""
+
+    function: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class CommandCall:
+    """What a call cost, on the host's clock: nanoseconds of warm-up runs, seconds of fetching the outputs."""
+
+    warmup_ns: int
+    fetch_s: float
+
+
+class CommandProgram:
+    """A pushed program. A context manager, for the sake of those that are unloaded at the end.
+
+    Args:
+        board: the board that has it.
+        artifact: the program.
+        signature: what it takes and gives.
+        files: name of each of its files -> where it lies on the board.
+        program: the command's program, on the board.
+    """
+
+    def __init__(
+        self, board: CommandBoard, artifact: Artifact, signature: Signature, files: Mapping[str, str], program: str
+    ) -> None:
+        self._board = board
+        self._artifact = artifact
+        self._signature = signature
+        self._files = files
+        self._program = program
+        self._log: list[str] = []
+        self.loaded = CommandLoaded(signature.function, signature.inputs, signature.outputs)
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        names: tuple[str, ...] = (),
+    ) -> tuple[RunResult, CommandCall]:
+        """Run on the board: a command for each warm-up and iteration. None is ever tried again.
+
+        Args:
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: runs before, and runs whose last outputs count.
+            timeout: seconds for all of them, whole seconds on the board.
+            names: output names to use in place of the program's own, where the compiler dropped them.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            LoadFailed, RunFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as it ends.
+        """
+        check_inputs(self._signature, inputs)
+        board = self._board
+        remote = f"{board.folder}/runs/{secrets.token_hex(8)}"
+        with tempfile.TemporaryDirectory(prefix="hil-command-") as place, board.located("run"):
+            local = Path(place)
+            arguments, files = write_inputs(self._signature, inputs, board.command, local, remote)
+            board.shell.run(["mkdir", "-m", "700", remote], timeout=_CALL_S)
+            try:
+                self._send(local, remote, files)
+                argv = self._argv(arguments, remote)
+                deadline = time.monotonic() + timeout
+                start = time.monotonic()
+                for _ in range(warmup):
+                    self._once(argv, remote, timeout, deadline)
+                warmup_s = time.monotonic() - start if warmup else 0.0
+                walls: list[float] = []
+                sizes: tuple[int | None, ...] = ()
+                for _ in range(iterations):
+                    wall, sizes = self._once(argv, remote, timeout, deadline)
+                    walls.append(wall)
+                start = time.monotonic()
+                outputs = self._fetch(local, remote, sizes, names)
+                call = CommandCall(round(warmup_s * 1e9), time.monotonic() - start)
+                notes = board.look()
+            finally:
+                with contextlib.suppress(BoardError):
+                    board.shell.run(scripts.remove(remote), timeout=_CALL_S, check=False)
+        return self._result(outputs, argv, walls, notes), call
+
+    def log(self) -> list[str]:
+        """What the commands wrote to stderr."""
+        return list(self._log)
+
+    def unload(self) -> None:
+        """Nothing: a command leaves nothing behind."""
+
+    def __enter__(self) -> CommandProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unload()
+
+    def _argv(self, inputs: list[str], remote: str) -> list[str]:
+        board, command = self._board, self._board.command
+        outputs = output_arguments(output_files(self._signature, command), command, remote)
+        weights = [
+            fill(command.parameter, {"scope": board.PARAMETER_SCOPE, "file": place})
+            for name, place in sorted(self._files.items())
+            if name != self._artifact.main and name.endswith(".irpa")
+        ]
+        several = {"{inputs}": inputs, "{outputs}": outputs, "{parameters}": weights}
+        values = {
+            "device": board.device(self._artifact.runtime),
+            "module": self._files[self._artifact.main],
+            "function": self._signature.function,
+            "folder": remote,
+        }
+        argv = [self._program]
+        for flag in command.flags:
+            argv += several[flag] if flag in several else [fill(flag, values)]
+        return argv
+
+    def _send(self, local: Path, remote: str, files: list[str]) -> None:
+        size = sum((local / name).stat().st_size for name in files)
+        for name in files:
+            try:
+                self._board.shell.put(local / name, f"{remote}/{name}")
+            except BoardLost:
+                raise
+            except BoardError as error:
+                if (free := self._board.store.free_bytes(self._board.shell)) is not None and free < size:
+                    raise RunFailed(
+                        f"the board has no room for the inputs: {size} bytes, and {free} are free"
+                    ) from error
+                raise
+
+    def _once(
+        self, argv: list[str], remote: str, timeout: float, deadline: float
+    ) -> tuple[float, tuple[int | None, ...]]:
+        """One command: its wall time, and the size of each output file."""
+        board = self._board
+        limit = max(math.ceil(deadline - time.monotonic()), 0)
+        late = StageTimeout(
+            f"run took longer than its limit of {timeout:g} s and was ended",
+            hint="raise the limit with --timeout, or see whether the program hangs",
+        )
+        if not limit:
+            raise late
+        wait_s = math.ceil(board.wait_s)
+        files = output_files(self._signature, board.command)
+        whole = scripts.run(remote, files, argv, limit_s=limit, wait_s=wait_s, environment=board.command.environment)
+        start = time.monotonic()
+        done = board.shell.run(whole, timeout=limit + wait_s + _GRACE_S, check=False)
+        wall = time.monotonic() - start
+        ended = scripts.ended(done.out.decode(errors="replace"))
+        if ended is None or ended.how == "gone":
+            raise BoardLost("the board ended the run without an answer", detail=done.err[-4000:])
+        if ended.how == "busy":
+            raise BoardBusy(f"another run held the board for more than {wait_s} s", hint="wait for it, or raise --wait")
+        self._log += done.err.splitlines()
+        if ended.how == "late":
+            late.detail = done.err[-4000:]
+            raise late
+        if ended.code:
+            raise failure(ended, done.err, board.title)
+        return wall, ended.sizes
+
+    def _fetch(
+        self, local: Path, remote: str, sizes: tuple[int | None, ...], names: tuple[str, ...]
+    ) -> dict[str, Array]:
+        specs = self._signature.outputs
+        named = names if len(names) == len(specs) else tuple(spec.name for spec in specs)
+        outputs: dict[str, Array] = {}
+        files = output_files(self._signature, self._board.command)
+        for name, spec, file, size in zip(named, specs, files, sizes, strict=True):
+            if size is None:
+                raise RunFailed(
+                    f"the command ended well but wrote no output {name!r}",
+                    hint="see the output pattern of [runtime] in the board's config",
+                )
+            self._board.shell.get(f"{remote}/{file}", local / file)
+            if (local / file).stat().st_size != size:
+                raise BoardLost(f"output {name!r} was damaged on its way from the board")
+            outputs[name] = read_output(spec, local / file)
+        return outputs
+
+    def _result(self, outputs: dict[str, Array], argv: list[str], walls: list[float], notes: list[str]) -> RunResult:
+        board, runtime = self._board, self._artifact.runtime
+        device, version = board.device(runtime), board.version
+        provenance: dict[str, Any] = {
+            "board": board.name,
+            "board_id": board.info.get("board_id", ""),
+            "machine": board.info.get("machine", {}),
+            "readings": board.info.get("readings", []),
+            "simulated": [],
+            "agent_version": "",
+            "runtime": runtime,
+            "runtime_version": version,
+            "device": device,
+            "command": {"line": shlex.join(argv), "wall_s": walls, "not_measured": list(NOT_MEASURED)},
+            "host_key": board.shell.fingerprint,
+            "notes": notes,
+            "finished_at": time.time(),
+        }
+        source = " ".join(part for part in (f"{board.name}: {runtime}", version, device, "by command") if part)
+        return RunResult(source, outputs, (), None, provenance)

@@ -1,0 +1,245 @@
+"""What the board's own shell does for a board without an agent: POSIX sh, and the tools that busybox has too.
+
+Texts here are constants. Whatever varies is an argument of the script, so nothing that comes from a model, a file name
+or a config is ever read as shell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+_MARK = "hil-command"
+# What the probe ends with where it cannot make hil's folder.
+NO_FOLDER = 73
+
+# Functions for the two scripts below: a part's title, and FILE:VALUE of all that may change while a program runs.
+_LOOK = """
+part() { printf '\\nhil-command %s\\n' "$1"; }
+readings() (
+  cd /sys/devices/system/cpu 2>/dev/null &&
+    grep -Hs . cpufreq/policy*/scaling_cur_freq cpufreq/policy*/scaling_max_freq cpufreq/policy*/scaling_governor \\
+      cpu[0-9]*/thermal_throttle/*_throttle_count
+  cd /sys/class/thermal 2>/dev/null &&
+    grep -Hs . thermal_zone*/type thermal_zone*/temp cooling_device*/type cooling_device*/cur_state
+  grep -Hs . /sys/devices/platform/soc*/soc*firmware/get_throttled | sed 's/.*get_throttled:/get_throttled:/'
+  grep -Hs ^MemAvailable: /proc/meminfo
+)
+"""
+
+# FOLDER -> makes hil's folder (as the config names it) and tells of the machine, each part under a line of its own.
+_PROBE = """
+umask 077
+LC_ALL=C; export LC_ALL
+case $1 in
+'') set -- "${HOME:-/}/.hil/command" ;;
+'~/'*) set -- "${HOME:-/}/${1#'~/'}/command" ;;
+/*) set -- "$1/command" ;;
+*) set -- "${HOME:-/}/$1/command" ;;
+esac
+mkdir -p -- "$1/programs" "$1/runs" && chmod 700 "$1" "$1/programs" "$1/runs" && cd -- "$1" || exit 73
+part folder; pwd -P
+part system; uname -s
+part hostname; uname -n
+part kernel; uname -r
+part arch; uname -m
+part libc; getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | sed -n 's/^ldd .* /glibc /p;s/^musl .*/musl/p'
+part cpuinfo; cat /proc/cpuinfo 2>/dev/null
+part auxv; od -An -v -tx1 /proc/self/auxv 2>/dev/null
+part meminfo; cat /proc/meminfo 2>/dev/null
+part board_id; cat /etc/machine-id 2>/dev/null
+part readings; readings
+part boot_id; cat /proc/sys/kernel/random/boot_id 2>/dev/null
+part end
+for run in runs/*; do
+  [ -d "$run" ] && [ -n "$(find "$run" -prune -mtime +0 2>/dev/null)" ] && rm -rf -- "$run"
+done
+exit 0
+"""
+
+# FILE... -> a line for each: its size and SHA-256, or "-" where there is none. What is used is made younger.
+_HAVE = """
+for file do
+  if [ -f "$file" ]; then
+    touch -- "$file"
+    sum=$(sha256sum <"$file" 2>/dev/null)
+    printf '%s %s\\n' "$(wc -c <"$file" | tr -d ' ')" "${sum%% *}"
+  else
+    echo -
+  fi
+done
+"""
+
+# FOLDER MINUTES -> removes programs that were not used for so long; then what `df` says of the folder.
+_ROOM = """
+find "$1/programs" -type f -mmin "+$2" -exec rm -f -- {} \\; 2>/dev/null
+df -Pk -- "$1" 2>/dev/null || df -k "$1"
+"""
+
+# LIMIT_S WAIT_S FOLDER OUTPUT... -- PROGRAM ARGUMENT...
+# The program is the head of a process group of its own, which ends at the limit, or as soon as nobody listens any more:
+# a sign of life is written every second, and fails once the link is gone. One run at a time: they share a lock, which
+# the program holds as long as it lives.
+_RUN = """
+umask 077
+ulimit -c 0 2>/dev/null
+limit=$1 patience=$2 run=$3; shift 3
+cd -- "$run" || { echo hil-command gone; exit 0; }
+outputs=0; for one do [ "$one" = -- ] && break; outputs=$((outputs + 1)); done
+rm -f -- o[0-9]* out err late
+if command -v flock >/dev/null 2>&1; then
+  exec 9>../../lock
+  until flock -n 9; do
+    [ "$patience" -gt 0 ] || { echo hil-command busy; exit 0; }
+    patience=$((patience - 1))
+    sleep 1
+    echo .
+  done
+fi
+start() {
+  while [ "$1" != -- ]; do shift; done
+  shift
+  if command -v setsid >/dev/null 2>&1; then exec setsid "$@"; fi
+  exec "$@"
+}
+start "$@" </dev/null >out 2>err &
+tool=$!
+trap '' PIPE HUP
+(
+  exec 9>&-
+  end() { kill -9 "-$tool" 2>/dev/null || kill -9 "$tool" 2>/dev/null; }
+  while kill -0 "$tool" 2>/dev/null; do
+    [ "$limit" -gt 0 ] || { : >late; end; break; }
+    sleep 1 >/dev/null 2>&1
+    limit=$((limit - 1))
+    echo . 2>/dev/null || { end; break; }
+  done
+) &
+watch=$!
+wait "$tool" 2>/dev/null
+code=$?
+kill "$watch" 2>/dev/null
+wait "$watch" 2>/dev/null
+[ -e late ] && code=late
+echo "hil-command $code" 2>/dev/null || { cd ..; rm -rf -- "$run"; exit 1; }
+while [ "$outputs" -gt 0 ]; do
+  if [ -f "$1" ]; then wc -c <"$1"; else echo -; fi
+  outputs=$((outputs - 1)); shift
+done
+echo hil-command
+tail -c 65536 out
+tail -c 65536 err >&2
+exit 0
+"""
+
+
+def probe(folder: str) -> list[str]:
+    """The command that makes hil's folder and tells of the machine; read its output with :func:`parts`."""
+    return ["sh", "-c", _LOOK + _PROBE, "hil-probe", folder]
+
+
+def look() -> list[str]:
+    """The command that tells what may have changed since; read its output with :func:`parts`."""
+    script = f"{_LOOK}part readings; readings; part boot_id; cat /proc/sys/kernel/random/boot_id; part end"
+    return ["sh", "-c", script, "hil-look"]
+
+
+def parts(text: str) -> dict[str, str]:
+    """What :func:`probe` or :func:`look` said: part -> its text."""
+    pieces = re.split(r"^hil-command (\w+)\n", text, flags=re.M)
+    return {name: body.strip("\n") for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
+
+
+def have(files: Sequence[str]) -> list[str]:
+    """The command that tells which files are there; read its output with :func:`sizes_and_sums`."""
+    return ["sh", "-c", _HAVE, "hil-have", *files]
+
+
+def sizes_and_sums(text: str) -> list[tuple[int, str] | None]:
+    """Size and SHA-256 ("" where the board has no tool for it) of each file, None where there is none."""
+    return [None if line == "-" else _size_and_sum(line) for line in text.splitlines()]
+
+
+def _size_and_sum(line: str) -> tuple[int, str]:
+    size, _, digest = line.partition(" ")
+    return int(size), digest.strip()
+
+
+def room(folder: str, minutes: int) -> list[str]:
+    """The command that removes programs not used for so many minutes; read its output with :func:`free_bytes`."""
+    return ["sh", "-c", _ROOM, "hil-room", folder, str(minutes)]
+
+
+def free_bytes(text: str) -> int | None:
+    """What ``df -Pk`` says is free, in bytes; None where it says nothing."""
+    match = re.search(r"\s\d+\s+\d+\s+(\d+)\s+\d+%", text)
+    return int(match[1]) * 1024 if match else None
+
+
+def remove(folder: str) -> list[str]:
+    """The command that removes a run's folder."""
+    return ["rm", "-rf", "--", folder]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended on the board.
+
+    Attributes:
+        how: ``exit`` (see ``code``), ``late`` (it outlived its limit), ``busy`` (another run holds the board) or
+            ``gone`` (the run's folder is no more).
+        code: its exit code, 128 and more where a signal ended it.
+        sizes: of each output file in bytes, None where it wrote none.
+        out: the end of what it printed.
+    """
+
+    how: str
+    code: int
+    sizes: tuple[int | None, ...]
+    out: str
+
+
+def run(
+    folder: str,
+    outputs: Sequence[str],
+    argv: Sequence[str],
+    *,
+    limit_s: int,
+    wait_s: int,
+    environment: Mapping[str, str],
+) -> list[str]:
+    """The command that runs a program in a folder of its run; read its output with :func:`ended`.
+
+    Args:
+        folder: the run's, absolute: the program starts there.
+        outputs: files that it writes there.
+        argv: the program and its arguments.
+        limit_s: whole seconds until it is killed.
+        wait_s: whole seconds to wait while another run holds the board.
+        environment: variables for the program.
+    """
+    assert PurePosixPath(folder).is_absolute()
+    assignments = [f"{name}={value}" for name, value in environment.items()]
+    whole = ["env", *assignments, *argv] if assignments else list(argv)
+    return ["sh", "-c", _RUN, "hil-run", str(limit_s), str(wait_s), folder, *outputs, "--", *whole]
+
+
+def ended(text: str) -> Ended | None:
+    """What :func:`run` said, or None where its end is missing."""
+    lines = text.split("\n")
+    while lines and lines[0] == ".":
+        lines.pop(0)
+    said = lines[0].split(" ") if lines else []
+    if len(said) != 2 or said[0] != _MARK:
+        return None
+    how = said[1]
+    if how in ("busy", "gone"):
+        return Ended(how, 0, (), "")
+    if _MARK not in lines[1:]:
+        return None
+    end = lines.index(_MARK, 1)
+    sizes = tuple(None if line.strip() == "-" else int(line) for line in lines[1:end])
+    out = "\n".join(lines[end + 1 :])
+    return Ended("late", 0, sizes, out) if how == "late" else Ended("exit", int(how), sizes, out)

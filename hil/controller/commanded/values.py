@@ -1,0 +1,193 @@
+"""Tensors as a command takes and gives them: an argument and a file for each.
+
+What iree-run-module does: inputs as elements in a .bin file with the type in front (complex ones as .npy, whose type it
+cannot read), numbers as text; outputs as .npy, which keeps dtype and shape, where it knows the dtype, else as .bin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hil.errors import LoadFailed, RunFailed, UsageError
+from hil.iree_values import SCALAR_PREFIX, mlir_type
+from hil.packing import SUB_BYTE_BITS, pack, unpack
+from hil.runtime_command import RuntimeCommand, fill
+from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, dtype_of, from_bytes, load_npy, save_npy, to_bytes
+
+# The command passes these numbers as they are; what its ABI makes of others is not the number that was given.
+_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function as a command calls it.
+
+    Attributes:
+        function: its name.
+        inputs, outputs: its tensors, in order; the name of a bare number begins with ``scalar:``.
+    """
+
+    function: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def check_signature(signature: Signature, command: RuntimeCommand) -> None:
+    """Refuse, before anything is run, what could not come through the command unharmed.
+
+    Raises:
+        LoadFailed: a dtype that the command's files cannot hold, or an output whose shape they would not tell.
+    """
+    for spec in (*signature.inputs, *signature.outputs):
+        if _is_number(spec) and spec.dtype not in _NUMBERS:
+            raise LoadFailed(f"{spec}: a command takes no {spec.dtype} numbers", hint=_AGENT)
+        if spec.dtype == "string":
+            raise LoadFailed(f"{spec}: a command takes no strings", hint=_AGENT)
+    for spec in signature.outputs:
+        unknown = sum(not isinstance(dim, int) for dim in spec.shape)
+        if _extension(spec, command) == "bin" and unknown > 1:
+            raise LoadFailed(
+                f"{spec}: the command writes the elements of a {spec.dtype} output but not its shape",
+                hint="fix the dimensions with --dim NAME=SIZE, or use a board with an agent",
+            )
+
+
+def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> None:
+    """Refuse inputs that the function does not take, as an agent does.
+
+    Raises:
+        UsageError: there are more or fewer, or a dtype or shape is another.
+    """
+    if len(inputs) != len(signature.inputs):
+        raise UsageError(f"{signature.function} takes {len(signature.inputs)} inputs, got {len(inputs)}")
+    for spec, array in zip(signature.inputs, inputs.values(), strict=True):
+        found = dtype_name(array.dtype)
+        if not spec.accepts(found, array.shape):
+            shape = "x".join(map(str, array.shape)) or "scalar"
+            raise UsageError(f"{spec} does not take a {shape} tensor of {found}")
+
+
+def write_inputs(
+    signature: Signature, inputs: Mapping[str, Array], command: RuntimeCommand, local: Path, remote: str
+) -> tuple[list[str], list[str]]:
+    """Write inputs as files into a folder.
+
+    Args:
+        signature: the function.
+        inputs: name -> tensor, in the function's order.
+        command: how it takes them.
+        local: the folder to write to.
+        remote: the folder on the board that the files are going to lie in.
+
+    Returns:
+        The command's arguments, one an input, and the names of the files.
+
+    Raises:
+        LoadFailed: the command takes no such tensor.
+    """
+    arguments: list[str] = []
+    files: list[str] = []
+    for position, (spec, array) in enumerate(zip(signature.inputs, inputs.values(), strict=True)):
+        kind = _mlir(spec.dtype, array.shape)
+        if _is_number(spec) and "{file}" not in command.input:
+            value, file = _number(array), ""
+        else:
+            npy = command.tensors == "npy" or (command.tensors == "auto" and array.dtype.kind == "c")
+            file = f"i{position}.{'npy' if npy else 'bin'}"
+            if npy:
+                _npy_can(spec)
+                save_npy(local / file, array)
+            else:
+                data = pack(array).data if spec.dtype in SUB_BYTE_BITS else to_bytes(array)
+                (local / file).write_bytes(data)
+            files.append(file)
+            value = f"@{remote}/{file}" if npy else f"{kind}=@{remote}/{file}"
+        path = f"{remote}/{file}" if file else ""
+        arguments.append(fill(command.input, {"value": value, "type": kind, "file": path}))
+    return arguments, files
+
+
+def output_files(signature: Signature, command: RuntimeCommand) -> list[str]:
+    """The names of the files that the outputs are written to, in order."""
+    return [f"o{position}.{_extension(spec, command)}" for position, spec in enumerate(signature.outputs)]
+
+
+def output_arguments(files: Sequence[str], command: RuntimeCommand, remote: str) -> list[str]:
+    """The command's arguments for output files in a folder on the board."""
+    return [fill(command.output, {"file": f"{remote}/{file}"}) for file in files]
+
+
+def read_output(spec: TensorSpec, file: Path) -> Array:
+    """An output from the file that the command wrote.
+
+    Raises:
+        RunFailed: the file is damaged, or does not hold as much as the output has.
+    """
+    try:
+        if file.suffix == ".npy":
+            return _from_npy(spec, load_npy(file))
+        return _from_elements(spec, file.read_bytes())
+    except UsageError as error:
+        raise RunFailed(f"output {spec.name!r} cannot be read: {error.message}") from error
+
+
+def _from_npy(spec: TensorSpec, array: Array) -> Array:
+    wanted = dtype_of(spec.dtype)
+    if _is_number(spec):
+        # A number comes back in the type that the command's ABI gives it, which is as wide or wider.
+        return np.asarray(array.astype(wanted))
+    same_bits = array.dtype.itemsize == wanted.itemsize and {array.dtype.kind, wanted.kind} == {"i", "u"}
+    # Elements without a sign are written as if they had one: the function says which they are.
+    return array.view(wanted) if same_bits else array
+
+
+def _from_elements(spec: TensorSpec, data: bytes) -> Array:
+    known = math.prod(dim for dim in spec.shape if isinstance(dim, int))
+    bits = SUB_BYTE_BITS.get(spec.dtype, dtype_of(spec.dtype).itemsize * 8)
+    count = len(data) * 8 // bits
+    shape: list[int] = []
+    for dim in spec.shape:
+        shape.append(dim if isinstance(dim, int) else count // known if known else 0)
+    elements = math.prod(shape)
+    if -(-elements * bits // 8) != len(data):
+        raise RunFailed(f"output {spec.name!r} has {len(data)} bytes, which {spec} does not take")
+    if spec.dtype in SUB_BYTE_BITS:
+        return unpack(np.frombuffer(data, np.uint8), spec.dtype, shape)
+    return from_bytes(data, spec.dtype, shape)
+
+
+def _extension(spec: TensorSpec, command: RuntimeCommand) -> str:
+    if command.tensors != "auto":
+        return command.tensors
+    return "npy" if _is_number(spec) or spec.dtype in NUMPY_DTYPES else "bin"
+
+
+def _is_number(spec: TensorSpec) -> bool:
+    return spec.name.startswith(SCALAR_PREFIX)
+
+
+def _number(array: Array) -> str:
+    value = array.item()
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if isinstance(value, int) else f"{value:.17g}"
+
+
+def _npy_can(spec: TensorSpec) -> None:
+    if spec.dtype not in NUMPY_DTYPES:
+        raise LoadFailed(f"{spec}: .npy files hold no {spec.dtype}", hint='set tensors = "auto" or "bin" in [runtime]')
+
+
+def _mlir(dtype: str, shape: Sequence[int]) -> str:
+    try:
+        return mlir_type(TensorSpec("", dtype, tuple(shape))).removeprefix("tensor<").removesuffix(">")
+    except UsageError as error:
+        raise LoadFailed(error.message) from error
+
+
+_AGENT = "only an agent on the board can pass it"
