@@ -101,7 +101,8 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
     illegal = isinstance(error, RunCrashed) and "SIGILL" in said
     if not incompatible and not illegal:
         return ""
-    compiled = f"{target.arch} {target.cpu}".strip() or "what the compiler takes by default"
+    unnamed = "what the compiler takes by default" if target.flags else "a CPU that nobody named"
+    compiled = f"{target.arch} {target.cpu}".strip() or unnamed
     model = machine.get("cpu_model") or machine.get("model") or ""
     try:
         fitting = iree_flags(machine)

@@ -1,12 +1,160 @@
-"""`hil board check`, `ping` and `info`: what a board is and has."""
+"""`hil board check`, `ping` and `info`: what a board has, how far it is, what it is."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.options import board_options, chosen_board, json_option, place_argument
+from hil.controller.cli.board_place import agent_at, board_place, chosen_place, say, shell_at
+from hil.controller.cli.options import json_option
 from hil.errors import EXIT_BOARD, EXIT_OK
+
+if TYPE_CHECKING:
+    from hil.controller.ssh.shell import Shell
+
+
+@click.command(epilog="Example: hil board check root@192.168.7.2")
+@board_place
+@click.option("--runtime", default="", metavar="NAME", help="iree or onnxruntime (default: the board's).")
+@json_option
+def check(as_json: bool, runtime: str, **settings: Any) -> int:
+    """Say what passes on a board, what fails, and how to mend it.
+
+    From the network over the login, Python and disk to a tiny program that runs there; the agent is put there where it
+    is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
+    """
+    from hil.controller.care.checks import FAIL, check_board
+    from hil.controller.cli.screen import print_json
+
+    choice = chosen_place(settings)
+    done = []
+    for one in check_board(choice, runtime=runtime, say=say):
+        done.append(one)
+        if not as_json:
+            word = one.state.upper() if one.state == FAIL else one.state
+            click.echo(f"{word:5} {one.name:19} {one.found}")
+            if one.mend:
+                click.echo(f"{'':25} to mend it: {one.mend}")
+    failed = [one.name for one in done if one.state == FAIL]
+    code = EXIT_BOARD if failed else EXIT_OK
+    if as_json:
+        checks = [asdict(one) for one in done]
+        print_json({"schema": 1, "board": choice.name, "ok": not failed, "checks": checks, "exit_code": code})
+    elif failed:
+        click.echo(f"FAIL: {', '.join(failed)}", err=True)
+    return code
+
+
+@click.command(epilog="Example: hil board ping root@192.168.7.2 --count 20")
+@board_place
+@click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Round trips.")
+@json_option
+def ping(as_json: bool, count: int, **settings: Any) -> None:
+    """Time round trips to a board's agent, and tell its clock's offset; without an agent, commands over SSH."""
+    from hil import clock
+    from hil.controller.cli.screen import print_json
+
+    choice = chosen_place(settings)
+    fit = None
+    if choice.config.command.kind == "command":
+        with shell_at(choice) as there:
+            trips = [_timed(there) for _ in range(count)]
+    else:
+        with agent_at(choice) as (_, client):
+            client.describe()
+            pings = client.pings(count)
+        trips = [one.round_trip_ns for one in pings]
+        fit = clock.fit(pings)
+    figures = {"min_ns": min(trips), "median_ns": round(statistics.median(trips)), "max_ns": max(trips)}
+    if as_json:
+        known = {"clock": {"offset_ns": fit.offset_ns, "error_ns": fit.error_ns}} if fit else {}
+        print_json({"schema": 1, "board": choice.name, "count": count, "round_trip": figures, **known})
+        return
+    least, median, most = (f"{one / 1e6:.2f} ms" for one in figures.values())
+    click.echo(f"{choice.name}: {count} round trips, min {least}, median {median}, max {most}")
+    if fit:
+        click.echo(f"its clock is known to within {fit.error_ns / 1e3:.0f} us")
+
+
+def _timed(there: Shell) -> int:
+    """Nanoseconds that a command takes that does nothing."""
+    start = time.monotonic_ns()
+    there.run(["true"])
+    return time.monotonic_ns() - start
+
+
+@click.command(epilog="Example: hil board info root@192.168.7.2 --json")
+@board_place
+@json_option
+def info(as_json: bool, **settings: Any) -> None:
+    """Show what a board is: machine, system, runtimes, clocks and temperatures, who has it."""
+    from hil.controller.care.checks import untouched
+    from hil.controller.cli.screen import print_json
+    from hil.controller.opening import open_board
+
+    choice = chosen_place(settings)
+    with open_board(untouched(choice), purpose="hil board info", say=say) as board:
+        said = board.info
+        fingerprint = board.shell.fingerprint if board.shell else ""
+    if as_json:
+        print_json({"schema": 1, "board": choice.name, "host_key": fingerprint, "info": said})
+        return
+    for key, value in _rows(said, fingerprint):
+        click.echo(f"{key:12} {value}")
+
+
+def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
+    """What is said of a board, a line each; what it does not show has none."""
+    machine: dict[str, Any] = said.get("machine", {})
+    memory = int(said.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
+    holder = said.get("holder", {})
+    rows = [
+        ("board", f"{said.get('name', '')} ({said.get('board_id', '')})"),
+        ("host key", fingerprint),
+        ("agent", f"hil {said['agent_version']}, protocol {said['protocol']}" if "protocol" in said else "none"),
+        ("build", said.get("build", "")),
+        (
+            "machine",
+            f"{machine.get('arch', '')} {machine.get('cpu_model', '')}".strip() + f", {machine.get('cores')} cores",
+        ),
+        ("cpu parts", " ".join(machine.get("cpu_parts", ()))),
+        ("compile for", _target(machine)),
+        ("system", f"{machine.get('system', '')} {machine.get('kernel', '')}, {machine.get('libc', '')}"),
+        ("python", machine.get("python", "")),
+        ("boot", machine.get("boot_id", "")),
+        ("memory", f"{memory / 2**20:.0f} MiB for a program" if memory else ""),
+    ]
+    for one in said.get("runtimes", ()):
+        state = (
+            f"does not work: {one['error']}" if one.get("error") else f"{one['version']} on {', '.join(one['devices'])}"
+        )
+        rows.append(("runtime", f"{one['name']} {state}"))
+    for one in said.get("readings", ()):
+        rows.append(
+            (
+                "reading",
+                f"{one['name']}: {one.get('text') or round(one.get('value', 0.0), 1)} {one.get('unit', '')}".rstrip(),
+            )
+        )
+    if holder:
+        rows.append(
+            (
+                "in use by",
+                f"{holder.get('owner', '')} ({holder.get('purpose', '')}) for {holder.get('held_s', 0):.0f} s",
+            )
+        )
+    return [(key, value) for key, value in rows if value]
+
+
+def _target(machine: dict[str, Any]) -> str:
+    from hil.controller.targets import iree_flags
+    from hil.errors import UsageError
+
+    try:
+        return iree_flags(machine).description
+    except UsageError:
+        return ""

@@ -1,0 +1,308 @@
+"""`hil board check`: what a board has and what it lacks, one check after another, and how each is mended."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.choice import BoardChoice
+from hil.errors import BoardBusy, BoardError
+from hil.power import Power
+
+if TYPE_CHECKING:
+    from hil.controller.deploy.probe import Seen
+    from hil.controller.opening import AnyBoard
+    from hil.controller.ssh.shell import Shell
+
+Say = Callable[[str], None]
+
+# What a check ends in. Only FAIL says that models cannot be run there.
+PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
+
+_CONNECT_S = 10.0
+_DISK_MIB = 200
+_MEMORY_MIB = 64
+_CLOCK_S = 2.0
+_THROTTLED_STEPS = "cooling_device"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found.
+
+    Attributes:
+        name: what was checked.
+        state: ``pass``; ``warn``: models run, but times or room are doubtful; ``fail``: none can run; ``skip``: it does
+            not apply here.
+        found: what there is.
+        mend: what to do; "" where nothing is wrong.
+    """
+
+    name: str
+    state: str
+    found: str
+    mend: str = ""
+
+
+def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda text: None) -> Iterator[Check]:
+    """Check a board from the outside in; after a ``fail`` that nothing can go on without, no more checks come.
+
+    Args:
+        choice: which board.
+        runtime: to be used on it; "" is its config's.
+        say: told what goes on where it takes long.
+
+    Raises:
+        UsageError: what was typed or configured is wrong.
+    """
+    from hil.controller.ssh.address import is_ssh_address
+
+    where = choice.address or choice.config.connection.address
+    if is_ssh_address(where):
+        opened = yield from _way(where, choice)
+        if opened is None:
+            return
+        with opened as shell:
+            yield from _place(shell, choice)
+    yield from _agent(choice, runtime, say)
+
+
+def untouched(choice: BoardChoice) -> BoardChoice:
+    """The same board without its power hooks: looking at a board resets nothing."""
+    return replace(choice, config=replace(choice.config, power=Power()))
+
+
+# ---- the way there
+
+
+def _way(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | None]:
+    """Name, port, host key, login; returns the shell."""
+    from hil.controller.ssh.address import parse_address
+    from hil.controller.ssh.host_keys import HostKeyRefused
+    from hil.controller.ssh.shell import open_shell
+    from hil.controller.ssh.ssh_config import read_ssh_config, settings_for
+
+    address = parse_address(where)
+    config = read_ssh_config()
+    looked_up = config.lookup(address.host)
+    host, port = str(looked_up["hostname"]), address.port or int(looked_up.get("port", 22))
+    settings = settings_for(config, address.host)
+    if settings.jumps or settings.proxy_command:
+        by = ", ".join(map(str, settings.jumps)) or settings.proxy_command
+        yield Check("name", SKIP, f"{host} is reached by way of {by}")
+    else:
+        reached = yield from _tcp(host, port)
+        if not reached:
+            return None
+    try:
+        shell: Shell = open_shell(where, choice.config.connection, board=choice.name, base=choice.config.path.parent)
+    except HostKeyRefused as error:
+        yield Check("host key", FAIL, error.message, error.hint)
+        return None
+    except BoardError as error:
+        yield Check("login", FAIL, error.message, error.hint or error.detail)
+        return None
+    yield Check("host key", PASS, f"pinned: {shell.fingerprint}")
+    yield Check("login", PASS, f"as {shell.user}")
+    return shell
+
+
+def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
+    """Whether the name is known, and an SSH server answers at the port; returns whether both."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        yield Check(
+            "name",
+            FAIL,
+            f"{host} is no host's name: {error}",
+            "see its spelling, /etc/hosts, DNS; or use its IP address",
+        )
+        return False
+    yield Check("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
+    start = time.monotonic()
+    try:
+        with socket.create_connection((host, port), _CONNECT_S) as link:
+            took = time.monotonic() - start
+            banner = link.recv(256).split(b"\r\n")[0].split(b"\n")[0]
+    except OSError as error:
+        mend = "is the board on and on this network? does sshd run on it? is the port right (USER@HOST:PORT)?"
+        yield Check("port", FAIL, f"nothing answers at {host} port {port}: {error}", mend)
+        return False
+    if not banner.startswith(b"SSH-"):
+        said = repr(banner.decode(errors="replace")) if banner else "nothing"
+        yield Check(
+            "port",
+            FAIL,
+            f"what answers at port {port} is no SSH server; it said {said}",
+            "name sshd's port: USER@HOST:PORT",
+        )
+        return False
+    yield Check("port", PASS, f"{port} answers in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")
+    return True
+
+
+# ---- what the board has
+
+
+def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
+    from hil.controller.deploy.probe import ask
+
+    seen = ask(shell, "probe", choice.config.connection.folder, "", board=choice.name)
+    yield Check("system", PASS, f"{seen.system} on {seen.machine}")
+    if seen.unusable or seen.noexec:
+        why = seen.unusable or f"nothing can be run from {seen.folder}: its file system is mounted noexec"
+        yield Check("folder", FAIL, why, "name another one in the config: [connection] folder")
+    else:
+        yield Check("folder", PASS, seen.folder)
+    if seen.free_bytes is not None:
+        free = seen.free_bytes / 2**20
+        mend = "make room there, or name another folder in the config: [connection] folder"
+        found = f"{free:.0f} MiB free in {seen.folder}"
+        yield (
+            Check("disk", PASS, found)
+            if free >= _DISK_MIB
+            else Check("disk", WARN, f"{found}; the agent takes about 75", mend)
+        )
+    shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
+    if len(shared) > 3 and shared[3].isdigit():
+        yield Check("shared memory", PASS, f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm")
+    else:
+        yield Check(
+            "shared memory", WARN, "no /dev/shm to write to", "mount -t tmpfs tmpfs /dev/shm; runtimes may want it"
+        )
+    yield _python(seen, choice)
+
+
+def _python(seen: Seen, choice: BoardChoice) -> Check:
+    """Whether a Python is there that the agent runs on."""
+    from hil.controller.deploy import NoAgentHere
+    from hil.controller.deploy.ensure import usable_interpreters
+
+    if choice.config.command.kind == "command":
+        return Check("python", SKIP, "the config asks for no agent")
+    try:
+        usable = usable_interpreters(seen, choice.name)
+    except NoAgentHere as error:
+        return Check("python", WARN, "; ".join([error.message, *error.detail.splitlines()]), error.hint)
+    return Check("python", PASS, ", ".join(one.text for one in usable))
+
+
+def _agent(choice: BoardChoice, runtime: str, say: Say) -> Iterator[Check]:
+    from hil.controller.opening import open_board
+
+    start = time.monotonic()
+    try:
+        board = open_board(untouched(choice), runtime=runtime, purpose="hil board check", wait_s=_CONNECT_S, say=say)
+    except BoardError as error:
+        yield Check("agent", FAIL, error.message, error.hint or error.detail)
+        return
+    with board:
+        asked = time.time_ns()
+        yield Check("agent", *_agent_words(board.info, time.monotonic() - start))
+        yield from of_info(board.info, asked)
+        usable = yield from _runtime(board.info, runtime or board.config.runtime)
+        if usable:
+            yield _program(board, runtime)
+
+
+def _agent_words(info: Mapping[str, Any], took: float) -> tuple[str, str]:
+    if missing := info.get("not_measured"):
+        return SKIP, f"there is none: programs are run by a command, without {', '.join(missing)}"
+    build = f", build {info['build'][:12]}" if info.get("build") else ""
+    python = info.get("machine", {}).get("python", "")
+    return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, answers after {took:.1f} s"
+
+
+def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
+    """The checks of what an agent says of its board; what a board does not show is left out.
+
+    Args:
+        info: what Describe said.
+        now_ns: this machine's wall clock when it was said, since 1970.
+    """
+    if "wall_ns" in info:
+        off = (int(info["wall_ns"]) - now_ns) / 1e9
+        fine = abs(off) < _CLOCK_S
+        how = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
+        mend = "" if fine else "set it (date -s, NTP): dates of files and TLS depend on it; hil's times do not"
+        yield Check("clock", PASS if fine else WARN, "the same as this machine's" if fine else how, mend)
+    readings = {one["name"]: one for one in info.get("readings", ())}
+    governors = {name.split()[0]: one.get("text", "") for name, one in readings.items() if name.endswith(" governor")}
+    if governors:
+        slow = [cpu for cpu, governor in governors.items() if governor == "powersave"]
+        found = ", ".join(f"{cpu} {governor}" for cpu, governor in governors.items())
+        mend = "echo performance > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, on the board"
+        yield Check("governor", WARN if slow else PASS, found, mend if slow else "")
+    hot = [_step(one) for name, one in readings.items() if name.startswith(_THROTTLED_STEPS) and one.get("value")]
+    if (bits := readings.get("firmware throttling", {}).get("text", "")) and int(bits, 16) & 0xF:
+        hot.append(f"firmware throttling {bits}")
+    if hot:
+        yield Check("throttling", WARN, ", ".join(hot), "cool the board, and give it a power supply that suffices")
+    if "free memory" in readings:
+        free = float(readings["free memory"].get("value", 0.0))
+        low = free < _MEMORY_MIB
+        yield Check("memory", WARN if low else PASS, f"{free:.0f} MiB free", "end what else runs there" if low else "")
+
+
+def _step(reading: Mapping[str, Any]) -> str:
+    return f"{reading['name']} at step {reading['value']:.0f}"
+
+
+def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, bool]:
+    """Whether the runtime that is wanted can be used; returns it."""
+    found = {one["name"]: one for one in info.get("runtimes", ())}
+    usable = False
+    for name, one in found.items():
+        if error := one.get("error"):
+            yield Check(
+                f"runtime {name}",
+                FAIL if name == wanted else SKIP,
+                f"cannot be used: {error}",
+                f"hil board deploy ADDR --runtime {name}, or install it on the board by hand",
+            )
+        else:
+            usable = usable or name == wanted
+            yield Check(f"runtime {name}", PASS, f"{one.get('version', '')} on {', '.join(one.get('devices', ()))}")
+    if wanted not in found:
+        yield Check(f"runtime {wanted}", FAIL, "the board's agent does not know it", f"one of {', '.join(found)}")
+    return usable
+
+
+# ---- a program
+
+
+def _program(board: AnyBoard, runtime: str) -> Check:
+    """Compile, push, run and compare a tiny model, as `hil run` does."""
+    from hil.controller.cache import Cache
+    from hil.controller.isolated import Isolated
+    from hil.controller.pipeline import Options, Workshop, begin, conclude, execute, prepare, refer_case
+    from hil.results import Outcome
+
+    with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated() as isolated:
+        (Path(folder) / "logs").mkdir()
+        shop = Workshop(Cache(), isolated)
+        case = begin(_tiny_model(Path(folder)), Options(runtime=runtime), Path(folder), shop)
+        case = conclude(refer_case(execute(prepare(case, board.config, shop), board, shop), shop), shop)
+    if case.outcome is Outcome.PASS:
+        return Check("program", PASS, "a tiny model runs and gives the right answer")
+    if isinstance(case.error, BoardBusy):
+        return Check("program", SKIP, case.reason, "try again when the board is free")
+    mend = case.error.hint if case.error else ""
+    return Check("program", FAIL, f"{case.outcome and case.outcome.value}: {case.reason}", mend)
+
+
+def _tiny_model(folder: Path) -> Path:
+    import onnx
+    from onnx import TensorProto, helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [16]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"], "twice")], "tiny", [x], [y])
+    path = folder / "tiny.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
