@@ -1,0 +1,166 @@
+"""The command ``scripts/virtual-board``: boards that live until they are told to go."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from hil.errors import EXIT_INTERRUPTED, BoardLost, HilError, UsageError
+from hil.testing.virtual_board.board import VirtualBoard, start
+from hil.testing.virtual_board.packages import DEBIAN
+from hil.testing.virtual_board.places import made, state_folder
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Boards on this machine, to try hil on: each has its own address, root file system and SSH server.
+
+    Needs root and Debian's packages (fetched once, then cached).
+
+    \b
+    Example:
+      scripts/virtual-board up pi --arch aarch64
+      scripts/hil run MODEL.onnx --board root@IP --identity FILE --known-hosts FILE
+      scripts/virtual-board cut pi
+      scripts/virtual-board down pi
+    """
+
+
+def _board(name: str) -> VirtualBoard:
+    """The board of that name, running or not."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a board", hint="up to 32 of a-z, 0-9 and -")
+    return VirtualBoard(state_folder() / name)
+
+
+def _running(name: str) -> VirtualBoard:
+    board = _board(name)
+    try:
+        board.status()
+    except BoardLost:
+        raise UsageError(f"no virtual board {name!r} is up", hint=f"scripts/virtual-board up {name}") from None
+    return board
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--arch", type=click.Choice(sorted(DEBIAN)), default="x86_64", show_default=True, help="Its processor.")
+@click.option("--system", is_flag=True, help="A whole aarch64 machine with a kernel of its own: slower.")
+@click.option("--netem", default="", metavar="WORDS", help='Each way, such as "delay 20ms 5ms loss 1% rate 10mbit".')
+@click.option(
+    "--disk", "disk_mb", type=click.IntRange(min=8), default=1024, show_default=True, help="Room on it, in MB."
+)
+def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
+    """Start a board, or switch it on again, and print how to reach it.
+
+    One line of JSON: {"address": "root@IP", "identity": FILE, "known_hosts": FILE}. The login "tester" has the same
+    key, and the password "tester".
+    """
+    from filelock import FileLock
+
+    board = _board(name)
+    asked: dict[str, Any] = {
+        "arch": "aarch64" if system else arch,
+        "system": system,
+        "netem": netem,
+        "disk_mb": disk_mb,
+    }
+    with FileLock(made(state_folder()) / f"{name}.lock"):
+        try:
+            board.status()
+        except BoardLost:
+            # What a machine's crash left behind.
+            board.down()
+            start(board.folder, name=name, lifeline=False, **asked)
+        else:
+            plan = board.plan
+            if any(getattr(plan, key) != value for key, value in asked.items()):
+                raise UsageError(
+                    f"the virtual board {name!r} is up, and another one than this",
+                    hint=f"first: scripts/virtual-board down {name}",
+                )
+            board.power_on()
+    click.echo(
+        json.dumps({"address": board.address, "identity": str(board.identity), "known_hosts": str(board.known_hosts)})
+    )
+
+
+@cli.command()
+@click.argument("name")
+def down(name: str) -> None:
+    """End a board and forget it and its disk; one that is not there is fine."""
+    _board(name).down()
+
+
+@cli.command("list")
+def list_() -> None:
+    """List the boards: name, processor, address, power, network cable."""
+    for plan in sorted(state_folder().glob("*/plan.json")):
+        board = VirtualBoard(plan.parent)
+        try:
+            status = board.status()
+        except BoardLost:
+            status = {"power": "gone", "cable": "gone"}
+        kind = board.arch + (" system" if board.plan.system else "")
+        click.echo(f"{plan.parent.name}\t{kind}\t{board.address}\tpower {status['power']}\tcable {status['cable']}")
+
+
+def _verb(name: str, what: Callable[[VirtualBoard], None], text: str) -> None:
+    @cli.command(name, help=text)
+    @click.argument("name")
+    def command(name: str) -> None:
+        what(_running(name))
+
+
+_verb("cut", VirtualBoard.cut, "Pull the network cable: packets vanish, and neither side is told.")
+_verb("restore", VirtualBoard.restore, "Plug the network cable in again.")
+_verb("reboot", VirtualBoard.reboot, "Cut the power and give it again: all processes die, the disk stays.")
+_verb("kill", VirtualBoard.kill, "Cut the power; `up` gives it again.")
+_verb("freeze", VirtualBoard.freeze, "Hang the board: every process stops.")
+_verb("thaw", VirtualBoard.thaw, "Let a hanging board go on.")
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec(command: tuple[str, ...]) -> None:
+    """Run a command where the boards can be reached: here.
+
+    \b
+    Example:
+      scripts/virtual-board exec -- ssh root@IP uname -m
+    """
+    sys.stdout.flush()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+
+
+def main() -> None:
+    """Run the command and end with its exit code; an error is told, never traced back."""
+    code: Any
+    try:
+        code = cli.main(prog_name="scripts/virtual-board", standalone_mode=False)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        code = EXIT_INTERRUPTED
+    except HilError as error:
+        click.echo(f"virtual-board: {error}", err=True)
+        if error.detail:
+            click.echo(error.detail, err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

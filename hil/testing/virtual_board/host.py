@@ -1,0 +1,147 @@
+"""What a virtual board takes from this machine: namespaces, and one end of its network cable."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hil.errors import UsageError
+from hil.testing.virtual_board.plan import card
+
+_TOOLS = ("ip", "unshare", "nsenter", "mount", "ssh-keygen")
+_SBIN = ":/usr/sbin:/sbin"
+# A network of four addresses for each board: its own, the host's and the two that every network has.
+_NETWORK = "10.231"
+_NETWORKS = 1 << 14
+_TRIES = 20
+_CONNECT_S = 0.3
+_PRIVILEGED = "run it as root, in a container with --privileged; HIL_NO_BOARDS=1 leaves out the tests that need one"
+_GREETING_S = 10.0
+# Only once its users are mapped can it mount anything, and only a program started after that has root's powers there.
+_BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
+_NEW = "--user --net --mount --pid --fork --kill-child".split()
+
+
+def require() -> None:
+    """See that this machine can run virtual boards.
+
+    Raises:
+        UsageError: it cannot, and what it lacks.
+    """
+    if sys.platform != "linux":
+        raise UsageError("virtual boards need Linux", hint="set HIL_NO_BOARDS=1 to leave their tests out")
+    os.environ["PATH"] = os.environ.get("PATH", os.defpath) + _SBIN
+    missing = [tool for tool in _TOOLS if not shutil.which(tool)]
+    if missing:
+        raise UsageError(
+            f"virtual boards need {', '.join(missing)}, not found on PATH",
+            hint="Debian and Ubuntu: apt-get install iproute2 util-linux mount openssh-client",
+        )
+    if os.geteuid() != 0:
+        raise UsageError(
+            "virtual boards need root, for their network",
+            hint=_PRIVILEGED,
+        )
+
+
+def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+    """Begin a process with namespaces of its own; it starts the command after a line on its stdin.
+
+    When the process ends, the kernel ends all that is in them. Its messages go to ``keeper.log`` in the folder.
+
+    Raises:
+        UsageError: this machine allows no such namespaces.
+    """
+    log = folder / "keeper.log"
+    with log.open("wb") as messages:
+        process = subprocess.Popen(
+            ["unshare", *_NEW, "sh", "-c", _BEGIN, "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=messages,
+            stderr=messages,
+            # What the terminal interrupts is the caller, who then ends this.
+            start_new_session=True,
+        )
+    try:
+        _map_users(process)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise UsageError(
+            "virtual boards need user namespaces, and this machine gives none",
+            hint=_PRIVILEGED,
+            detail=log.read_text().strip(),
+        ) from None
+    return process
+
+
+def _map_users(process: subprocess.Popen[bytes]) -> None:
+    """Let every user and group that is known here be known in there, under the same number.
+
+    Raises:
+        OSError: it has no namespaces of its own.
+    """
+    inside, outside = Path(f"/proc/{process.pid}"), Path("/proc/self")
+    while (inside / "ns/user").readlink() == (outside / "ns/user").readlink():
+        time.sleep(0.001)
+    for kind in ("uid_map", "gid_map"):
+        lines = (outside / kind).read_text().splitlines()
+        (inside / kind).write_text("".join(f"{here} {here} {count}\n" for here, _, count in map(str.split, lines)))
+
+
+def plug_in(process: int) -> tuple[str, str]:
+    """Lay a network cable from this machine into a process's namespaces, where it is ``uplink``.
+
+    Returns:
+        This machine's address on it, and the address for the other side.
+
+    Raises:
+        UsageError: this machine does not allow it.
+    """
+    for _ in range(_TRIES):
+        number = random.randrange(_NETWORKS)
+        gateway, address = (f"{_NETWORK}.{number >> 6}.{(number & 63) * 4 + side}" for side in (1, 2))
+        # The kernel makes a name once: whoever gets it has the addresses.
+        link = f"{link_name(address)} type veth peer name uplink netns {process}"
+        done = _ip(f"link add name {link}")
+        if not done.returncode:
+            _ip(f"address add {gateway}/30 dev {link_name(address)}").check_returncode()
+            _ip(f"link set {link_name(address)} up").check_returncode()
+            # A question to a board that is not there yet would be asked again only after a second.
+            _ip(f"neighbour add {address} lladdr {card(address)} dev {link_name(address)} nud stale").check_returncode()
+            return gateway, address
+        if "exists" not in done.stderr:
+            break
+    raise UsageError("cannot make a network for a virtual board", hint=_PRIVILEGED, detail=done.stderr.strip())
+
+
+def unplug(address: str) -> None:
+    """Take the cable of the board with that address away, if it is still there."""
+    _ip(f"link delete {link_name(address)}")
+
+
+def link_name(address: str) -> str:
+    """The name of this machine's end of the cable of the board with that address."""
+    third, fourth = map(int, address.split(".")[2:])
+    return f"hilboard{(third << 6) + fourth // 4}"
+
+
+def _ip(words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *words.split()], capture_output=True, text=True)
+
+
+def says_ssh(address: str) -> bool:
+    """Whether an SSH server greets at an address."""
+    try:
+        # A booting board loses the first packet; the kernel would send it again only after a second.
+        with socket.create_connection((address, 22), timeout=_CONNECT_S) as connection:
+            connection.settimeout(_GREETING_S)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False

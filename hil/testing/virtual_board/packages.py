@@ -1,0 +1,185 @@
+"""Debian packages of any architecture, fetched through this machine's own apt sources into a state of our own.
+
+Mirror, proxy and certificates are those that apt is set up with; nothing of the machine's own package state is touched,
+and no package's code is run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hil.errors import HilError, UsageError
+from hil.testing.virtual_board.places import made
+
+DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
+SOURCES_VARIABLE = "HIL_DEBIAN_SOURCES"
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+# Apt's own line: 'http://mirror/debian/dists/bookworm-updates/InRelease' file-name 0
+_RELEASE = re.compile(r"^'(?P<uri>[^']+)/dists/(?P<suite>[^']+)/InRelease'", re.M)
+_SUITE = re.compile(r"(?P<name>[a-z]+)(?P<part>|-updates|-security|/updates)$")
+_DEBIAN_NAMES = {"bookworm", "trixie", "forky", "oldstable", "stable", "testing", "sid", "unstable"}
+
+
+class PackagesUnavailable(HilError):
+    """apt could not fetch the packages."""
+
+    exit_code = UsageError.exit_code
+
+
+@dataclass(frozen=True)
+class Apt:
+    """An apt state of our own, for one architecture and one Debian release.
+
+    Args:
+        folder: where the state lies; it can be thrown away at any time.
+        arch: ``x86_64`` or ``aarch64``.
+        release: Debian's name of the release.
+    """
+
+    folder: Path
+    arch: str
+    release: str = "bookworm"
+
+    def update(self) -> None:
+        """Fetch the lists of packages.
+
+        Raises:
+            UsageError: the machine has no Debian sources.
+            PackagesUnavailable: apt could not.
+        """
+        for place in ("lists/partial", "archives/partial", "etc"):
+            made(self.folder / place)
+        (self.folder / "status").touch()
+        sources = _sources(self.release)
+        (self.folder / "sources.list").write_text(sources)
+        # What the machine hooks onto its own updates is not for ours.
+        cleared = "".join(
+            f"#clear {name};\n"
+            for name in (
+                "APT::Update::Pre-Invoke",
+                "APT::Update::Post-Invoke",
+                "APT::Update::Post-Invoke-Success",
+                "DPkg::Post-Invoke",
+                "APT::Architectures",
+                "APT::Default-Release",
+            )
+        )
+        settings = {
+            "APT::Architecture": DEBIAN[self.arch],
+            "APT::Architectures::": DEBIAN[self.arch],
+            "APT::Sandbox::User": "",
+            "APT::Install-Recommends": "false",
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "3",
+            "Dir::State": str(self.folder),
+            "Dir::State::lists": str(self.folder / "lists"),
+            "Dir::State::status": str(self.folder / "status"),
+            "Dir::Cache": str(self.folder),
+            "Dir::Cache::archives": str(self.folder / "archives"),
+            "Dir::Etc::SourceList": str(self.folder / "sources.list"),
+            "Dir::Etc::SourceParts": "/dev/null",
+            "Dir::Etc::Preferences": "/dev/null",
+            "Dir::Etc::PreferencesParts": "/dev/null",
+        }
+        text = cleared + "".join(f'{key} "{value}";\n' for key, value in settings.items())
+        (self.folder / "apt.conf").write_text(text)
+        self._run("update", "-qq", "--error-on=any")
+
+    def download(self, packages: Sequence[str]) -> list[Path]:
+        """Fetch packages and all that they depend on.
+
+        Raises:
+            PackagesUnavailable: apt could not.
+        """
+        self._run("install", "-qq", "-y", "--download-only", *packages)
+        return sorted((self.folder / "archives").glob("*.deb"))
+
+    def download_alone(self, package: str) -> Path:
+        """Fetch one package without what it depends on.
+
+        Raises:
+            PackagesUnavailable: apt could not, or knows no such package.
+        """
+        self._run("download", "-qq", package)
+        return next(iter(sorted(self.folder.glob(f"{package}_*.deb"))))
+
+    def _run(self, *arguments: str) -> None:
+        command = [*_apt(), "-c", str(self.folder / "apt.conf"), *arguments]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=_environment())
+        if done.returncode:
+            raise PackagesUnavailable(
+                f"apt could not fetch Debian {self.release}'s packages for {self.arch}",
+                hint="look at apt's own words below; `apt-get update` must work on this machine",
+                detail=(done.stderr or done.stdout).strip(),
+            )
+
+
+def host_arch() -> str:
+    """This machine's architecture, as ``uname -m`` gives it."""
+    return os.uname().machine
+
+
+def triplet(arch: str) -> str:
+    """Debian's multiarch name, such as ``aarch64-linux-gnu``."""
+    return f"{arch}-linux-gnu"
+
+
+def unpack(deb: Path, folder: Path, *options: str) -> None:
+    """Unpack a package's files below a folder, with extra options for tar.
+
+    Raises:
+        PackagesUnavailable: the package is damaged or the folder cannot be written.
+    """
+    # The owners are numbers: names would be looked up in this machine's passwd.
+    extract = ["tar", "-x", "-p", "-C", str(folder), "--numeric-owner", "--keep-directory-symlink", *options]
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(deb)], stdout=subprocess.PIPE) as source:
+        done = subprocess.run(extract, stdin=source.stdout, stderr=subprocess.PIPE, text=True)
+    if source.returncode or done.returncode:
+        raise PackagesUnavailable(f"cannot unpack {deb.name}", detail=done.stderr.strip())
+
+
+def _apt() -> list[str]:
+    found = shutil.which("apt-get")
+    if found is None:
+        raise UsageError(
+            "virtual boards are made of Debian packages, and this machine has no apt-get",
+            hint="use a Debian machine or container",
+        )
+    return [found]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+
+
+def _sources(release: str) -> str:
+    """apt's one-line sources of a Debian release, from the mirrors that this machine uses.
+
+    Raises:
+        UsageError: it uses no Debian mirror.
+    """
+    if chosen := os.environ.get(SOURCES_VARIABLE):
+        return Path(chosen).read_text()
+    command = [*_apt(), "-o", "Dir::State::lists=/nonexistent", "update", "--print-uris"]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    # By its own archive's keys where the machine keeps them in this place, by apt's trusted ones otherwise.
+    signed = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
+    lines = set()
+    for found in _RELEASE.finditer(done.stdout):
+        suite = _SUITE.match(found["suite"])
+        if not suite or suite["name"] not in _DEBIAN_NAMES:
+            continue
+        part = "-security" if suite["part"] == "/updates" else suite["part"]
+        lines.add(f"deb {signed}{found['uri']} {release}{part} main\n")
+    if not lines:
+        raise UsageError(
+            "virtual boards are made of Debian packages, and this machine's apt has no Debian sources",
+            hint=f"set {SOURCES_VARIABLE} to a file of one-line apt sources of Debian {release}",
+        )
+    return "".join(sorted(lines))

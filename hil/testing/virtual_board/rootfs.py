@@ -1,0 +1,158 @@
+"""The root file systems of virtual boards: Debian's packages, unpacked into a cache that all boards of a user share."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hil.errors import UsageError
+from hil.testing.virtual_board import packages
+from hil.testing.virtual_board.places import cache_folder, made
+
+# Its qemu shows the emulated CPU in /proc/cpuinfo; that of the boards' own release shows this machine's.
+_EMULATOR_RELEASE = "trixie"
+_PACKAGES = (
+    "base-files base-passwd bash busybox-static coreutils dash findutils grep gzip hostname iproute2 libc-bin "
+    "libstdc++6 login mawk mount openssh-server openssh-sftp-server procps python3 python3-minimal sed tar util-linux"
+).split()
+# What only the scripts of packages need; none of them is ever run here.
+_LEFT_OUT = (
+    "adduser debconf init-system-helpers libperl5.36 perl perl-base perl-modules-5.36 runit-helper ucf usrmerge".split()
+)
+_EXCLUDED = tuple(
+    f"--exclude=./usr/{place}/*"
+    for place in ("share/doc", "share/man", "share/locale", "share/i18n", "share/lintian", "share/bash-completion")
+)
+_MERGED = ("bin", "sbin", "lib", "lib64")
+_EMPTY = (
+    "dev",
+    "proc",
+    "sys",
+    "run",
+    "tmp",
+    "mnt",
+    "old-root",
+    "root/.ssh",
+    "home/tester/.ssh",
+    "etc/ssh",
+    "var/empty",
+)
+SSHD_CONFIG = """\
+HostKey /etc/ssh/ssh_host_ed25519_key
+PermitRootLogin prohibit-password
+AllowStreamLocalForwarding yes
+UsePAM no
+UseDNS no
+PrintMotd no
+Subsystem sftp /usr/lib/openssh/sftp-server
+"""
+# The password is the login's name.
+_HASH = "$6$hil.virtual.brd$K6ZXQKQh31ME5qqpVXynBwtBwjU0tBYHrhHxUC6dUF/0zEiNdGdX1IsL9.n5dQdLnIbi.pLM2OxsktdTfhcWl."
+_FILES = {
+    "etc/passwd": """\
+root:x:0:0:root:/root:/bin/bash
+daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
+sshd:x:100:65534::/run/sshd:/usr/sbin/nologin
+tester:x:1000:1000::/home/tester:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+""",
+    "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\ntester:x:1000:\nnogroup:x:65534:\n",
+    "etc/shadow": f"root:*:20000::::::\nsshd:*:20000::::::\ntester:{_HASH}:20000::::::\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
+    # init starts sshd again when it ends, as a service manager does.
+    "etc/inittab": "::respawn:/usr/sbin/sshd -D -e\n",
+}
+_LINKS = {
+    "usr/bin/awk": "mawk",
+    "usr/bin/which": "which.debianutils",
+    "usr/sbin/init": "../bin/busybox",
+    "usr/sbin/reboot": "../bin/busybox",
+    "usr/sbin/poweroff": "../bin/busybox",
+    "usr/sbin/halt": "../bin/busybox",
+}
+_PRIVATE = {"etc/shadow": 0o640, "root": 0o700, "root/.ssh": 0o700, "home/tester": 0o700, "home/tester/.ssh": 0o700}
+_TESTER = ("home/tester", "home/tester/.ssh")
+
+Builder = Callable[[Path], None]
+
+
+def root_filesystem(arch: str) -> Path:
+    """The root file system of an architecture's boards, made on the first call (about 20 s); never write to it.
+
+    Raises:
+        UsageError: there is no such architecture, or this machine cannot make one.
+        PackagesUnavailable: the packages could not be fetched.
+    """
+    if arch not in packages.DEBIAN:
+        raise UsageError(f"no virtual board has the architecture {arch!r}", hint="x86_64 or aarch64")
+    recipe = repr((_PACKAGES, _LEFT_OUT, _EXCLUDED, _EMPTY, _FILES, _LINKS, _PRIVATE))
+    return cached(f"rootfs-{arch}", recipe, lambda folder: _build(folder, arch))
+
+
+def emulator(arch: str) -> Path:
+    """A static program that runs programs of an architecture on this machine, fetched on the first call.
+
+    Raises:
+        PackagesUnavailable: it could not be fetched.
+    """
+
+    def build(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            apt = packages.Apt(Path(scratch) / "apt", packages.host_arch(), _EMULATOR_RELEASE)
+            apt.update()
+            packages.unpack(apt.download_alone("qemu-user"), made(Path(scratch) / "root"), f"./usr/bin/qemu-{arch}")
+            (Path(scratch) / "root/usr/bin" / f"qemu-{arch}").rename(folder / f"qemu-{arch}")
+
+    return cached(f"qemu-user-{arch}", _EMULATOR_RELEASE, build) / f"qemu-{arch}"
+
+
+def cached(name: str, recipe: str, build: Builder) -> Path:
+    """A folder in the cache, built once: under a lock, and whole or not at all.
+
+    Args:
+        name: what it is.
+        recipe: all that its content depends on.
+        build: fills the empty folder that it is given.
+    """
+    from filelock import FileLock
+
+    cache = made(cache_folder())
+    folder = cache / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    with FileLock(cache / f"{name}.lock"):
+        if not folder.is_dir():
+            for stale in cache.glob(f"{name}-*.part"):
+                shutil.rmtree(stale)
+            part = made(folder.with_name(f"{folder.name}.part"))
+            build(part)
+            part.rename(folder)
+    return folder
+
+
+def _build(root: Path, arch: str) -> None:
+    with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
+        apt = packages.Apt(Path(scratch), arch)
+        apt.update()
+        root.chmod(0o755)
+        for place in _MERGED:
+            (root / "usr" / place).mkdir(parents=True)
+            (root / place).symlink_to(f"usr/{place}")
+        for deb in apt.download(_PACKAGES):
+            if deb.name.split("_")[0] not in _LEFT_OUT:
+                packages.unpack(deb, root, *_EXCLUDED)
+    for place in _EMPTY:
+        (root / place).mkdir(parents=True, exist_ok=True)
+    for path, text in _FILES.items():
+        (root / path).write_text(text)
+    for path, target in _LINKS.items():
+        (root / path).unlink(missing_ok=True)
+        (root / path).symlink_to(target)
+    for path, mode in _PRIVATE.items():
+        (root / path).chmod(mode)
+    (root / "tmp").chmod(0o1777)
+    for path in _TESTER:
+        shutil.chown(root / path, 1000, 1000)

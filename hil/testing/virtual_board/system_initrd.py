@@ -1,0 +1,71 @@
+"""The initrd of a virtual board that is a whole machine: an archive of busybox, the drivers and one script."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+_SCRIPTS = {"init": Path(__file__).with_name("system_init.sh"), "serial": Path(__file__).with_name("system_serial.sh")}
+_END = ("TRAILER!!!", 0, b"")
+
+
+def initrd(busybox: Path, modules: Sequence[Path]) -> bytes:
+    """An initrd that loads these modules in this order, and boots the disk."""
+    return cpio(
+        [
+            ("bin", stat.S_IFDIR | 0o755, b""),
+            ("bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes()),
+            *((name, stat.S_IFREG | 0o755, script.read_bytes()) for name, script in _SCRIPTS.items()),
+            ("modules", stat.S_IFDIR | 0o755, b""),
+            *(
+                (f"modules/{place:02}-{module.name}", stat.S_IFREG | 0o644, module.read_bytes())
+                for place, module in enumerate(modules)
+            ),
+        ]
+    )
+
+
+def cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
+    """An archive in the form that Linux unpacks at boot ("newc"), of names, modes and contents."""
+    parts = []
+    for number, (name, mode, data) in enumerate([*entries, _END], start=1):
+        path = name.encode() + b"\0"
+        fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
+        parts += [_padded(b"070701" + b"".join(b"%08X" % field for field in fields) + path), _padded(data)]
+    return b"".join(parts)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 4)
+
+
+def in_load_order(folder: Path, wanted: Iterable[str]) -> list[Path]:
+    """Those of the kernel modules under a folder that are wanted or that a wanted one needs, each after what it needs.
+
+    Args:
+        folder: a kernel's ``lib/modules``; uncompressed, as Debian's are.
+        wanted: names, with ``_`` for ``-``.
+
+    Raises:
+        KeyError: a module is not there.
+    """
+    files = {path.stem.replace("-", "_"): path for path in folder.rglob("*.ko")}
+    ordered: dict[str, Path] = {}
+
+    def add(name: str) -> None:
+        if name not in ordered:
+            for needed in _needs(files[name]):
+                add(needed)
+            ordered[name] = files[name]
+
+    for name in wanted:
+        add(name)
+    return list(ordered.values())
+
+
+def _needs(module: Path) -> Iterator[str]:
+    """What the module itself says it needs; ``modules.dep`` says the same, but only after ``depmod``."""
+    found = re.search(rb"\0depends=([^\0]+)\0", module.read_bytes())
+    return (name.replace("-", "_") for name in found[1].decode().split(",")) if found else iter(())

@@ -1,0 +1,64 @@
+"""The host's end of the serial line of a virtual board that is a whole machine: runs commands on it as root.
+
+The line is apart from the board's network and from sshd, as a real board's debug port is.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import time
+import uuid
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run(line: Path, argv: Sequence[str], *, stdin: str = "", timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a command on the board, one at a time; while it boots, this waits for it.
+
+    Args:
+        line: the line's socket, :attr:`hil.testing.virtual_board.system.Machine.serial`.
+        argv: the command, which no shell looks at.
+        stdin: its input.
+        timeout: seconds until it is killed.
+
+    Raises:
+        OSError: the board's power is off.
+        subprocess.TimeoutExpired: it did not end in time, or the board hangs.
+    """
+    ends = time.monotonic() + timeout
+    number = uuid.uuid4().hex
+    given = stdin.encode(errors="surrogateescape")
+    command = b64encode(shlex.join(argv).encode(errors="surrogateescape")).decode()
+    words = f"{number} {max(1, round(timeout))} {command} {len(given)}\n"
+    with socket.socket(socket.AF_UNIX) as port:
+        try:
+            port.settimeout(timeout)
+            port.connect(str(line))
+            port.sendall(words.encode() + given)
+            answer = _answer(port, number, ends)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(list(argv), timeout) from None
+    return subprocess.CompletedProcess(list(argv), int(answer[1]), _plain(answer[2]), _plain(answer[3]))
+
+
+def _answer(port: socket.socket, number: str, ends: float) -> list[str]:
+    """The words of the line that answers this number; what came too late for an earlier one is passed over."""
+    received = b""
+    while True:
+        *lines, received = received.split(b"\n")
+        for line in lines:
+            words = line.decode().split(" ")
+            if words[0].endswith(number):
+                return words
+        port.settimeout(max(0.001, ends - time.monotonic()))
+        piece = port.recv(1 << 16)
+        if not piece:
+            raise ConnectionResetError("the board's power was cut")
+        received += piece
+
+
+def _plain(word: str) -> str:
+    return b64decode(word).decode(errors="surrogateescape")
