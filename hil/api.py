@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.board import Board
 from hil.controller.choice import BoardChoice, choose
+from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import (
     Case,
     Options,
@@ -23,7 +23,7 @@ from hil.controller.pipeline import (
 from hil.tensors import Array
 
 
-def connect(board: str = "sim", *, hw_type: str = "", faults: Sequence[str] = (), wait_s: float = 60.0) -> Board:
+def connect(board: str = "sim", *, hw_type: str = "", faults: Sequence[str] = (), wait_s: float = 60.0) -> AnyBoard:
     """Connect to a board and take it: a context manager that gives it back.
 
     Args:
@@ -36,14 +36,14 @@ def connect(board: str = "sim", *, hw_type: str = "", faults: Sequence[str] = ()
         UsageError: there is no such board.
         BoardUnreachable, BoardBusy: it does not answer, or is not free in time.
     """
-    connected = Board(choose(board, hw_type), purpose="hil.connect", faults=tuple(faults), wait_s=wait_s)
+    connected = open_board(choose(board, hw_type), purpose="hil.connect", faults=tuple(faults), wait_s=wait_s)
     connected.take()
     return connected
 
 
 def run(
     model: str | Path,
-    board: Board,
+    board: AnyBoard,
     inputs: Mapping[str, Array] | Sequence[str] = (),
     *,
     shop: Workshop | None = None,

@@ -70,6 +70,10 @@ class HilError(Exception):
         self.board = self.board or board
         return self
 
+    def add(self, what: str) -> None:
+        """Say more of what happened, where that was found out later."""
+        self.args = (f"{self.message}; {what}", *self.args[1:])
+
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.stage, self.board and f"board {self.board}") if part)
         text = f"{self.message} [{where}]" if where else self.message

@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import clock
 from hil.bundle import Artifact
+from hil.controller.care.conditions import changed
 from hil.controller.choice import BoardChoice, with_target
 from hil.controller.client import AgentClient, Loaded
 from hil.controller.links import Link, Say, open_link
@@ -73,6 +74,11 @@ class Board:
 
     def _describe(self) -> dict[str, Any]:
         return MessageToDict(self._client.describe(), preserving_proto_field_name=True)
+
+    def look(self) -> list[str]:
+        """Describe it anew in :attr:`info`; what happened to it since the last time (see :func:`changed`)."""
+        before, self.info = self.info, self._describe()
+        return changed(before, self.info)
 
     @property
     def shell(self) -> Shell | None:
@@ -227,7 +233,8 @@ class LoadedProgram:
         if len(names) == len(outputs):
             outputs = dict(zip(names, outputs.values(), strict=True))
         fit = self._board.clock_fit()
-        info = self._board.info
+        notes = self._board.look()
+        info, shell = self._board.info, self._board.shell
         runtime: dict[str, Any] = next(
             (one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {}
         )
@@ -242,8 +249,11 @@ class LoadedProgram:
             "runtime_version": runtime.get("version", ""),
             "device": self._device,
             "clock": {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns},
+            "notes": notes,
             "finished_at": time.time(),
         }
+        if shell is not None:
+            provenance["host_key"] = shell.fingerprint
         source = f"{self._board.name}: {self._artifact.runtime} {runtime.get('version', '')} {self._device}".strip()
         result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
         return result, invocation

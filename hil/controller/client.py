@@ -26,7 +26,7 @@ from hil.controller.streams import Hold, Invocation, InvokeStream
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array, TensorSpec
 
-TTL_S = 10.0
+TTL_S = 15.0
 _CONNECT_S = 10.0
 _CALL_S = 60.0
 # Past an order's own limit the agent should have answered; then the agent itself is given up.

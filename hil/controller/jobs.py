@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from hil.controller.board import Board
 from hil.controller.cache import Cache
+from hil.controller.cases import run_cases
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.flagfiles import read_flagfile
 from hil.controller.isolated import Isolated
+from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import (
     DEFAULT_TIMEOUT_S,
     STAGES,
@@ -21,7 +22,6 @@ from hil.controller.pipeline import (
     Workshop,
     begin,
     check_options,
-    run_cases,
 )
 from hil.controller.recorder import Recorder
 from hil.controller.runs import Run, RunStore, jsonable, safe_name
@@ -153,8 +153,8 @@ def _run(
         if not note:
             recorder.write()
 
-    def open_board() -> Board:
-        board = Board(
+    def connect() -> AnyBoard:
+        board = open_board(
             choice,
             runtime=job.runtime,
             purpose=f"hil run {stored.id}",
@@ -166,7 +166,7 @@ def _run(
         return board
 
     try:
-        for case in run_cases(cases, choice.config, open_board, replace(shop, watch=watch, keep=recorder.keep)):
+        for case in run_cases(cases, choice.config, connect, replace(shop, watch=watch, keep=recorder.keep)):
             screen.end(case.name)
             recorder.end(case)
     except StorageError:

@@ -6,7 +6,6 @@ runs one program at a time, does its half in the caller's thread.
 
 from __future__ import annotations
 
-import concurrent.futures
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,16 +16,17 @@ from typing import Any
 from hil import errors
 from hil.boards import BoardConfig
 from hil.bundle import Artifact, Model
-from hil.controller.board import Board, LoadedProgram
 from hil.controller.cache import Cache
-from hil.controller.choice import BoardChoice, knows_target
+from hil.controller.choice import BoardChoice
 from hil.controller.compare import check_tolerance, compare, judge
 from hil.controller.compilers import compile_model
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.isolated import Isolated
+from hil.controller.opening import AnyBoard, AnyProgram
 from hil.controller.references import default_references, expected_result, refer, refer_with_fallback
 from hil.controller.runs import storing
+from hil.controller.targets import described, likely_cause
 from hil.results import Outcome, RunResult, Stage, Timings, Verdict
 from hil.tensors import Array, TensorSpec
 
@@ -195,12 +195,19 @@ def prepare(case: Case, config: BoardConfig, shop: Workshop) -> Case:
     return case
 
 
-def execute(case: Case, board: Board, shop: Workshop) -> Case:
+def execute(case: Case, board: AnyBoard, shop: Workshop) -> Case:
     """Push, load and run on the board."""
-    options = case.options
     artifact = case.artifact
-    if artifact is None or case.outcome:
-        return case
+    if artifact is not None and not case.outcome:
+        _execute(case, artifact, board, shop)
+        if case.error is not None and artifact.runtime == "iree":
+            cause = likely_cause(case.error, described(artifact.flags), board.info["machine"])
+            case.error.hint = cause or case.error.hint
+    return case
+
+
+def _execute(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> None:
+    options = case.options
     with _stage(case, Stage.PUSH):
         start = time.monotonic()
         shop.watch(case, Stage.PUSH, "")
@@ -209,10 +216,10 @@ def execute(case: Case, board: Board, shop: Workshop) -> Case:
         )
         case.timings = replace(case.timings, push_s=time.monotonic() - start)
     if case.outcome:
-        return case
+        return
     program = _load(case, artifact, board, shop)
     if program is None:
-        return case
+        return
     with program, _stage(case, Stage.RUN):
         shop.watch(case, Stage.RUN, "")
         if case.inputs is None:
@@ -232,10 +239,9 @@ def execute(case: Case, board: Board, shop: Workshop) -> Case:
         )
         shop.keep(case, "outputs")
         case.worker_log = program.log()
-    return case
 
 
-def _load(case: Case, artifact: Artifact, board: Board, shop: Workshop) -> LoadedProgram | None:
+def _load(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> AnyProgram | None:
     with _stage(case, Stage.LOAD):
         start = time.monotonic()
         shop.watch(case, Stage.LOAD, "")
@@ -287,99 +293,6 @@ def conclude(case: Case, shop: Workshop) -> Case:
     return case
 
 
-def run_cases(
-    cases: Sequence[Case], config: BoardConfig, open_board: Callable[[], Board], shop: Workshop
-) -> Iterator[Case]:
-    """Take begun cases to their ends; yields each as it ends, in order.
-
-    Compiling and referring go on in threads; the board is opened once, when the first program is there, or before that
-    when only the board can tell what to compile for.
-
-    Args:
-        cases: from :func:`begin`; those that have an outcome already pass through.
-        config: the board's.
-        open_board: connects to the board.
-        shop: what the cases share.
-    """
-    board: Board | None = None
-    lost: errors.BoardError | None = None
-    compiling: list[concurrent.futures.Future[Case] | None] = []
-    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
-        try:
-            if not all(case.outcome or knows_target(config, case.options.runtime) for case in cases):
-                try:
-                    board = open_board()
-                    config = board.config
-                except errors.BoardError as error:
-                    lost = error
-            compiling = [
-                pool.submit(prepare, case, config, shop) if not case.outcome and lost is None else None
-                for case in cases
-            ]
-            for case, compiled in zip(cases, compiling, strict=True):
-                if compiled is not None:
-                    _wait(compiled)
-                # A reference depends on model and inputs alone, so it may be computed while the board runs.
-                referring = pool.submit(_reference_early, case, shop) if case.inputs is not None else None
-                if not case.outcome and lost is None:
-                    try:
-                        board = board or open_board()
-                    except errors.BoardError as error:
-                        lost = error
-                if not case.outcome and lost is not None:
-                    _end(case, lost, Stage.PUSH)
-                if board is not None:
-                    execute(case, board, shop)
-                    if isinstance(case.error, errors.BoardError):
-                        # Whatever is gone may come back for the next case: a new connection will tell.
-                        board.close()
-                        board = None
-                early = _wait(referring) if referring else None
-                if not case.outcome:
-                    if early is not None and early.error is None:
-                        case.references, case.timings = (
-                            early.references,
-                            replace(case.timings, refer_s=early.timings.refer_s),
-                        )
-                        shop.keep(case, "references")
-                    elif early is not None and early.outcome:
-                        case.outcome, case.error, case.stage, case.reason = (
-                            early.outcome,
-                            early.error,
-                            early.stage,
-                            early.reason,
-                        )
-                    else:
-                        refer_case(case, shop)
-                    conclude(case, shop)
-                yield case
-        except BaseException:
-            for future in compiling:
-                if future is not None:
-                    future.cancel()
-            shop.isolated.close()
-            raise
-        finally:
-            if board is not None:
-                board.close()
-
-
-def _reference_early(case: Case, shop: Workshop) -> Case:
-    """The reference of a case in a copy of it, so that the board's half is not disturbed."""
-    copy = replace(case, references=[], verdicts=[], outcome=None, error=None)
-    return refer_case(copy, replace(shop, keep=lambda case, what: None, watch=lambda case, stage, note: None))
-
-
-def _wait(future: concurrent.futures.Future[Case]) -> Case:
-    """A future's result; waits in slices so that Ctrl-C is heard on every platform."""
-    while True:
-        try:
-            return future.result(timeout=0.5)
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-
-
 def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     options = case.options
     ranges = case.model.ranges if case.model else {}
@@ -397,10 +310,11 @@ def _stage(case: Case, stage: Stage) -> Iterator[None]:
     except errors.UsageError:
         raise
     except errors.HilError as error:
-        _end(case, error, stage)
+        end_case(case, error, stage)
 
 
-def _end(case: Case, error: errors.HilError, stage: Stage) -> None:
+def end_case(case: Case, error: errors.HilError, stage: Stage) -> None:
+    """End a case by an error; ``stage`` is where it happened, unless the error knows better."""
     error.located(stage=stage.value)
     case.error = error
     case.stage = error.stage

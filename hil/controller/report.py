@@ -121,6 +121,8 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         _print_error(console, case)
     for verdict in case["verdicts"]:
         print_verdict(console, verdict)
+    for note in case["provenance"].get("notes", ()):
+        _say(console, "note", note)
     if case["device"] and case["device"]["iterations"]:
         _say(console, "device time", _device_time(case["device"]))
     spent = [f"{key[:-2]} {_seconds(value)}" for key, value in case["timings"].items() if value is not None]

@@ -20,10 +20,10 @@ from typing import Any
 
 import click
 
-from hil.controller.board import Board
 from hil.controller.cache import Cache
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.isolated import Isolated
+from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import Case, Options, Workshop, begin, conclude, execute, prepare, refer_case
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, EXIT_STAGE, BoardError, HilError, UsageError
 from hil.results import Outcome
@@ -108,12 +108,12 @@ def run_tests(
         shop = Workshop(Cache(), isolated)
         with concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
             pending = [pool.submit(_prepared, test, runtime, choice, shop, Path(folder)) for test in tests]
-            board: Board | None = None
+            board: AnyBoard | None = None
             try:
                 for test, future in zip(tests, pending, strict=True):
                     case = future.result()
                     if isinstance(case, Case) and not case.outcome:
-                        board = board or Board(choice, runtime=runtime, purpose="onnx node tests")
+                        board = board or open_board(choice, runtime=runtime, purpose="onnx node tests")
                         case = _finished(case, board, shop)
                         if isinstance(case, Case) and isinstance(case.error, BoardError):
                             board.close()
@@ -149,7 +149,7 @@ def _prepared(test: NodeTest, runtime: str, choice: BoardChoice, shop: Workshop,
         return error
 
 
-def _finished(case: Case, board: Board, shop: Workshop) -> Case | Exception:
+def _finished(case: Case, board: AnyBoard, shop: Workshop) -> Case | Exception:
     try:
         return conclude(refer_case(execute(case, board, shop), shop), shop)
     except Exception as error:

@@ -1,0 +1,108 @@
+"""Taking cases to their ends: the host's part of the work goes on while the board runs."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from hil import errors
+from hil.boards import BoardConfig
+from hil.controller.choice import knows_target
+from hil.controller.opening import AnyBoard, regain
+from hil.controller.pipeline import Case, Workshop, conclude, end_case, execute, prepare, refer_case
+from hil.results import Stage
+
+
+def run_cases(
+    cases: Sequence[Case], config: BoardConfig, open_board: Callable[[], AnyBoard], shop: Workshop
+) -> Iterator[Case]:
+    """Take begun cases to their ends; yields each as it ends, in order.
+
+    Compiling and referring go on in threads; the board is opened once, when the first program is there, or before that
+    when only the board can tell what to compile for.
+
+    Args:
+        cases: from :func:`begin`; those that have an outcome already pass through.
+        config: the board's.
+        open_board: connects to the board.
+        shop: what the cases share.
+    """
+    board: AnyBoard | None = None
+    lost: errors.BoardError | None = None
+    compiling: list[concurrent.futures.Future[Case] | None] = []
+    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
+        try:
+            if not all(case.outcome or knows_target(config, case.options.runtime) for case in cases):
+                try:
+                    board = open_board()
+                    config = board.config
+                except errors.BoardError as error:
+                    lost = error
+            compiling = [
+                pool.submit(prepare, case, config, shop) if not case.outcome and lost is None else None
+                for case in cases
+            ]
+            for case, compiled in zip(cases, compiling, strict=True):
+                if compiled is not None:
+                    _wait(compiled)
+                # A reference depends on model and inputs alone, so it may be computed while the board runs.
+                referring = pool.submit(_reference_early, case, shop) if case.inputs is not None else None
+                if not case.outcome and lost is None:
+                    try:
+                        board = board or open_board()
+                    except errors.BoardError as error:
+                        lost = error
+                if not case.outcome and lost is not None:
+                    end_case(case, lost, Stage.PUSH)
+                if board is not None:
+                    execute(case, board, shop)
+                    if isinstance(case.error, errors.BoardError):
+                        # Whatever is gone may come back for the next case: a new connection will tell.
+                        shop.watch(case, Stage(case.stage), "the board is gone, looking for it")
+                        board = regain(board, case.error, open_board)
+                        case.reason = case.error.message
+                early = _wait(referring) if referring else None
+                if not case.outcome:
+                    if early is not None and early.error is None:
+                        case.references, case.timings = (
+                            early.references,
+                            replace(case.timings, refer_s=early.timings.refer_s),
+                        )
+                        shop.keep(case, "references")
+                    elif early is not None and early.outcome:
+                        case.outcome, case.error, case.stage, case.reason = (
+                            early.outcome,
+                            early.error,
+                            early.stage,
+                            early.reason,
+                        )
+                    else:
+                        refer_case(case, shop)
+                    conclude(case, shop)
+                yield case
+        except BaseException:
+            for future in compiling:
+                if future is not None:
+                    future.cancel()
+            shop.isolated.close()
+            raise
+        finally:
+            if board is not None:
+                board.close()
+
+
+def _reference_early(case: Case, shop: Workshop) -> Case:
+    """The reference of a case in a copy of it, so that the board's half is not disturbed."""
+    copy = replace(case, references=[], verdicts=[], outcome=None, error=None)
+    return refer_case(copy, replace(shop, keep=lambda case, what: None, watch=lambda case, stage, note: None))
+
+
+def _wait(future: concurrent.futures.Future[Case]) -> Case:
+    """A future's result; waits in slices so that Ctrl-C is heard on every platform."""
+    while True:
+        try:
+            return future.result(timeout=0.5)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
