@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from agents import start_process, stop_process
+from agents import Program
+from links import AGENTS, Reached, reach
 
-from hil.agent.server import Agent, AgentConfig
 from hil.controller.client import AgentClient, Target
 
 
-@pytest.fixture(scope="session", params=["in-process", "agent over TCP", "simulator"])
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An agent that runs: in this process, as a process on loopback TCP, as a simulator on a Unix socket."""
-    folder = tmp_path_factory.mktemp("agent")
-    if request.param == "in-process":
-        agent = Agent(AgentConfig(f"unix:{folder}/a.sock", folder / "store"))
-        yield agent.address
-        agent.stop()
-        return
-    if request.param == "simulator":
-        process, found = start_process("hil.sim", f"unix:{folder}/s.sock", folder / "store")
-    else:
-        process, found = start_process("hil.agent", "127.0.0.1:0", folder / "store")
-    yield found
-    stop_process(process)
+@pytest.fixture(scope="session", params=AGENTS)
+def reached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
+    """An agent: in this process, as a process on loopback TCP, as a simulator on a Unix socket, on a board over SSH."""
+    with reach(request.param, tmp_path_factory.mktemp("agent"), request) as found:
+        yield found
+
+
+@pytest.fixture
+def address(reached: Reached) -> str:
+    return reached.address
+
+
+@pytest.fixture(params=["iree", "onnxruntime"])
+def add(
+    request: pytest.FixtureRequest, reached: Reached, add_programs_for: Callable[..., dict[str, Program]]
+) -> Program:
+    """a + b of 4096 float32, for what the agent runs on."""
+    return add_programs_for(reached.arch)[request.param]
 
 
 @pytest.fixture

@@ -1,0 +1,176 @@
+"""What every board does for those that run programs on it, whatever is between: with an agent over every link, and
+without one, where the same program is run by command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from agents import compile_mlir
+from links import AGENTS, COMMANDS, Reached, reach
+
+from hil import errors
+from hil.bundle import Artifact
+from hil.controller.choice import choose
+from hil.controller.opening import AnyBoard, open_board
+from hil.digest import digest_file
+from hil.runtime_command import RuntimeCommand
+
+MLIR = """
+func.func @add(%a: tensor<64xf32>, %b: tensor<64xf32>) -> tensor<64xf32> {
+  %0 = arith.addf %a, %b : tensor<64xf32>
+  return %0 : tensor<64xf32>
+}
+func.func @two(%a: tensor<2x3xi32>) -> (tensor<2x3xi32>, tensor<2x3xi32>) {
+  %0 = arith.addi %a, %a : tensor<2x3xi32>
+  %1 = arith.muli %a, %a : tensor<2x3xi32>
+  return %0, %1 : tensor<2x3xi32>, tensor<2x3xi32>
+}
+func.func @refuses(%n: i32) -> i32 {
+  %0 = arith.constant 3 : i32
+  %1 = arith.cmpi eq, %n, %0 : i32
+  cf.assert %1, "it is not three"
+  return %n : i32
+}
+func.func @hangs(%n: i32) -> i32 {
+  %0 = scf.while (%i = %n) : (i32) -> i32 {
+    %1 = arith.constant 0 : i32
+    %2 = arith.cmpi ne, %n, %1 : i32
+    scf.condition(%2) %i : i32
+  } do {
+  ^bb0(%i: i32):
+    %3 = arith.addi %i, %n : i32
+    scf.yield %3 : i32
+  }
+  return %0 : i32
+}
+"""
+A = np.arange(64, dtype=np.float32)
+B = np.full(64, 2.5, np.float32)
+
+
+@pytest.fixture(scope="module", params=[*AGENTS, *COMMANDS])
+def reached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
+    """As in the agent's contract, and boards without an agent."""
+    with reach(request.param, tmp_path_factory.mktemp("agent"), request) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def board(reached: Reached) -> Iterator[AnyBoard]:
+    """A board that is ours."""
+    choice = choose(reached.board or reached.address, identity=reached.identity, known_hosts=reached.known_hosts)
+    if reached.by_command:
+        choice = replace(choice, config=replace(choice.config, command=RuntimeCommand(kind="command")))
+    with open_board(choice, purpose="contract test") as opened:
+        opened.take()
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory, reached) -> Callable[[str], Artifact]:
+    """For a function's name: the program above for what the board runs on."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "all.mlir").write_text(MLIR)
+    made = compile_mlir(folder / "all.mlir", reached.arch, folder / "all of it.vmfb")
+    return lambda function: Artifact("iree", made.path.name, {made.path.name: made.path}, made.digests, function, "-")
+
+
+@pytest.fixture
+def load(board, programs):
+    def make(function: str):
+        board.push(programs(function))
+        return board.load(programs(function))
+
+    return make
+
+
+def broken(folder: Path) -> Artifact:
+    path = folder / "broken.vmfb"
+    path.write_bytes(b"this is no program")
+    return Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "-")
+
+
+def test_a_program_is_pushed_once(board, programs):
+    board.push(programs("add"))
+    assert board.push(programs("add")) == 0
+
+
+def test_a_program_says_what_it_takes(load):
+    with load("add") as program:
+        assert [(spec.dtype, spec.shape) for spec in program.loaded.inputs] == [("float32", (64,))] * 2
+
+
+def test_it_runs_and_tells_on_what(board, load):
+    with load("add") as program:
+        result, call = program.run({"a": A, "b": B}, warmup=1, iterations=2)
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
+    assert call.warmup_ns > 0
+    assert result.provenance["board"] == board.name
+    assert result.provenance["board_id"]
+    assert result.provenance["runtime_version"]
+    assert result.provenance["machine"]["arch"] == board.info["machine"]["arch"]
+    assert result.provenance["machine"]["boot_id"]
+    assert result.provenance["notes"] == []
+    assert board.name in result.source
+    assert ("host_key" in result.provenance) == (board.shell is not None)
+
+
+def test_what_cannot_be_measured_is_absent(board, load):
+    with load("add") as program:
+        result, _ = program.run({"a": A, "b": B}, iterations=3)
+    measured = "command" not in result.provenance
+    assert len(result.device_ns) == (3 if measured else 0)
+    assert (result.peak_memory_bytes is not None) == measured
+    assert ("clock" in result.provenance) == measured
+
+
+def test_each_run_has_its_own_inputs(load):
+    with load("two") as program:
+        for seed in range(3):
+            a = np.random.default_rng(seed).integers(-100, 100, (2, 3), dtype=np.int32)
+            result, _ = program.run({"a": a}, names=("twice", "squared"))
+            assert list(result.outputs) == ["twice", "squared"]
+            np.testing.assert_array_equal(result.outputs["twice"], a + a)
+            np.testing.assert_array_equal(result.outputs["squared"], a * a)
+
+
+@pytest.mark.parametrize("inputs", [{"a": A}, {"a": A.astype(np.float64), "b": B}, {"a": A[:5], "b": B}])
+def test_inputs_that_do_not_fit_are_refused(load, inputs):
+    with load("add") as program:
+        with pytest.raises(errors.UsageError):
+            program.run(inputs)
+        program.run({"a": A, "b": B})
+
+
+def test_what_is_no_program_is_a_load_error(board, tmp_path):
+    board.push(broken(tmp_path))
+    with pytest.raises(errors.LoadFailed):
+        board.load(broken(tmp_path)).run({})
+
+
+def test_an_unknown_function_is_a_load_error(load):
+    with pytest.raises(errors.LoadFailed, match="nowhere"):
+        load("nowhere").run({})
+
+
+def test_what_the_program_reports_is_a_run_error(load):
+    three, four = np.array(3, np.int32), np.array(4, np.int32)
+    with load("refuses") as program:
+        with pytest.raises(errors.RunFailed) as caught:
+            program.run({"n": four})
+        assert "it is not three" in f"{caught.value.message} {caught.value.detail}"
+    with load("refuses") as program:
+        result, _ = program.run({"n": three})
+        assert int(next(iter(result.outputs.values()))) == 3
+
+
+def test_a_program_that_hangs_is_ended_and_the_next_one_runs(load):
+    with load("hangs") as program, pytest.raises(errors.StageTimeout):
+        program.run({"n": np.array(1, np.int32)}, timeout=2)
+    with load("add") as program:
+        result, _ = program.run({"a": A, "b": B})
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
