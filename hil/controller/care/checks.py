@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.care.check import FAIL, PASS, SKIP, WARN, Check
+from hil.controller.care.conditions import firmware_bits
+from hil.controller.care.way import way_to
 from hil.controller.choice import BoardChoice
 from hil.errors import BoardBusy, BoardError
 from hil.power import Power
@@ -21,32 +23,11 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-# What a check ends in. Only FAIL says that models cannot be run there.
-PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
-
 _CONNECT_S = 10.0
 _DISK_MIB = 200
 _MEMORY_MIB = 64
 _CLOCK_S = 2.0
 _THROTTLED_STEPS = "cooling_device"
-
-
-@dataclass(frozen=True)
-class Check:
-    """What one check found.
-
-    Attributes:
-        name: what was checked.
-        state: ``pass``; ``warn``: models run, but times or room are doubtful; ``fail``: none can run; ``skip``: it does
-            not apply here.
-        found: what there is.
-        mend: what to do; "" where nothing is wrong.
-    """
-
-    name: str
-    state: str
-    found: str
-    mend: str = ""
 
 
 def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda text: None) -> Iterator[Check]:
@@ -64,87 +45,21 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda tex
 
     where = choice.address or choice.config.connection.address
     if is_ssh_address(where):
-        opened = yield from _way(where, choice)
+        opened = yield from way_to(where, choice)
         if opened is None:
             return
         with opened as shell:
-            yield from _place(shell, choice)
+            try:
+                yield from _place(shell, choice)
+            except BoardError as error:
+                yield Check("system", FAIL, error.message, error.hint or error.detail)
+                return
     yield from _agent(choice, runtime, say)
 
 
 def untouched(choice: BoardChoice) -> BoardChoice:
     """The same board without its power hooks: looking at a board resets nothing."""
     return replace(choice, config=replace(choice.config, power=Power()))
-
-
-# ---- the way there
-
-
-def _way(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | None]:
-    """Name, port, host key, login; returns the shell."""
-    from hil.controller.ssh.address import parse_address
-    from hil.controller.ssh.host_keys import HostKeyRefused
-    from hil.controller.ssh.shell import open_shell
-    from hil.controller.ssh.ssh_config import read_ssh_config, settings_for
-
-    address = parse_address(where)
-    config = read_ssh_config()
-    looked_up = config.lookup(address.host)
-    host, port = str(looked_up["hostname"]), address.port or int(looked_up.get("port", 22))
-    settings = settings_for(config, address.host)
-    if settings.jumps or settings.proxy_command:
-        by = ", ".join(map(str, settings.jumps)) or settings.proxy_command
-        yield Check("name", SKIP, f"{host} is reached by way of {by}")
-    else:
-        reached = yield from _tcp(host, port)
-        if not reached:
-            return None
-    try:
-        shell: Shell = open_shell(where, choice.config.connection, board=choice.name, base=choice.config.path.parent)
-    except HostKeyRefused as error:
-        yield Check("host key", FAIL, error.message, error.hint)
-        return None
-    except BoardError as error:
-        yield Check("login", FAIL, error.message, error.hint or error.detail)
-        return None
-    yield Check("host key", PASS, f"pinned: {shell.fingerprint}")
-    yield Check("login", PASS, f"as {shell.user}")
-    return shell
-
-
-def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
-    """Whether the name is known, and an SSH server answers at the port; returns whether both."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        yield Check(
-            "name",
-            FAIL,
-            f"{host} is no host's name: {error}",
-            "see its spelling, /etc/hosts, DNS; or use its IP address",
-        )
-        return False
-    yield Check("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
-    start = time.monotonic()
-    try:
-        with socket.create_connection((host, port), _CONNECT_S) as link:
-            took = time.monotonic() - start
-            banner = link.recv(256).split(b"\r\n")[0].split(b"\n")[0]
-    except OSError as error:
-        mend = "is the board on and on this network? does sshd run on it? is the port right (USER@HOST:PORT)?"
-        yield Check("port", FAIL, f"nothing answers at {host} port {port}: {error}", mend)
-        return False
-    if not banner.startswith(b"SSH-"):
-        said = repr(banner.decode(errors="replace")) if banner else "nothing"
-        yield Check(
-            "port",
-            FAIL,
-            f"what answers at port {port} is no SSH server; it said {said}",
-            "name sshd's port: USER@HOST:PORT",
-        )
-        return False
-    yield Check("port", PASS, f"{port} answers in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")
-    return True
 
 
 # ---- what the board has
@@ -240,7 +155,7 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
         mend = "echo performance > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, on the board"
         yield Check("governor", WARN if slow else PASS, found, mend if slow else "")
     hot = [_step(one) for name, one in readings.items() if name.startswith(_THROTTLED_STEPS) and one.get("value")]
-    if (bits := readings.get("firmware throttling", {}).get("text", "")) and int(bits, 16) & 0xF:
+    if (firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
         hot.append(f"firmware throttling {bits}")
     if hot:
         yield Check("throttling", WARN, ", ".join(hot), "cool the board, and give it a power supply that suffices")

@@ -56,14 +56,20 @@ def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
 
 
 def _firmware(was: str, now: str) -> Iterator[str]:
-    try:
-        old, new = int(was, 16), int(now, 16)
-    except ValueError:
+    old, new = firmware_bits(was), firmware_bits(now)
+    if old is None or new is None:
         return
     for bit, meaning in _FIRMWARE_BITS.items():
-        sticky = 1 << bit + 16
-        if (old | new) >> bit & 1 or (new & ~old & sticky):
+        if (old | new) >> bit & 1 or (new & ~old) >> (bit + 16) & 1:
             yield f"the board throttled: {meaning}"
+
+
+def firmware_bits(text: str) -> int | None:
+    """What a Raspberry Pi's firmware says of throttling; None where it says nothing."""
+    try:
+        return int(text, 16)
+    except ValueError:
+        return None
 
 
 def _readings(info: Mapping[str, Any]) -> dict[str, Any]:

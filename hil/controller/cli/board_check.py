@@ -27,7 +27,8 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     From the network over the login, Python and disk to a tiny program that runs there; the agent is put there where it
     is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
     """
-    from hil.controller.care.checks import FAIL, check_board
+    from hil.controller.care.check import FAIL
+    from hil.controller.care.checks import check_board
     from hil.controller.cli.screen import print_json
 
     choice = chosen_place(settings)

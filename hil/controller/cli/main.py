@@ -16,7 +16,7 @@ VERBS = {
     "run": "Compile a model, run it on a board, compare it with a CPU reference.",
     "compile": "Compile a model for a board and keep the program.",
     "compare": "Compare two stored runs or two .npy files.",
-    "board": "List, show and check boards.",
+    "board": "List, check, set up and reset boards.",
     "runs": "List, show and delete stored runs.",
     "cache": "List and clean the cache of compiled programs and reference results.",
     "completion": "Print the shell's completion script.",

@@ -6,13 +6,21 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Protocol
 
 import paramiko
 
 MOST_OUT = 16 << 20
 _LAST_OF_ERR = 64 << 10
 _PIECE = 1 << 20
+
+
+class Sink(Protocol):
+    """What takes output."""
+
+    def write(self, data: bytes, /) -> int:
+        """Take a piece."""
+        ...
 
 
 class TooMuch(Exception):
@@ -23,7 +31,7 @@ def execute(
     transport: paramiko.Transport,
     command: str,
     source: IO[bytes],
-    sink: IO[bytes],
+    sink: Sink,
     timeout: float,
     most: int = MOST_OUT,
     progress: Callable[[int], None] | None = None,

@@ -7,6 +7,7 @@ way is checked against pinned ones before anything is sent to it, and jumps are 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -21,15 +22,20 @@ from paramiko.auth_strategy import AuthFailure, AuthSource
 from hil.boards import Connection
 from hil.controller.ssh.address import Address
 from hil.controller.ssh.host_keys import KnownHosts, name_of, user_files
-from hil.controller.ssh.login import Login
+from hil.controller.ssh.login import PASSWORD_VARIABLE, Login
 from hil.controller.ssh.ssh_config import read_ssh_config, route, settings_for
 from hil.controller.ssh.transport import Transport
-from hil.errors import BoardUnreachable
+from hil.errors import BoardUnreachable, UsageError
 
 # paramiko tells of every lost connection with a traceback; without a handler those would be printed.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _TRIES = 3
+_END_S = 2.0
+
+
+class NoSuchHost(BoardUnreachable):
+    """The board's name leads nowhere."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,14 @@ class Hop:
     Attributes:
         connection: fabric's, open.
         source: what let us in.
+        host_key: what the machine showed.
         proxy_command: the command that leads there in place of a TCP connection, or "".
         proxy: that command, running.
     """
 
     connection: fabric.Connection
     source: AuthSource
+    host_key: paramiko.PKey
     proxy_command: str = ""
     proxy: subprocess.Popen[bytes] | None = None
 
@@ -55,17 +63,11 @@ class Hop:
         assert isinstance(transport, Transport)
         return transport
 
-    @property
-    def host_key(self) -> paramiko.PKey:
-        """The key that the machine showed."""
-        return self.transport.get_remote_server_key()
-
     def close(self) -> None:
         """Log out."""
-        self.connection.close()
+        self.connection.client.close()
         if self.proxy:
-            self.proxy.terminate()
-            self.proxy.wait()
+            _end(self.proxy)
 
 
 def connect(address: Address, settings: Connection, *, board: str, base: Path, timeout: float) -> tuple[Hop, ...]:
@@ -83,12 +85,12 @@ def connect(address: Address, settings: Connection, *, board: str, base: Path, t
         HostKeyRefused: a host key is not the pinned one.
         BoardUnreachable: nobody answers, or we are not let in.
     """
+    wish = _Wish(settings, board, base, timeout)
     config = read_ssh_config()
     hops: list[Hop] = []
     try:
         for machine in route(config, address):
-            is_board = machine is address
-            hops.append(_Door(machine, settings, base if is_board else None, config, hops, board, timeout).open())
+            hops.append(_Door(machine, wish, config, hops, is_board=machine is address).open())
     except BaseException:
         close(hops)
         raise
@@ -101,37 +103,43 @@ def close(hops: Sequence[Hop]) -> None:
         hop.close()
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What :func:`connect` was asked for."""
+
+    settings: Connection
+    board: str
+    base: Path
+    timeout: float
+
+    @property
+    def identity(self) -> Path | None:
+        return self.base / Path(self.settings.identity).expanduser() if self.settings.identity else None
+
+    @property
+    def known_hosts(self) -> list[Path]:
+        return [self.base / Path(self.settings.known_hosts).expanduser()] if self.settings.known_hosts else []
+
+
 class _Door:
-    """One machine to log in to."""
+    """One machine to log in to, through those of ``via``."""
 
     def __init__(
-        self,
-        address: Address,
-        settings: Connection,
-        base: Path | None,
-        config: paramiko.SSHConfig,
-        via: Sequence[Hop],
-        board: str,
-        timeout: float,
+        self, address: Address, wish: _Wish, config: paramiko.SSHConfig, via: Sequence[Hop], *, is_board: bool
     ) -> None:
         self._address = address
+        self._wish = wish
         self._config = fabric.Config(ssh_config=config, lazy=True)
         self._via = via
-        self._board = board
-        self._timeout = timeout
         self._host = settings_for(config, address.host)
-
-        def file(name: str) -> list[Path]:
-            return [(base or Path()) / Path(name).expanduser()] if name else []
-
-        asked = file(settings.known_hosts)
-        usual = list(self._host.known_hosts or user_files())
-        self._identity = file(settings.identity)[0] if settings.identity and base else None
+        # What was asked for is meant for the board: a jump's key is looked for where it usually is, too.
+        self._is_board = is_board
+        self._identity = wish.identity if is_board else None
+        usual = [] if is_board and wish.known_hosts else self._host.known_hosts or user_files()
         self._known_hosts = KnownHosts(
-            # A jump's key is looked for where it usually is, too: what was asked for is meant for the board.
-            asked + usual if asked and not base else asked or usual,
-            accept_new=settings.accept_new_host_key,
-            board=board,
+            [*wish.known_hosts, *usual],
+            accept_new=wish.settings.accept_new_host_key,
+            board=wish.board,
             direct=not via and not self._host.proxy_command,
         )
 
@@ -139,27 +147,32 @@ class _Door:
         """Log in; a server that is not ready yet is asked again, a few times."""
         asking = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_pass),
-            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(self._timeout),
+            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(self._wish.timeout),
             wait=tenacity.wait_exponential(0.2, max=1),
             reraise=True,
         )
         return asking(self._log_in)
 
     def _log_in(self) -> Hop:
-        connection = fabric.Connection(
-            self._address.host,
-            user=self._address.user or None,
-            port=self._address.port or None,
-            config=self._config,
-            gateway=self._via[-1].connection if self._via else False,
-            forward_agent=False,
-            connect_timeout=max(1, round(self._timeout)),
-        )
+        try:
+            connection = fabric.Connection(
+                self._address.host,
+                user=self._address.user or None,
+                port=self._address.port or None,
+                config=self._config,
+                gateway=self._via[-1].connection if self._via else False,
+                forward_agent=False,
+                connect_timeout=max(1, round(self._wish.timeout)),
+            )
+        except ValueError as error:
+            raise UsageError(f"the ssh config for {self._address.host} is wrong: {error}") from error
+        connection.host = connection.host.lower()  # as known_hosts files have it
         login = Login(
             connection.user,
             self._address.host,
             identity=self._identity,
             identities=self._host.identities,
+            password=os.environ.get(PASSWORD_VARIABLE, "") if self._is_board else "",
             only_identities=self._host.only_identities,
         )
         self._known_hosts.guard(connection.client)
@@ -167,20 +180,23 @@ class _Door:
         connection.connect_kwargs = {
             "auth_strategy": login,
             "transport_factory": Transport,
-            **dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), self._timeout),
+            **dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), self._wish.timeout),
         }
         if self._host.proxy_command and not self._via:
             proxy, connection.connect_kwargs["sock"] = _through(self._host.proxy_command)
         try:
             source = connection.open()[-1].source
         except BaseException as error:
+            translated = self._translated(error, connection, login)
             connection.client.close()
             if proxy:
-                proxy.terminate()
-                proxy.wait()
-            raise self._translated(error, connection, login) from error
+                _end(proxy)
+            if translated is error:
+                raise
+            raise translated from error
         login.remember(source)
-        return Hop(connection, source, self._host.proxy_command if proxy else "", proxy)
+        key = connection.transport.get_remote_server_key()
+        return Hop(connection, source, key, self._host.proxy_command if proxy else "", proxy)
 
     def _translated(self, error: BaseException, connection: fabric.Connection, login: Login) -> BaseException:
         place = Address(connection.host, connection.user, connection.port)
@@ -188,14 +204,19 @@ class _Door:
         if isinstance(error, paramiko.BadHostKeyException):
             return self._known_hosts.changed(server, error.key, error.expected_key)
         if isinstance(error, AuthFailure):
-            return login.refused(error.result, str(place)).located(board=self._board)
+            transport = connection.client.get_transport()
+            hung_up = transport is None or not transport.is_active()
+            return login.refused(error.result, str(place), hung_up).located(board=self._wish.board)
         if isinstance(error, socket.gaierror):
-            return self._unreachable(
-                f"there is no host {connection.host!r}", "is the name right? ssh config is read, too"
+            return NoSuchHost(
+                f"there is no host {connection.host!r}",
+                board=self._wish.board,
+                hint="is the name right? ssh config is read, too",
             )
-        if isinstance(error, TimeoutError):
+        # paramiko's word for a server that said nothing until the time was over is the latter.
+        if isinstance(error, TimeoutError) or "No existing session" in str(error):
             return self._unreachable(
-                f"{server} did not answer within {self._timeout:g} s", "is it on, and in this network? try: ping"
+                f"{server} did not answer within {self._wish.timeout:g} s", "is it on, and in this network? try: ping"
             )
         if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
             reasons = "; ".join(sorted({getattr(one, "strerror", None) or str(one) for one in error.errors.values()}))
@@ -212,7 +233,7 @@ class _Door:
         return error
 
     def _unreachable(self, message: str, hint: str) -> BoardUnreachable:
-        return BoardUnreachable(message, board=self._board, hint=hint)
+        return BoardUnreachable(message, board=self._wish.board, hint=hint)
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -229,3 +250,12 @@ def _through(command: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
         end = its.fileno()
         process = subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], stdin=end, stdout=end, start_new_session=True)
     return process, ours
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -11,7 +11,7 @@ from typing import IO
 
 import paramiko
 
-from hil.controller.ssh.command import execute
+from hil.controller.ssh.command import Sink, execute
 
 # The longest that the board may take for one answer; by `cat`, for the whole file.
 _PATIENCE_S = 60.0
@@ -52,7 +52,7 @@ class Files:
                     sftp.remove(part)
                 raise
 
-    def get(self, remote: str, sink: IO[bytes]) -> None:
+    def get(self, remote: str, sink: Sink) -> None:
         """Read a file.
 
         Raises:
@@ -66,10 +66,12 @@ class Files:
                 file.MAX_REQUEST_SIZE = self._piece
                 size = file.stat().st_size or 0
                 file.prefetch(size, _AT_ONCE)
+                came = 0
                 while piece := file.read(self._piece):
                     sink.write(piece)
-            if sink.tell() != size:
-                raise OSError(f"{sink.tell()} of {size} bytes came")
+                    came += len(piece)
+            if came < size:
+                raise OSError(f"{came} of {size} bytes came")
 
     def _write(
         self, sftp: paramiko.SFTPClient, source: IO[bytes], part: str, mode: int, progress: Progress | None
@@ -104,9 +106,7 @@ class Files:
                 self._by_cat = True
         return self._client
 
-    def _cat(
-        self, argv: list[str], source: IO[bytes] | None, sink: IO[bytes] | None, progress: Progress | None
-    ) -> None:
+    def _cat(self, argv: list[str], source: IO[bytes] | None, sink: Sink | None, progress: Progress | None) -> None:
         code, err = execute(
             self._transport,
             shlex.join(argv),

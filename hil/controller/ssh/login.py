@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import getpass
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,10 @@ PASSWORD_VARIABLE = "HIL_SSH_PASSWORD"
 _USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")
 # What was typed and worked, so that a connection that is made again asks no second time: prompt -> secret.
 _worked: dict[str, str] = {}
+
+
+class LoginRefused(BoardUnreachable):
+    """The board answers, but does not let us in."""
 
 
 class AgentKey(InMemoryPrivateKey):
@@ -60,6 +63,7 @@ class Login(AuthStrategy):
         host: what prompts call the machine.
         identity: the key that was asked for, tried first, or None.
         identities: the ssh config's keys; with neither of these, the usual ones of ``~/.ssh`` are tried.
+        password: tried last; where it is "" and there is somebody to type, it is asked for.
         only_identities: leave out keys of the agent that are not among these.
 
     Attributes:
@@ -70,12 +74,20 @@ class Login(AuthStrategy):
     """
 
     def __init__(
-        self, user: str, host: str, *, identity: Path | None, identities: tuple[Path, ...], only_identities: bool
+        self,
+        user: str,
+        host: str,
+        *,
+        identity: Path | None,
+        identities: tuple[Path, ...],
+        password: str,
+        only_identities: bool,
     ) -> None:
         super().__init__(ssh_config=None)  # type: ignore[arg-type]
         self.locked: list[Path] = []
         self._user = user
         self._host = host
+        self._password = password
         self._only_identities = only_identities
         home = Path.home() / ".ssh"
         asked = (*([identity] if identity else []), *identities)
@@ -97,11 +109,11 @@ class Login(AuthStrategy):
         finally:
             agent.close()
         prompt = f"{self._user}@{self._host}'s password: "
-        if password := os.environ.get(PASSWORD_VARIABLE) or self._ask(prompt):
+        if password := self._password or self._ask(prompt):
             yield TypedPassword(self._user, password, prompt)
 
-    def refused(self, tried: AuthResult, place: str) -> BoardUnreachable:
-        """The error for a server that none of the ways was good enough for."""
+    def refused(self, tried: AuthResult, place: str, hung_up: bool) -> LoginRefused:
+        """The error for a server that none of the ways was good enough for, or that ended the connection meanwhile."""
         ways = ", ".join(str(one.source) for one in tried) or "nothing: there was no key and no password"
         if self.locked:
             hint = f"{self.locked[0]} has a passphrase: unlock it with `ssh-add {self.locked[0]}`"
@@ -109,7 +121,8 @@ class Login(AuthStrategy):
             hint = f"name a key with --identity FILE, add one to the ssh agent, or set {PASSWORD_VARIABLE}"
         else:
             hint = f"`ssh-copy-id {place}` puts a key there; --identity FILE names another"
-        return BoardUnreachable(f"{place} did not let us in; tried: {ways}", hint=hint)
+        what = "hung up before it let us in" if hung_up else "did not let us in"
+        return LoginRefused(f"{place} {what}; tried: {ways}", hint=hint)
 
     def remember(self, source: AuthSource) -> None:
         """Keep what was typed for the source that worked, as long as this process lives."""

@@ -39,7 +39,8 @@ _COMMON = {
     "ControlPath": "none",
     "ExitOnForwardFailure": "yes",
     "StreamLocalBindUnlink": "yes",
-    "LogLevel": "ERROR",
+    # It tells of sockets that are not there.
+    "LogLevel": "INFO",
 }
 
 

@@ -7,10 +7,12 @@ import io
 import secrets
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import paramiko
 
@@ -20,7 +22,7 @@ from hil.controller.ssh.address import Address, parse_address
 from hil.controller.ssh.command import MOST_OUT, TooMuch, execute
 from hil.controller.ssh.connect import Hop
 from hil.controller.ssh.files import Files
-from hil.errors import BoardError, BoardLost
+from hil.errors import BoardError, BoardLost, StorageError
 
 _LONGEST_NAME = 80
 _END_S = 0.5
@@ -105,7 +107,7 @@ class Shell:
         name = line if len(line) < _LONGEST_NAME else f"{line[:_LONGEST_NAME]}..."
         out = io.BytesIO()
         source = stdin.open("rb") if isinstance(stdin, Path) else io.BytesIO(stdin or b"")
-        with source, self._seam(f"`{name}` was not started"):
+        with source, self._seam(f"`{name}`", f"`{name}` was not started"):
             try:
                 code, err = execute(self.transport, line, source, out, timeout)
             except TimeoutError:
@@ -130,7 +132,7 @@ class Shell:
             BoardLost: the link broke.
         """
         part = f"{remote}.{secrets.token_hex(4)}.part"
-        with local.open("rb") as source, self._seam(f"cannot write {remote}"):
+        with local.open("rb") as source, self._seam(f"writing {remote}", f"cannot write {remote}"):
             self._files.put(source, remote, part, mode, progress)
 
     def get(self, remote: str, local: Path) -> None:
@@ -139,11 +141,12 @@ class Shell:
         Raises:
             BoardError: it cannot be read there.
             BoardLost: the link broke.
+            StorageError: there is no room for it here.
         """
         part = local.with_name(f"{local.name}.{secrets.token_hex(4)}.part")
         try:
-            with part.open("wb") as sink, self._seam(f"cannot read {remote}"):
-                self._files.get(remote, sink)
+            with part.open("wb") as sink, self._seam(f"reading {remote}", f"cannot read {remote}"):
+                self._files.get(remote, _Stored(sink))
             part.replace(local)
         finally:
             part.unlink(missing_ok=True)
@@ -156,12 +159,12 @@ class Shell:
         """
         if openssh.can_log_in(self.hops):
             with openssh.private_folder() as folder:
-                command = openssh.command(self.hops, folder)
-                return subprocess.call([*command, openssh.BOARD, *([shlex.join(argv)] if argv else [])])
-        connection = self.hops[-1].connection
-        with self._seam("the terminal is gone"):
-            ended = connection.run(shlex.join(argv), pty=True, warn=True) if argv else connection.shell()
-            code: int = ended.exited
+                terminal = ["-t"] if sys.stdin.isatty() else []
+                command = [*openssh.command(self.hops, folder), *terminal, openssh.BOARD]
+                return subprocess.call([*command, shlex.join(argv)] if argv else command)
+        with self._seam("the terminal", "no terminal"):
+            line = shlex.join(argv) or 'exec "$SHELL" -l'
+            code: int = self.hops[-1].connection.run(line, pty=True, warn=True).exited
             return code
 
     def close(self) -> None:
@@ -173,16 +176,30 @@ class Shell:
         return self.transport.is_active()
 
     @contextlib.contextmanager
-    def _seam(self, failed: str) -> Iterator[None]:
-        """Errors of paramiko and of sockets become ours: ``failed`` is what happened where the link is still up."""
+    def _seam(self, what: str, failed: str) -> Iterator[None]:
+        """paramiko's errors and those of sockets become ours: the link broke during ``what``, or else ``failed``."""
         try:
             yield
         except (paramiko.SSHException, EOFError, OSError) as error:
-            # The end of a link is told to its channels before it is to be seen in the transport.
-            self.transport.join(_END_S)
+            if not isinstance(error, OSError) or "closed" in str(error):
+                # The end of a link is told to its channels before it is to be seen in the transport.
+                self.transport.join(_END_S)
             if isinstance(error, TimeoutError) or not self.transport.is_active():
-                raise BoardLost(f"the connection to {self.address} broke: {failed}", board=self.board) from error
+                raise BoardLost(f"the connection to {self.address} broke during {what}", board=self.board) from error
             raise BoardError(f"{failed}: {error}", board=self.board) from error
+
+
+class _Stored:
+    """A local file whose errors are told from the board's."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: bytes, /) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._file.name}: {error.strerror}") from error
 
 
 def open_shell(address: str, connection: Connection, *, board: str, base: Path, timeout: float = 10.0) -> Shell:

@@ -12,7 +12,7 @@ from typing import Protocol
 from hil.controller.ssh import openssh
 from hil.controller.ssh.pump import Pump
 from hil.controller.ssh.shell import Shell
-from hil.errors import BoardUnreachable
+from hil.errors import BoardLost, BoardUnreachable
 
 _START_S = 20.0
 _POLL_S = 0.002
@@ -84,8 +84,11 @@ def open_tunnel(shell: Shell, remote_socket: str, *, openssh_client: bool | None
             that can log in: it is given no passwords.
 
     Raises:
+        BoardLost: the shell's connection is broken.
         BoardUnreachable: OpenSSH's client did not get there.
     """
+    if not shell.is_alive():
+        raise BoardLost(f"the connection to {shell.address} broke", board=shell.board)
     if openssh_client is None:
         openssh_client = openssh.can_log_in(shell.hops) and _PLAIN_PATH.fullmatch(remote_socket) is not None
     return Tunnel(shell, remote_socket, openssh_client)

@@ -1,4 +1,4 @@
-"""A virtual board, from outside: start it, reach it, and make happen to it what happens to boards."""
+"""A virtual board, from outside: reach it, and make happen to it what happens to boards."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from hil.errors import BoardError, BoardLost, UsageError
-from hil.testing.virtual_board import packages
-from hil.testing.virtual_board.host import link_name, new_namespaces, plug_in, require, says_ssh, unplug
-from hil.testing.virtual_board.netem import parse
-from hil.testing.virtual_board.places import cache_folder, made
+from hil.errors import BoardError, BoardLost
+from hil.testing.virtual_board.host import link_name, says_ssh, unplug
 from hil.testing.virtual_board.plan import Plan
-from hil.testing.virtual_board.rootfs import SSHD_CONFIG, emulator, root_filesystem
-from hil.testing.virtual_board.system import prepare
-
-Arch = Literal["x86_64", "aarch64"]
 
 _READY_S = 60.0
 _ANSWER_S = 30.0
-_CPU = {"aarch64": "cortex-a53"}
 
 
 @dataclass(frozen=True)
@@ -218,104 +208,3 @@ class VirtualBoard:
         if "error" in answer:
             raise BoardError(answer["error"], board=self.folder.name)
         return answer["answer"]
-
-
-def start(
-    folder: Path,
-    *,
-    name: str = "board",
-    arch: Arch = "x86_64",
-    disk_mb: int = 1024,
-    netem: str = "",
-    system: bool = False,
-    memory_mb: int = 512,
-    lifeline: bool = True,
-) -> VirtualBoard:
-    """Start a virtual board and wait until it can be logged into.
-
-    Args:
-        folder: a folder for it alone, which it removes at its end.
-        name: its host name.
-        arch: its architecture.
-        disk_mb: how much it can write, in MB.
-        netem: delay, jitter and loss of its network, such as "delay 20ms 5ms loss 1%".
-        system: a whole machine with a kernel of its own, under qemu-system-aarch64: slower. Only for aarch64.
-        memory_mb: the memory of such a machine, in MB.
-        lifeline: whether it ends with this process, however that ends.
-
-    Raises:
-        UsageError: this machine cannot run one, and why.
-        BoardError: it did not boot.
-    """
-    require()
-    if netem:
-        parse(netem)
-    rootfs = root_filesystem(arch)
-    if system:
-        if arch != "aarch64":
-            raise UsageError("a virtual board that is a whole machine has the architecture aarch64")
-        prepare(cache_folder())
-    emulated = arch != packages.host_arch() and not system
-    made(folder)
-    keeper = None
-    try:
-        for key in ("identity", "host_key"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"virtual board {name}", "-f"]
-            subprocess.run([*command, str(folder / key)], check=True, capture_output=True)
-        keeper = new_namespaces(folder, sys.executable, "-m", "hil.testing.virtual_board.keeper", str(folder))
-        gateway, ip = plug_in(keeper.pid)
-        plan = Plan(
-            name=name,
-            arch=arch,
-            ip=ip,
-            gateway=gateway,
-            rootfs=str(rootfs),
-            emulator=str(emulator(arch)) if emulated else "",
-            cpu=_CPU.get(arch, "") if emulated else "",
-            disk_mb=disk_mb,
-            netem=netem,
-            system=system,
-            memory_mb=memory_mb,
-            lifeline=lifeline,
-            files=_own_files(folder, name, _CPU.get(arch, "") if emulated else ""),
-        )
-        plan.write(folder)
-        host_key = (folder / "host_key.pub").read_text()
-        (folder / "known_hosts").write_text(f"{ip} {' '.join(host_key.split()[:2])}\n")
-        assert keeper.stdin is not None
-        keeper.stdin.write(b"go\n")
-        keeper.stdin.flush()
-        if not lifeline:
-            keeper.stdin.close()
-        while not (folder / "control").exists():
-            if keeper.poll() is not None:
-                raise BoardError("the virtual board did not start", board=name, detail=_log(folder))
-            time.sleep(0.01)
-        board = VirtualBoard(folder, keeper if lifeline else None)
-        board.wait()
-    except BaseException:
-        if keeper is not None:
-            keeper.kill()
-            keeper.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return board
-
-
-def _own_files(folder: Path, name: str, cpu: str) -> dict[str, tuple[str, int, int]]:
-    """What sets this board apart from others: text, mode and owner."""
-    public = (folder / "identity.pub").read_text()
-    config = SSHD_CONFIG + (f"SetEnv QEMU_CPU={cpu}\n" if cpu else "")
-    return {
-        "etc/hostname": (f"{name}\n", 0o644, 0),
-        "etc/hosts": (f"127.0.0.1 localhost\n127.0.1.1 {name}\n", 0o644, 0),
-        "etc/machine-id": (f"{uuid.uuid4().hex}\n", 0o444, 0),
-        "etc/ssh/sshd_config": (config, 0o644, 0),
-        "etc/ssh/ssh_host_ed25519_key": ((folder / "host_key").read_text(), 0o600, 0),
-        "root/.ssh/authorized_keys": (public, 0o600, 0),
-        "home/tester/.ssh/authorized_keys": (public, 0o600, 1000),
-    }
-
-
-def _log(folder: Path) -> str:
-    return "".join(log.read_text(errors="replace") for log in folder.glob("*.log")).strip()

@@ -8,8 +8,9 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hil.testing.virtual_board.places import cache_folder
 from hil.testing.virtual_board.plan import Plan, card
@@ -81,29 +82,47 @@ class Namespaces:
     def kill(self, live: Live) -> None:
         """With its first process the kernel ends all the others; ``unshare`` waits for them."""
         try:
-            os.kill(_init(live), signal.SIGKILL)
+            os.kill(_child(live), signal.SIGKILL)
         except ProcessLookupError:
             live.kill()
         live.wait()
 
     def processes(self, live: Live) -> set[int]:
         """All that there are."""
-        return set(_inside(_namespace(_init(live))))
+        return set(_inside(_namespace(_child(live))))
 
     def run(
         self, live: Live, argv: Sequence[str], stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """Inside all its namespaces."""
+        """Inside all its namespaces; while it boots, this waits for it."""
+        first = self._booted(live, time.monotonic() + timeout)
         environment = {**_ENVIRONMENT, "QEMU_CPU": self._plan.cpu}
         words = ["env", "-i", *(f"{key}={value}" for key, value in environment.items() if value), *argv]
-        return subprocess.run(
-            ["nsenter", "-t", str(_init(live)), *_ENTER, *words],
-            input=stdin,
-            capture_output=True,
+        with subprocess.Popen(
+            ["nsenter", "-t", str(first), *_ENTER, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="surrogateescape",
-            timeout=timeout,
-        )
+        ) as process:
+            try:
+                out, err = process.communicate(stdin, timeout)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.kill(_child(process), signal.SIGKILL)
+                process.kill()
+                raise subprocess.TimeoutExpired(list(argv), timeout) from None
+        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+
+    @staticmethod
+    def _booted(live: Live, end: float) -> int:
+        """Its first process, once that sees the board's files and no longer this machine's."""
+        while Path(f"/proc/{_child(live)}/root").samefile("/"):
+            if time.monotonic() > end:
+                raise TimeoutError("the virtual board does not boot")
+            time.sleep(0.01)
+        return _child(live)
 
 
 class WholeMachine:
@@ -155,17 +174,20 @@ class WholeMachine:
         return run(self._machine.serial, argv, stdin=stdin or "", timeout=timeout)
 
 
-def _init(live: Live) -> int:
-    """The board's first process, as this process sees it.
+def _child(process: subprocess.Popen[Any]) -> int:
+    """The first process of the namespaces that a process began or entered.
 
     Raises:
-        ProcessLookupError: the board is off.
+        ProcessLookupError: there is none, for the board is off.
     """
-    children = Path(f"/proc/{live.pid}/task/{live.pid}/children")
-    found = children.read_text().split() if children.exists() else []
-    if not found:
-        raise ProcessLookupError("the board is off")
-    return int(found[0])
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    with suppress(OSError):
+        # It may not have come to that yet.
+        while process.poll() is None:
+            for child in children.read_text().split():
+                return int(child)
+            time.sleep(0.001)
+    raise ProcessLookupError("the virtual board is off")
 
 
 def _inside(namespace: str) -> Iterator[int]:

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from hil.errors import EXIT_INTERRUPTED, BoardLost, HilError, UsageError
-from hil.testing.virtual_board.board import VirtualBoard, start
+from hil.testing.virtual_board.board import VirtualBoard
+from hil.testing.virtual_board.launch import start
 from hil.testing.virtual_board.packages import DEBIAN
 from hil.testing.virtual_board.places import made, state_folder
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hil.errors import UsageError
@@ -71,14 +73,23 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
     try:
         _map_users(process)
     except OSError:
-        process.kill()
-        process.wait()
+        end(process)
         raise UsageError(
             "virtual boards need user namespaces, and this machine gives none",
             hint=_PRIVILEGED,
             detail=log.read_text().strip(),
         ) from None
     return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End what :func:`new_namespaces` began, at whatever point it is."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    with suppress(OSError):
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+    process.kill()
+    process.communicate()
 
 
 def _map_users(process: subprocess.Popen[bytes]) -> None:
@@ -88,7 +99,7 @@ def _map_users(process: subprocess.Popen[bytes]) -> None:
         OSError: it has no namespaces of its own.
     """
     inside, outside = Path(f"/proc/{process.pid}"), Path("/proc/self")
-    while (inside / "ns/user").readlink() == (outside / "ns/user").readlink():
+    while process.poll() is None and (inside / "ns/user").readlink() == (outside / "ns/user").readlink():
         time.sleep(0.001)
     for kind in ("uid_map", "gid_map"):
         lines = (outside / kind).read_text().splitlines()

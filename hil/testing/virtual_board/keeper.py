@@ -156,7 +156,8 @@ class Keeper:
 
     def status(self) -> dict[str, str]:
         """How the board is."""
-        return {"power": "off" if self._live is None else "on", "cable": self._cable}
+        with self._lock:
+            return {"power": "off" if self._live is None else "on", "cable": self._cable}
 
     def down(self) -> None:
         """End the board, this process and the board's folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,7 @@ def cached(name: str, recipe: str, build: Builder) -> Path:
         if not folder.is_dir():
             for stale in cache.glob(f"{name}-*.part"):
                 shutil.rmtree(stale)
+            print(f"hil: making {name} for virtual boards (once)", file=sys.stderr)
             part = made(folder.with_name(f"{folder.name}.part"))
             build(part)
             part.rename(folder)

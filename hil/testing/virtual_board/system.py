@@ -99,7 +99,7 @@ class Machine:
 
 
 def prepare(_cache: Path | None = None) -> SystemImage:
-    """Get the kernel, its drivers and an emulator, unless this machine has one: 85 MB in the cache, in 10 s, once.
+    """Get the kernel, its drivers and an emulator, unless this machine has one: 80 MB in the cache, some 15 s, once.
 
     Raises:
         UsageError: the machine has no Debian sources.

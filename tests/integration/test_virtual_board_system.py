@@ -1,0 +1,181 @@
+"""Virtual boards that are whole machines: a kernel that boots, reboots, loses its power and has a clock of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from boards import MakeBoard
+
+from hil.errors import BoardError
+from hil.testing.virtual_board import VirtualBoard
+
+pytestmark = [pytest.mark.board, pytest.mark.slow]
+
+WAIT_S = 120
+HOUR_S = 3600
+BOOT_ID = ["cat", "/proc/sys/kernel/random/boot_id"]
+
+
+@pytest.fixture(scope="module")
+def machine(start_board: MakeBoard) -> VirtualBoard:
+    """Shared: a test leaves it on, plugged in and reachable."""
+    return start_board(name="whole", arch="aarch64", system=True)
+
+
+def ssh(board: VirtualBoard, *command: str) -> subprocess.CompletedProcess[str]:
+    # A machine that is gone says nothing: only a question every second shows it.
+    alive = ["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=5", "-o", "ConnectTimeout=20"]
+    return subprocess.run([*board.ssh(*alive), *command], capture_output=True, text=True, timeout=WAIT_S)
+
+
+def said(board: VirtualBoard, command: str) -> str:
+    done = ssh(board, command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def answer(board: VirtualBoard, command: Sequence[str]) -> str:
+    """What a command says that goes over the board's serial line; what is on it as the machine goes down is lost."""
+    return board.run(command, check=True, timeout=10).stdout.strip()
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def boot_id(board: VirtualBoard) -> str:
+    """Which boot it is; "" while it is on its way."""
+    try:
+        return answer(board, BOOT_ID)
+    except BoardError:
+        return ""
+
+
+def memory_mb(board: VirtualBoard) -> int:
+    return int(answer(board, ["awk", "/^MemTotal/ { print $2 }", "/proc/meminfo"])) // 1024
+
+
+def test_it_is_a_machine_of_its_own(machine: VirtualBoard) -> None:
+    assert said(machine, "uname -m; hostname") == "aarch64\nwhole"
+    assert said(machine, "uname -r") != os.uname().release, "the kernel is its own"
+    assert "0xd03" in said(machine, "cat /proc/cpuinfo"), "the part number of a Cortex-A53"
+    assert said(machine, "nproc") == "2"
+    assert 400 < memory_mb(machine) <= 512
+    assert said(machine, "id -un; stat -c '%U %a' / /root /home/tester /tmp").splitlines() == [
+        "root",
+        "root 755",
+        "root 700",
+        "tester 700",
+        "root 1777",
+    ]
+
+
+@pytest.mark.parametrize("command", ["reboot -f", "reboot"])
+def test_it_reboots_itself_and_keeps_its_disk(machine: VirtualBoard, command: str) -> None:
+    before = boot_id(machine)
+    said(machine, "echo kept >/root/kept; echo lost >/tmp/lost; sync")
+    ssh(machine, command)
+    wait_for(lambda: boot_id(machine) not in ("", before))
+    machine.wait()
+    assert said(machine, "cat /root/kept; ls /tmp") == "kept"
+    assert float(said(machine, "cat /proc/uptime").split()[0]) < WAIT_S
+    assert machine.status()["power"] == "on"
+
+
+def test_its_clock_jumps_by_an_hour_and_nobody_elses_does(machine: VirtualBoard) -> None:
+    uptime = float(said(machine, "cat /proc/uptime").split()[0])
+    offset = int(said(machine, "date +%s")) - time.time()
+    assert abs(offset) < WAIT_S
+    said(machine, "date -s '1 hour'")
+    jumped = int(said(machine, "date +%s")) - time.time()
+    assert HOUR_S - WAIT_S < jumped < HOUR_S + WAIT_S
+    assert 0 <= float(said(machine, "cat /proc/uptime").split()[0]) - uptime < WAIT_S, "that clock is steady"
+    said(machine, "date -s '1 hour ago'")
+
+
+def test_a_power_cut_takes_what_is_not_on_the_disk(machine: VirtualBoard) -> None:
+    before = boot_id(machine)
+    said(machine, "mkdir -p cut; rm -f cut/*; echo kept >cut/kept; sync; echo lost >cut/lost")
+    machine.kill()
+    assert machine.status()["power"] == "off"
+    with pytest.raises(BoardError):
+        machine.run(["true"])
+    machine.power_on()
+    assert boot_id(machine) != before
+    assert said(machine, "cat cut/*") == "kept"
+
+
+def test_a_machine_that_hangs_does_not_even_acknowledge(machine: VirtualBoard) -> None:
+    machine.freeze()
+    try:
+        with pytest.raises(TimeoutError):
+            socket.create_connection((machine.ip, 22), timeout=2)
+        with pytest.raises(BoardError):
+            machine.run(["true"], timeout=1)
+    finally:
+        machine.thaw()
+    assert said(machine, "hostname") == "whole"
+
+
+def test_commands_run_over_its_serial_line(machine: VirtualBoard) -> None:
+    done = machine.run(["sh", "-c", 'cat; echo "$0" >&2; exit 3', "a  'b $HOME *"], stdin="in\n" * 30_000)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "in\n" * 30_000, "a  'b $HOME *\n")
+    with pytest.raises(BoardError):
+        machine.run(["sh", "-c", "sleep 3; echo late"], timeout=1)
+    assert answer(machine, ["echo", "now"]) == "now", "an answer that came too late is nobody's"
+    assert machine.run(["no-such-program"]).returncode == 127
+
+
+def test_its_serial_line_is_not_its_network(machine: VirtualBoard) -> None:
+    machine.cut()
+    try:
+        assert answer(machine, ["hostname"]) == "whole"
+        with pytest.raises(TimeoutError):
+            socket.create_connection((machine.ip, 22), timeout=2)
+    finally:
+        machine.restore()
+    assert said(machine, "hostname") == "whole"
+
+
+def test_its_kernel_delays_packets_by_itself(machine: VirtualBoard) -> None:
+    said(machine, "tc qdisc add dev eth0 root netem delay 300ms")
+    try:
+        began = time.monotonic()
+        with socket.create_connection((machine.ip, 22), timeout=WAIT_S):
+            assert time.monotonic() - began > 0.25
+    finally:
+        answer(machine, ["tc", "qdisc", "del", "dev", "eth0", "root"])
+
+
+def test_a_machine_that_was_switched_off_can_be_switched_on(make_board: MakeBoard) -> None:
+    board = make_board(arch="aarch64", system=True, disk_mb=64)
+    ssh(board, "poweroff")
+    wait_for(lambda: board.status()["power"] == "off")
+    board.power_on()
+    assert said(board, "hostname") == "board"
+
+
+def test_with_little_memory_a_program_is_killed_and_the_machine_goes_on(make_board: MakeBoard) -> None:
+    board = make_board(arch="aarch64", system=True, memory_mb=128)
+    before = boot_id(board)
+    assert memory_mb(board) <= 128
+    done = ssh(board, "exec python3 -c 'bytearray(b\"x\") * (256 << 20)'")
+    assert done.returncode in (1, 137), done.stderr
+    assert done.returncode == 137 or "MemoryError" in done.stderr
+    assert boot_id(board) == before
+
+
+def test_a_small_disk_gets_full(make_board: MakeBoard) -> None:
+    board = make_board(arch="aarch64", system=True, disk_mb=16)
+    done = ssh(board, "head -c 512M /dev/zero >file")
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert said(board, "rm file; echo room >file; cat file") == "room"
