@@ -1,0 +1,350 @@
+"""What goes wrong with a real board on its cable, and how `hil run` ends then: in the right outcome, with nothing left
+running on either side, and with a board on which the next run passes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import DIGITS, save_model
+from onnx import TensorProto, helper, numpy_helper
+
+from hil.testing.virtual_board import VirtualBoard
+
+pytestmark = pytest.mark.board
+
+FLOAT = TensorProto.FLOAT
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+MB = 1_000_000
+# A run that goes on for so long, at some 0.3 ms an iteration, that whatever happens to it happens in its middle.
+LONG = ("--iterations", "60000")
+# More than any outcome takes: a link that is gone is noticed within 15 s, looked for, and given up.
+PATIENCE_S = 150
+CUT_S = 5
+
+
+@dataclass
+class Run:
+    """A `hil run` that goes on."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    record: dict[str, Any] = field(default_factory=dict)
+    err: str = ""
+
+    def end(self) -> dict[str, Any]:
+        """Wait for it; its one case."""
+        out, self.err = self.process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in self.err, self.err
+        self.record = json.loads(out)
+        return self.record["cases"][0]
+
+    def left_behind(self) -> list[str]:
+        """Command lines of what it started on this machine and what is still there."""
+        return [line for pid, line in _processes() if self.mark.encode() in _read(f"/proc/{pid}/environ")]
+
+
+def _processes() -> Iterator[tuple[str, str]]:
+    for place in Path("/proc").glob("[0-9]*"):
+        pid = place.name
+        yield pid, _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture(scope="module")
+def board(start_board) -> VirtualBoard:
+    """A board for this file's accidents; each test leaves it on and plugged in."""
+    return start_board(name="unlucky")
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts `hil run MODEL` on a board."""
+    runs: list[Run] = []
+
+    def make(board: VirtualBoard, model: Path, *options: str) -> Run:
+        mark = uuid.uuid4().hex
+        command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(model), "--json", *options]
+        command += ["--board", board.address, "--identity", str(board.identity)]
+        command += ["--known-hosts", str(board.known_hosts)]
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = {**environment, "HIL_TEST_MARK": mark}
+        runs.append(Run(subprocess.Popen(command, cwd=tmp_path, env=env, **settings), mark))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.process.kill()
+        run.process.wait()
+
+
+@pytest.fixture
+def passes(start) -> Callable[[VirtualBoard], dict[str, Any]]:
+    """A run that must pass; its case."""
+
+    def run(board: VirtualBoard) -> dict[str, Any]:
+        going = start(board, DIGITS_CNN)
+        case = going.end()
+        assert case["outcome"] == "PASS", (case["reason"], case["error"], going.err)
+        return case
+
+    return run
+
+
+@pytest.fixture
+def ready(board: VirtualBoard, passes) -> VirtualBoard:
+    """The board with its agent."""
+    passes(board)
+    return board
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.002)
+    raise AssertionError(f"after {seconds:g} s still not: {what}")
+
+
+def traffic(board: VirtualBoard, way: str) -> int:
+    """Bytes to (``tx``) or from (``rx``) the board so far."""
+    return int(Path(f"/sys/class/net/{board.link}/statistics/{way}_bytes").read_text())
+
+
+def working(board: VirtualBoard) -> bool:
+    """Whether a program runs there: some process of the agent's computes all the time."""
+
+    def ticks() -> dict[str, int]:
+        script = "for p in $(pgrep -f hil.agent); do cat /proc/$p/stat 2>/dev/null; done; true"
+        rows = [line.split() for line in board.run(["sh", "-c", script]).stdout.splitlines()]
+        return {row[0]: int(row[13]) for row in rows}
+
+    before = ticks()
+    time.sleep(0.3)
+    return any(spent - before.get(pid, spent) > 20 for pid, spent in ticks().items())
+
+
+def agents_processes(board: VirtualBoard) -> list[str]:
+    """The processes of hil's on the board, without their numbers."""
+    rows = board.run(["ps", "-eo", "args="]).stdout.splitlines()
+    return sorted(row.split(".hil", 1)[-1] for row in rows if ".hil/" in row or "hil.agent" in row)
+
+
+def is_quiet(board: VirtualBoard, before: list[str]) -> bool:
+    return len(agents_processes(board)) <= len(before)
+
+
+def model_with_weights(folder: Path, megabytes: int) -> Path:
+    """A model of that size; a sum would differ by the order in which it is added up, a maximum does not."""
+    weights = np.random.default_rng(0).standard_normal(megabytes * MB // 4).astype(np.float32)
+    nodes = [helper.make_node("Mul", ["x", "w"], ["z"]), helper.make_node("ReduceMax", ["z"], ["y"], keepdims=1)]
+    return save_model(
+        folder / "heavy.onnx",
+        nodes,
+        [("x", FLOAT, [1])],
+        [("y", FLOAT, [1])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+
+
+def model_with_output(folder: Path, megabytes: int) -> Path:
+    """A small input, and as much to fetch."""
+    shape = numpy_helper.from_array(np.array([megabytes * MB // 4 // 1000, 1000]), "shape")
+    return save_model(
+        folder / "loud.onnx",
+        [helper.make_node("Expand", ["x", "shape"], ["y"])],
+        [("x", FLOAT, [1, 1000])],
+        [("y", FLOAT, [megabytes * MB // 4 // 1000, 1000])],
+        [shape],
+    )
+
+
+@pytest.fixture
+def cut_when(board: VirtualBoard) -> Iterator[Callable[..., None]]:
+    """Pulls the cable as soon as something holds; it is plugged in again at the test's end at the latest."""
+
+    def cut(condition: Callable[[], bool], what: str, seconds: float | None = None) -> None:
+        until(condition, what)
+        board.cut()
+        if seconds is not None:
+            time.sleep(seconds)
+            board.restore()
+
+    yield cut
+    board.restore()
+
+
+def check_lost(run: Run, case: dict[str, Any], stage: str) -> None:
+    assert case["outcome"] == "BOARD_LOST", (case["reason"], run.err)
+    assert run.process.returncode == 4
+    assert case["stage"] == stage, case["reason"]
+    assert case["verdicts"] == []
+    until(lambda: not run.left_behind(), "nothing of it runs here", 10)
+
+
+# Each: what makes the traffic, which way, and the stage it is of.
+MOVING = {"upload": (model_with_weights, "tx", "push"), "fetch": (model_with_output, "rx", "run")}
+
+
+@pytest.mark.parametrize("moving", MOVING)
+def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path, moving):
+    make, way, _ = MOVING[moving]
+    before = traffic(ready, way)
+    run = start(ready, make(tmp_path, 64), "--timeout", "120")
+    cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on", CUT_S)
+    case = run.end()
+    assert case["outcome"] == "PASS", (case["reason"], run.err)
+    if moving == "upload":
+        assert case["timings"]["push_s"] > CUT_S
+    assert not run.left_behind()
+
+
+def test_a_cable_out_for_5_s_does_not_disturb_a_run(start, ready, cut_when):
+    run = start(ready, DIGITS_CNN, *LONG)
+    cut_when(lambda: working(ready), "the program runs", CUT_S)
+    case = run.end()
+    assert case["outcome"] == "PASS", (case["reason"], run.err)
+    assert case["device"]["iterations"] == 60000
+    assert not run.left_behind()
+
+
+@pytest.mark.parametrize("moving", MOVING)
+def test_a_cable_out_for_good_is_a_lost_board(start, passes, ready, cut_when, tmp_path, moving):
+    make, way, stage = MOVING[moving]
+    quiet = agents_processes(ready)
+    before = traffic(ready, way)
+    run = start(ready, make(tmp_path, 64), "--timeout", "120")
+    cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on")
+    check_lost(run, run.end(), stage)
+    ready.restore()
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+    passes(ready)
+
+
+def test_a_cable_out_for_good_in_a_run_is_a_lost_board_that_frees_itself(start, passes, ready, cut_when):
+    quiet = agents_processes(ready)
+    run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")
+    cut_when(lambda: working(ready), "the program runs")
+    check_lost(run, run.end(), "run")
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board any more, though the cable is still out")
+    ready.restore()
+    passes(ready)
+
+
+def test_an_sshd_that_is_killed_is_a_lost_board(start, passes, ready):
+    quiet = agents_processes(ready)
+    run = start(ready, DIGITS_CNN, *LONG)
+    until(lambda: working(ready), "the program runs")
+    ready.run(["pkill", "-KILL", "sshd"])
+    case = run.end()
+    check_lost(run, case, "run")
+    assert "stayed up" in case["error"]["hint"]
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+    passes(ready)
+
+
+def test_an_agent_that_is_killed_is_a_lost_board(start, passes, ready):
+    quiet = agents_processes(ready)
+    run = start(ready, DIGITS_CNN, *LONG)
+    until(lambda: working(ready), "the program runs")
+    ready.run(["pkill", "-KILL", "-f", "--", "-m hil.agent --"])
+    case = run.end()
+    check_lost(run, case, "run")
+    assert "stayed up" in case["error"]["hint"]
+    passes(ready)
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+
+
+def test_a_board_that_reboots_in_a_run_is_told_of(start, passes, ready):
+    run = start(ready, DIGITS_CNN, *LONG)
+    until(lambda: working(ready), "the program runs")
+    ready.reboot()
+    case = run.end()
+    check_lost(run, case, "run")
+    assert "the board rebooted" in case["reason"]
+    passes(ready)
+
+
+def test_a_controller_that_is_killed_leaves_the_board_free(start, passes, ready):
+    quiet = agents_processes(ready)
+    run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")
+    until(lambda: working(ready), "the program runs")
+    run.process.send_signal(signal.SIGKILL)
+    run.process.wait()
+    until(lambda: not run.left_behind(), "nothing of it runs here", 20)
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board", 20)
+    passes(ready)
+
+
+def test_a_controller_that_is_interrupted_leaves_the_board_free(start, passes, ready):
+    quiet = agents_processes(ready)
+    run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")
+    until(lambda: working(ready), "the program runs")
+    run.process.send_signal(signal.SIGINT)
+    run.process.communicate(timeout=PATIENCE_S)
+    assert run.process.returncode == 130
+    assert not run.left_behind()
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board", 20)
+    passes(ready)
+
+
+def test_two_controllers_at_once_take_turns(start, ready):
+    runs = [start(ready, DIGITS_CNN, "--iterations", "10000"), start(ready, DIGITS_CNN, "--iterations", "10000")]
+    for run in runs:
+        case = run.end()
+        assert case["outcome"] == "PASS", (case["reason"], run.err)
+        assert case["device"]["iterations"] == 10000
+    assert any("has the board (hil run" in run.err for run in runs)
+
+
+def test_two_controllers_at_once_put_one_agent_on_a_new_board(start, make_board):
+    board = make_board(name="new")
+    runs = [start(board, DIGITS_CNN), start(board, DIGITS_CNN)]
+    for run in runs:
+        case = run.end()
+        assert case["outcome"] == "PASS", (case["reason"], run.err)
+    assert len(set(board.run(["ls", "/root/.hil/agents"]).stdout.split()) - {"current"}) == 1
+
+
+def test_a_long_way_that_loses_packets_only_takes_longer(passes, make_board):
+    board = make_board(name="far", netem="delay 20ms loss 1%")
+    passes(board)
+    assert passes(board)["pushed_bytes"] == 0
+
+
+def test_a_full_disk_is_told_of_and_nothing_breaks(start, passes, make_board, tmp_path):
+    board = make_board(name="full", disk_mb=160)
+    passes(board)
+    run = start(board, model_with_weights(tmp_path, 120))
+    case = run.end()
+    assert case["outcome"] == "LOAD_ERROR", (case["reason"], run.err)
+    assert re.search(r"disk has \d+ bytes free and this blob needs \d+", case["reason"])
+    assert run.process.returncode == 3
+    passes(board)
+
+
+def test_a_disk_too_small_for_the_agent_is_told_of_before_anything_is_sent(start, make_board):
+    board = make_board(name="tiny", disk_mb=20)
+    run = start(board, DIGITS_CNN)
+    case = run.end()
+    assert case["outcome"] == "BOARD_LOST"
+    assert re.search(r"needs \d+ MB in /root/.hil on the board, which has \d+ MB left", case["reason"])
+    assert board.run(["sh", "-c", "ls /root/.hil/packages 2>/dev/null"]).stdout == ""
