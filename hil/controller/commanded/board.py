@@ -96,8 +96,11 @@ class CommandBoard:
             self.folder, self.info = self._look(choice.config.connection.folder)
         self.store = Store(self.folder, self.name)
         self.config = with_target(choice.config, runtime, self.info["machine"], say)
-        said = ", ".join(NOT_MEASURED)
-        say(f"no agent on {self.name}: programs run by the command {posixpath.basename(self.title)}; no {said}")
+        *first, last = NOT_MEASURED
+        say(
+            f"no agent on {self.name}: programs are run by the command {posixpath.basename(self.title)}; "
+            f"{', '.join(first)} and {last} are not measured"
+        )
 
     @property
     def title(self) -> str:

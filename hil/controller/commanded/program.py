@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Past its limit the board's side should have answered; then the board itself is given up.
 _GRACE_S = 15.0
 _CALL_S = 60.0
+_SPARE_BYTES = 1 << 16
+_DETAIL = 4000
 # What a run by command cannot tell; a result says so.
 NOT_MEASURED = ("device time", "peak memory", "clock")
 
@@ -105,28 +107,24 @@ class CommandProgram:
         with tempfile.TemporaryDirectory(prefix="hil-command-") as place, board.located("run"):
             local = Path(place)
             arguments, files = write_inputs(self._signature, inputs, board.command, local, remote)
-            board.shell.run(["mkdir", "-m", "700", remote], timeout=_CALL_S)
             try:
                 self._send(local, remote, files)
                 argv = self._argv(arguments, remote)
-                deadline = time.monotonic() + timeout
-                start = time.monotonic()
-                for _ in range(warmup):
-                    self._once(argv, remote, timeout, deadline)
-                warmup_s = time.monotonic() - start if warmup else 0.0
+                left = timeout
                 walls: list[float] = []
                 sizes: tuple[int | None, ...] = ()
-                for _ in range(iterations):
-                    wall, sizes = self._once(argv, remote, timeout, deadline)
+                for _ in range(warmup + iterations):
+                    wall, sizes = self._once(argv, remote, timeout, left)
                     walls.append(wall)
+                    left -= wall
                 start = time.monotonic()
                 outputs = self._fetch(local, remote, sizes, names)
-                call = CommandCall(round(warmup_s * 1e9), time.monotonic() - start)
+                call = CommandCall(round(sum(walls[:warmup]) * 1e9), time.monotonic() - start)
                 notes = board.look()
             finally:
                 with contextlib.suppress(BoardError):
                     board.shell.run(scripts.remove(remote), timeout=_CALL_S, check=False)
-        return self._result(outputs, argv, walls, notes), call
+        return self._result(outputs, argv, walls[warmup:], notes), call
 
     def log(self) -> list[str]:
         """What the commands wrote to stderr."""
@@ -162,32 +160,30 @@ class CommandProgram:
         return argv
 
     def _send(self, local: Path, remote: str, files: list[str]) -> None:
-        size = sum((local / name).stat().st_size for name in files)
-        for name in files:
-            try:
-                self._board.shell.put(local / name, f"{remote}/{name}")
-            except BoardLost:
+        """Make the run's folder, with the inputs in it."""
+        shell, size = self._board.shell, sum((local / name).stat().st_size for name in files)
+        try:
+            shell.run(["mkdir", "-m", "700", remote], timeout=_CALL_S)
+            for name in files:
+                shell.put(local / name, f"{remote}/{name}")
+        except BoardLost:
+            raise
+        except BoardError as error:
+            free = self._board.store.free_bytes(shell)
+            if free is None or free > size + _SPARE_BYTES:
                 raise
-            except BoardError as error:
-                if (free := self._board.store.free_bytes(self._board.shell)) is not None and free < size:
-                    raise RunFailed(
-                        f"the board has no room for the inputs: {size} bytes, and {free} are free"
-                    ) from error
-                raise
+            raise RunFailed(f"the board has no room for the inputs: {size} bytes, and {free} are free") from error
 
-    def _once(
-        self, argv: list[str], remote: str, timeout: float, deadline: float
-    ) -> tuple[float, tuple[int | None, ...]]:
-        """One command: its wall time, and the size of each output file."""
+    def _once(self, argv: list[str], remote: str, timeout: float, left: float) -> tuple[float, tuple[int | None, ...]]:
+        """One command: its wall time, without that of waiting for another run, and the size of each output file."""
         board = self._board
-        limit = max(math.ceil(deadline - time.monotonic()), 0)
         late = StageTimeout(
             f"run took longer than its limit of {timeout:g} s and was ended",
             hint="raise the limit with --timeout, or see whether the program hangs",
         )
-        if not limit:
+        if left <= 0:
             raise late
-        wait_s = math.ceil(board.wait_s)
+        limit, wait_s = math.ceil(left), math.ceil(board.wait_s)
         files = output_files(self._signature, board.command)
         whole = scripts.run(remote, files, argv, limit_s=limit, wait_s=wait_s, environment=board.command.environment)
         start = time.monotonic()
@@ -195,16 +191,18 @@ class CommandProgram:
         wall = time.monotonic() - start
         ended = scripts.ended(done.out.decode(errors="replace"))
         if ended is None or ended.how == "gone":
-            raise BoardLost("the board ended the run without an answer", detail=done.err[-4000:])
+            raise BoardLost("the board ended the run without an answer", detail=done.err[-_DETAIL:])
         if ended.how == "busy":
-            raise BoardBusy(f"another run held the board for more than {wait_s} s", hint="wait for it, or raise --wait")
+            raise BoardBusy(
+                f"another run held the board for more than {wait_s} s", hint="wait for it to end, or raise --wait"
+            )
         self._log += done.err.splitlines()
         if ended.how == "late":
-            late.detail = done.err[-4000:]
+            late.detail = done.err[-_DETAIL:]
             raise late
         if ended.code:
             raise failure(ended, done.err, board.title)
-        return wall, ended.sizes
+        return max(wall - ended.waited_s, 0.0), ended.sizes
 
     def _fetch(
         self, local: Path, remote: str, sizes: tuple[int | None, ...], names: tuple[str, ...]

@@ -64,8 +64,9 @@ _HAVE = """
 for file do
   if [ -f "$file" ]; then
     touch -- "$file"
+    size=$(wc -c <"$file") || exit 1
     sum=$(sha256sum <"$file" 2>/dev/null)
-    printf '%s %s\\n' "$(wc -c <"$file" | tr -d ' ')" "${sum%% *}"
+    echo "$((size)) ${sum%% *}"
   else
     echo -
   fi
@@ -85,15 +86,15 @@ df -Pk -- "$1" 2>/dev/null || df -k "$1"
 _RUN = """
 umask 077
 ulimit -c 0 2>/dev/null
-limit=$1 patience=$2 run=$3; shift 3
+limit=$1 patience=$2 run=$3 waited=0; shift 3
 cd -- "$run" || { echo hil-command gone; exit 0; }
 outputs=0; for one do [ "$one" = -- ] && break; outputs=$((outputs + 1)); done
 rm -f -- o[0-9]* out err late
 if command -v flock >/dev/null 2>&1; then
   exec 9>../../lock
   until flock -n 9; do
-    [ "$patience" -gt 0 ] || { echo hil-command busy; exit 0; }
-    patience=$((patience - 1))
+    [ "$waited" -lt "$patience" ] || { echo hil-command busy; exit 0; }
+    waited=$((waited + 1))
     sleep 1
     echo .
   done
@@ -123,7 +124,7 @@ code=$?
 kill "$watch" 2>/dev/null
 wait "$watch" 2>/dev/null
 [ -e late ] && code=late
-echo "hil-command $code" 2>/dev/null || { cd ..; rm -rf -- "$run"; exit 1; }
+echo "hil-command $code $waited" 2>/dev/null || { cd ..; rm -rf -- "$run"; exit 1; }
 while [ "$outputs" -gt 0 ]; do
   if [ -f "$1" ]; then wc -c <"$1"; else echo -; fi
   outputs=$((outputs - 1)); shift
@@ -158,13 +159,16 @@ def have(files: Sequence[str]) -> list[str]:
 
 
 def sizes_and_sums(text: str) -> list[tuple[int, str] | None]:
-    """Size and SHA-256 ("" where the board has no tool for it) of each file, None where there is none."""
-    return [None if line == "-" else _size_and_sum(line) for line in text.splitlines()]
+    """Size and SHA-256 ("" where the board has no tool for it) of each file, None where there is none.
 
-
-def _size_and_sum(line: str) -> tuple[int, str]:
-    size, _, digest = line.partition(" ")
-    return int(size), digest.strip()
+    Raises:
+        ValueError: that is not what the script writes.
+    """
+    found: list[tuple[int, str] | None] = []
+    for line in text.splitlines():
+        size, _, digest = line.partition(" ")
+        found.append(None if line == "-" else (int(size), digest))
+    return found
 
 
 def room(folder: str, minutes: int) -> list[str]:
@@ -191,12 +195,14 @@ class Ended:
         how: ``exit`` (see ``code``), ``late`` (it outlived its limit), ``busy`` (another run holds the board) or
             ``gone`` (the run's folder is no more).
         code: its exit code, 128 and more where a signal ended it.
+        waited_s: how long it waited for another run to end.
         sizes: of each output file in bytes, None where it wrote none.
         out: the end of what it printed.
     """
 
     how: str
     code: int
+    waited_s: int
     sizes: tuple[int | None, ...]
     out: str
 
@@ -232,14 +238,12 @@ def ended(text: str) -> Ended | None:
     while lines and lines[0] == ".":
         lines.pop(0)
     said = lines[0].split(" ") if lines else []
-    if len(said) != 2 or said[0] != _MARK:
-        return None
-    how = said[1]
-    if how in ("busy", "gone"):
-        return Ended(how, 0, (), "")
-    if _MARK not in lines[1:]:
+    if said in ([_MARK, "busy"], [_MARK, "gone"]):
+        return Ended(said[1], 0, 0, (), "")
+    if len(said) != 3 or said[0] != _MARK or _MARK not in lines[1:]:
         return None
     end = lines.index(_MARK, 1)
     sizes = tuple(None if line.strip() == "-" else int(line) for line in lines[1:end])
     out = "\n".join(lines[end + 1 :])
-    return Ended("late", 0, sizes, out) if how == "late" else Ended("exit", int(how), sizes, out)
+    late = said[1] == "late"
+    return Ended("late" if late else "exit", 0 if late else int(said[1]), int(said[2]), sizes, out)

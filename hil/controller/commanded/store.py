@@ -132,12 +132,16 @@ class Store:
         if not asked:
             return []
         said = shell.run(scripts.have([self.place(item) for item in asked]), timeout=_CHECK_S)
-        found = scripts.sizes_and_sums(said.text)
-        if len(found) != len(asked):
-            raise BoardLost(
-                "the board's shell did not answer as a POSIX shell does", board=self._board, detail=said.text
-            )
-        return [item for item, one in zip(asked, found, strict=True) if not _is_same(item, one)]
+        try:
+            found = scripts.sizes_and_sums(said.out.decode(errors="replace"))
+            pairs = list(zip(asked, found, strict=True))
+        except ValueError as error:
+            raise BoardError(
+                "the board's shell does not do what a POSIX shell does",
+                board=self._board,
+                detail=f"{said.text}\n{said.err}",
+            ) from error
+        return [item for item, one in pairs if not _is_same(item, one)]
 
 
 def _is_same(item: Item, found: tuple[int, str] | None) -> bool:
