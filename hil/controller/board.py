@@ -42,6 +42,7 @@ class Board:
     Attributes:
         name: how results and errors call it.
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
+        target: what to compile for, in words, where the board shows it; "" where the config names it.
         info: what Describe said.
 
     Raises:
@@ -67,7 +68,7 @@ class Board:
         self._client = AgentClient(self._link.target, self.name)
         try:
             self.info: dict[str, Any] = self._describe()
-            self.config = with_target(choice.config, runtime, self.info["machine"], say)
+            self.config, self.target = with_target(choice.config, runtime, self.info["machine"])
         except BaseException:
             self.close()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,21 +71,20 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
     return (runtime or config.runtime) != "iree" or bool(config.compile_flags.get("iree"))
 
 
-def with_target(
-    config: BoardConfig, runtime: str, machine: Mapping[str, Any], say: Callable[[str], None]
-) -> BoardConfig:
+def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
     """A config that names what to compile for: its own flags, or those for the machine that the board shows.
 
     Args:
         config: the board's.
         runtime: the one that is going to be used; "" is the config's own.
         machine: what the board said of itself.
-        say: told what was chosen.
+
+    Returns:
+        The config, and what was chosen in words; "" where the config says it itself.
     """
     if knows_target(config, runtime):
-        return config
+        return config, ""
     from hil.controller.targets import iree_flags
 
     target = iree_flags(machine)
-    say(f"compiling for {target.description}")
-    return replace(config, compile_flags={**config.compile_flags, "iree": target.flags})
+    return replace(config, compile_flags={**config.compile_flags, "iree": target.flags}), target.description

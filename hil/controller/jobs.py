@@ -162,6 +162,8 @@ def _run(
             wait_s=job.wait_s,
             say=screen.note,
         )
+        if board.target:
+            screen.note(f"compiling for {board.target}")
         stored.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
         return board
 

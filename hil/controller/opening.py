@@ -50,6 +50,8 @@ def open_board(
 
     def connect() -> AnyBoard:
         if choice.config.command.kind == "command":
+            if faults:
+                raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
             return _by_command(choice, runtime, wait_s, say)
         from hil.controller.deploy.trouble import NoAgentHere
 

@@ -200,7 +200,8 @@ def execute(case: Case, board: AnyBoard, shop: Workshop) -> Case:
     artifact = case.artifact
     if artifact is not None and not case.outcome:
         _execute(case, artifact, board, shop)
-        if case.error is not None and artifact.runtime == "iree":
+        # A simulated board is this machine, whatever it plays.
+        if case.error is not None and artifact.runtime == "iree" and not board.info.get("simulated"):
             cause = likely_cause(case.error, described(artifact.flags), board.info["machine"])
             case.error.hint = cause or case.error.hint
     return case

@@ -128,7 +128,8 @@ def _target(arch: str, cpu: str, features: list[str], source: str, *, system: st
     flags = [*_DEVICE, f"{_TRIPLE}{arch}-{system}", f"{_CPU}{cpu}"]
     if features:
         flags.append(_FEATURES + ",".join(f"+{feature}" for feature in features))
-    more = f" with {', '.join(features)}" if features else ""
+    named = ", ".join(features[:3]) + (f" and {len(features) - 3} more" if len(features) > 3 else "")
+    more = f" with {named}" if features else ""
     return Target(tuple(flags), f"{arch} {cpu}{more} ({source})", arch, cpu)
 
 

@@ -16,6 +16,8 @@ from agents import start_process, stop_process
 from models import save_model
 from onnx import TensorProto, helper
 
+from hil.controller.cache import default_root
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -37,7 +39,12 @@ class Ended:
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    """A cache for this session, but for the packages that boards are given: those are fetched once."""
+    cache = tmp_path_factory.mktemp("cache")
+    wheels = default_root() / "board-wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    (cache / "board-wheels").symlink_to(wheels)
+    return cache
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from hil.controller.cli.options import board_options, chosen_board, json_option,
 @json_option
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
-    from hil.controller.board import Board
     from hil.controller.cache import Cache
     from hil.controller.choice import knows_target
     from hil.controller.cli.screen import print_json
     from hil.controller.isolated import Isolated
+    from hil.controller.opening import open_board
     from hil.controller.pipeline import Options, Workshop, begin, check_options, prepare
     from hil.controller.runs import storing
 
@@ -41,8 +41,10 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     check_options(options, choice)
     config = choice.config
     if not knows_target(config, options.runtime):
-        with Board(choice, runtime=options.runtime, say=functools.partial(click.echo, err=True)) as seen:
+        say = functools.partial(click.echo, err=True)
+        with open_board(choice, runtime=options.runtime, say=say) as seen:
             config = seen.config
+            say(f"compiling for {seen.target}")
     with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated(1) as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)

@@ -53,6 +53,7 @@ class CommandBoard:
     Attributes:
         name: how results and errors call it.
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
+        target: what to compile for, in words, where the board shows it; "" where the config names it.
         info: what the board showed of itself, in the words of an agent's Describe.
         command: how programs are run there.
         folder: hil's folder for this on the board, absolute.
@@ -95,7 +96,7 @@ class CommandBoard:
         with self.located(""):
             self.folder, self.info = self._look(choice.config.connection.folder)
         self.store = Store(self.folder, self.name)
-        self.config = with_target(choice.config, runtime, self.info["machine"], say)
+        self.config, self.target = with_target(choice.config, runtime, self.info["machine"])
         *first, last = NOT_MEASURED
         say(
             f"no agent on {self.name}: programs are run by the command {posixpath.basename(self.title)}; "

@@ -6,6 +6,7 @@ On the board everything lies in one folder that only its owner may read::
     agents/BUILD, agents/current    what an agent consists of, and which was started last
     run/                            agent.sock, agent.pid, agent.log, deploy.lock
     store/                          the agent's blobs and programs
+    hil.txt                         says that all this is hil's; without it nothing there is used or removed
 """
 
 from __future__ import annotations

@@ -26,12 +26,13 @@ import subprocess
 import sys
 import tarfile
 import time
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 # So long without a byte, and the sender is gone: the lock must not stay with a process that nobody feeds.
 STALL_S = 30
-LEAVE_S = 5.0
+LEAVE_S = 3.0
 START_S = 90.0
 LOG_TAIL = 4000
 _PIECE = 1 << 18
@@ -49,7 +50,7 @@ class Refused(Exception):
 class Frame:
     """The next so many bytes of a stream, hashed as they come."""
 
-    def __init__(self, stream: IO[bytes], size: int) -> None:
+    def __init__(self, stream: BufferedReader, size: int) -> None:
         self._stream = stream
         self._left = size
         self.hash = hashlib.sha256()
@@ -57,7 +58,7 @@ class Frame:
     def read(self, size: int = _PIECE) -> bytes:
         """At most so many bytes; b"" at the frame's end."""
         signal.alarm(STALL_S)
-        data = self._stream.read(min(size, self._left))
+        data = self._stream.read1(min(size, self._left))
         if self._left and not data:
             raise Refused("failed", why="the link broke in the middle of a package", errno=errno.EPIPE)
         self._left -= len(data)
@@ -152,7 +153,7 @@ def unpack(frame: Frame, folder: Path) -> None:
         pass
 
 
-def install(place: Place, stream: IO[bytes], frames: list[dict[str, Any]]) -> None:
+def install(place: Place, stream: BufferedReader, frames: list[dict[str, Any]]) -> None:
     """Unpack the packages that come, each of which appears whole or not at all."""
     for left in place.packages.glob(".new-*"):
         shutil.rmtree(left)
@@ -190,7 +191,7 @@ def make_way(place: Place, build: str) -> int:
     return pid
 
 
-def start(place: Place, order: dict[str, Any]) -> None:
+def start(place: Place, order: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Start the agent in a session of its own, with nothing of this connection in its hands."""
     for stale in (place.socket, place.pid_file):
         stale.unlink(missing_ok=True)
@@ -207,16 +208,24 @@ def start(place: Place, order: dict[str, Any]) -> None:
         argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=place.run, env=environment, start_new_session=True
     )
     os.close(log)
-    place.write(place.pid_file, f"{process.pid} {order['build']}\n")
+    try:
+        place.write(place.pid_file, f"{process.pid} {order['build']}\n")
+    except BaseException:
+        process.kill()  # nobody would ever find it
+        raise
+    return process
 
 
-def wait_until_up(place: Place, build: str) -> None:
-    """Wait until the agent takes connections."""
+def wait_until_up(place: Place, process: subprocess.Popen[bytes] | None) -> None:
+    """Wait until the agent takes connections; ``process`` where it was started just now."""
     deadline = time.monotonic() + START_S
     while not place.accepts():
-        if not place.running()[0] or time.monotonic() > deadline:
-            log = place.log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
-            why = "it ended at once" if not place.running()[0] else f"it took no connection within {START_S:g} s"
+        # Just after it was started it may not have its command line yet, by which others know it.
+        ended = not place.running()[0] if process is None else process.poll() is not None
+        if ended or time.monotonic() > deadline:
+            log = place.log.read_bytes()[-LOG_TAIL:].decode(errors="replace") if place.log.exists() else ""
+            last = log.strip().rpartition("\n")[2]
+            why = (last or "it ended at once") if ended else f"it took no connection within {START_S:g} s"
             raise Refused("failed", why=f"the agent did not start: {why}", errno=0, log=log)
         time.sleep(0.02)
 
@@ -240,7 +249,7 @@ def record(place: Place, order: dict[str, Any]) -> None:
             shutil.rmtree(package, ignore_errors=True)
 
 
-def carry_out(stream: IO[bytes]) -> dict[str, Any]:
+def carry_out(stream: BufferedReader) -> dict[str, Any]:
     """Do what the order on the stream says; returns the answer."""
     order = json.loads(stream.readline())
     os.umask(0o077)
@@ -251,9 +260,8 @@ def carry_out(stream: IO[bytes]) -> dict[str, Any]:
         missing = [name for name in order["packages"] if not (place.packages / name).is_dir()]
         if missing:
             raise Refused("missing", packages=missing)
-        if not make_way(place, order["build"]):
-            start(place, order)
-        wait_until_up(place, order["build"])
+        process = None if make_way(place, order["build"]) else start(place, order)
+        wait_until_up(place, process)
         record(place, order)
     except Refused as refused:
         return refused.answer
@@ -264,4 +272,5 @@ def carry_out(stream: IO[bytes]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(carry_out(sys.stdin.buffer)), flush=True)
+    stdin: Any = sys.stdin.buffer
+    print(json.dumps(carry_out(stdin)), flush=True)

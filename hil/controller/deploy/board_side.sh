@@ -7,7 +7,7 @@ tab='	'
 act=$1
 folder=$2
 shift 2
-HOME=${HOME:-/}
+HOME=${HOME%/}
 case $folder in
 '') folder=$HOME/.hil ;;
 '~/'*) folder=$HOME/${folder#'~/'} ;;
@@ -15,6 +15,8 @@ case $folder in
 *) folder=$HOME/$folder ;;
 esac
 folder=${folder%/}
+marker=$folder/hil.txt
+ours='agents packages run store'
 
 say() { printf '%s\n' "$*"; }
 
@@ -103,13 +105,13 @@ print("\t".join(["python", version, machine, libc, os.path.realpath(sys.executab
 pythons() {
     met=' '
     IFS=:
-    for place in $PATH:/usr/local/bin:/usr/bin; do
+    for place in $PATH /usr/local/bin /usr/bin; do
         for file in "$place"/python3 "$place"/python3.1[0-4]; do
             [ -x "$file" ] || continue
             file=$(readlink -f "$file" 2>/dev/null || say "$file")
             case $met in *" $file "*) continue ;; esac
             met="$met$file "
-            answer=$("$file" -I -c "$look" </dev/null 2>&1) || {
+            answer=$("$file" -I -B -c "$look" </dev/null 2>&1) || {
                 say "broken$tab$file$tab$(say "$answer" | tail -n 1)"
                 continue
             }
@@ -119,8 +121,18 @@ pythons() {
     unset IFS
 }
 
-# Whether files can be made in the folder and run from there.
+# Whether the folder is hil's or can become it, files can be made there and be run. What has no marker is not hil's: a
+# folder of somebody's own must neither be mixed with hil's nor be removed with it.
 folder_works() {
+    if [ ! -e "$marker" ]; then
+        for name in $ours; do
+            [ ! -e "$folder/$name" ] || { say "unusable${tab}it holds a $name that is none of hil's"; return; }
+        done
+        why=$({ mkdir -p "$folder" && say "hil keeps its agent here; hil board clean removes it." >"$marker"; } 2>&1) || {
+            say "unusable$tab$why"
+            return
+        }
+    fi
     why=$(mkdir -p "$folder/run" 2>&1) || { say "unusable$tab$why"; return; }
     trial=$folder/run/trial.$$
     why=$({ printf '#!/bin/sh\nexit 0\n' >"$trial" && chmod 700 "$trial"; } 2>&1) || {
@@ -166,23 +178,19 @@ status() {
     fi
 }
 
-# Ends the agent: at once where nobody has the device, or with force.
+# Ends the agent: politely, which it does not heed while somebody has the device, or by force.
 end_agent() {
-    running || return 0
-    kill -HUP "$pid" 2>/dev/null
-    for signal in 0 TERM KILL; do
-        if [ $signal != 0 ]; then
-            [ "$1" = force ] || return 1
-            kill -$signal "$pid" 2>/dev/null
-        fi
+    if [ "$1" = force ]; then signals='TERM KILL'; else signals=HUP; fi
+    for signal in $signals; do
         turns=0
         while [ $turns -lt 30 ]; do
             running || return 0
+            [ $turns != 0 ] || kill -s "$signal" "$pid" 2>/dev/null
             nap
             turns=$((turns + 1))
         done
     done
-    return 1
+    ! running
 }
 
 # stop FOLDER polite|force
@@ -196,15 +204,22 @@ stop() {
     if [ -n "$was" ]; then say "stopped$tab$was"; fi
 }
 
-# clean FOLDER polite|force: what hil made goes, and the folder too unless somebody keeps other things in it.
+# clean FOLDER polite|force: what hil made goes (`command` is of boards that are served without an agent), and the folder
+# too unless somebody keeps other things in it.
 clean() {
     [ -d "$folder" ] || return 0
     stop "$1" || return 0
-    why=$(cd "$folder" && rm -rf agents run packages store 2>&1) || {
-        say "left$tab$folder$tab$why"
-        return
-    }
-    rmdir "$folder" 2>/dev/null && return
+    cd "$folder" || return 0
+    why=$(rm -rf command/programs command/runs 2>&1) || say "left$tab$folder/command$tab$why"
+    rmdir command 2>/dev/null
+    if [ -e "$marker" ]; then
+        # shellcheck disable=SC2086 # split on purpose
+        why=$(rm -rf $ours 2>&1 && rm -f "$marker" 2>&1) || {
+            say "left$tab$folder$tab$why"
+            return
+        }
+    fi
+    cd / && rmdir "$folder" 2>/dev/null && return
     for file in "$folder"/* "$folder"/.[!.]*; do
         [ ! -e "$file" ] || say "left$tab$file${tab}it is none of hil's"
     done

@@ -34,7 +34,7 @@ _NEWEST_PYTHON = (3, 14)
 _MARGIN_BYTES = 16 << 20
 # A Unix socket's path, by Linux's own limit.
 _LONGEST_SOCKET = 107
-_POLL_S = 1.0
+_POLL_S = 0.5
 # Somebody else's deploy over a slow link, and somebody else's session with another agent.
 _WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
 _NAMED = 3
@@ -220,7 +220,7 @@ def _check_folder(seen: Seen, board: str) -> None:
     hint = 'name a folder that will do in the board\'s config: [connection] folder = "/..."'
     problem = ""
     if seen.unusable:
-        problem = f"cannot be written: {seen.unusable}"
+        problem = f"cannot be used: {seen.unusable}"
     elif seen.noexec:
         problem = "is on a file system from which nothing can be run (noexec)"
     elif len(f"{seen.folder}/run/agent.sock".encode()) > _LONGEST_SOCKET:

@@ -68,7 +68,7 @@ def install(shell: Shell, plan: Plan, pushed: Sequence[Package], *, board: str) 
         "options": [f"--idle-exit={IDLE_EXIT_S}"],
         "frames": [{"id": one.id, "size": one.size, "sha256": one.sha256} for one in pushed],
     }
-    command = [plan.python, "-I", "-S", "-c", _LOADER.format(size=len(script))]
+    command = [plan.python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]
     with tempfile.NamedTemporaryFile(prefix="hil-push-") as stream:
         stream.write(script)
         stream.write(json.dumps(order).encode() + b"\n")

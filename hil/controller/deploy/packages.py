@@ -21,7 +21,7 @@ from pathlib import Path
 _LEFT_OUT = {
     "numpy": (
         *("*/tests/*", "*/include/*", "*/f2py/*", "*/distutils/*", "*/random/lib/*", "*/_core/lib/*", "*.pyi", "*.pxd"),
-        *("*/_core/_*_tests.*.so", "*/_core/_simd.*.so"),
+        *("*/_core/_*_tests.*.so", "*/_core/_simd.*.so", "*/linalg/lapack_lite.*.so"),
     ),
     "iree-base-runtime": ("*/_runtime_libs_tracy/*", "*/_runtime_libs/iree-*", "*/_runtime_libs/share/*", "*.pyi"),
     "grpcio": ("*/_credentials/roots.pem",),
@@ -29,10 +29,16 @@ _LEFT_OUT = {
     # The library is for C programs: the Python module has all of it in itself.
     "onnxruntime": ("*/transformers/*", "*/quantization/*", "*/tools/*", "*/datasets/*", "*/libonnxruntime.so.*"),
 }
-# Of every wheel: its `.data` folder holds scripts and headers, which are for installing.
-_LEFT_OUT_ALWAYS = ("*.data/scripts/*", "*.data/headers/*", "*.data/data/*")
+# Of every wheel: its `.data` folder holds scripts and headers, which are for installing; so is the list of its files.
+_LEFT_OUT_ALWAYS = (
+    "*.data/scripts/*",
+    "*.data/headers/*",
+    "*.data/data/*",
+    "*.dist-info/RECORD",
+    "*.dist-info/sboms/*",
+)
 # A change of these rules or of a package's form makes every package anew.
-FORMAT = 1
+FORMAT = 2
 _BLOCK = 4096
 # Gzip's own default; a board unpacks it faster than a network brings it.
 _LEVEL = 6

@@ -28,7 +28,7 @@ _FETCH_S = 900.0
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
 _NONE_FITS = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
 _NO_NETWORK = re.compile(
-    r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|Connection (?:broken|reset)|MaxRetryError"
+    r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|connection (?:error|broken)"
 )
 
 
@@ -117,8 +117,16 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str) -> 
     loose: set[str] = set()
     while True:
         chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
-        command += ["--no-deps", f"--dest={folder}", *pip_options(interpreter), *chosen]
+        command = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"]
+        # Without retries pip does not say that its index cannot be reached.
+        command += [
+            "--progress-bar=off",
+            "--retries=3",
+            "--no-deps",
+            f"--dest={folder}",
+            *pip_options(interpreter),
+            *chosen,
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired as error:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import tenacity
+
 from hil.boards import BoardConfig
 from hil.controller.client import Target
 from hil.controller.deploy import ensure_agent
 from hil.controller.links import Link, Say
 from hil.controller.ssh.shell import Shell, open_shell
 from hil.controller.ssh.tunnel import open_tunnel
+from hil.errors import BoardLost
+
+# A link that breaks while the agent is put there: what arrived is not sent again.
+_TRIES = 3
 
 
 def connect(address: str, config: BoardConfig, *, runtime: str, say: Say) -> Link:
@@ -32,6 +38,12 @@ class _SshLink:
         self.link = Link(Target(""), self._close, self._log, self._renew)
         self._open()
 
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(BoardLost),
+        stop=tenacity.stop_after_attempt(_TRIES),
+        wait=tenacity.wait_fixed(1.0),
+        reraise=True,
+    )
     def _open(self) -> None:
         settings = self._config.connection
         self._shell: Shell = open_shell(self._address, settings, board=self._address, base=self._config.path.parent)

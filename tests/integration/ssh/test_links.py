@@ -1,0 +1,113 @@
+"""Links that break: cut for a while and for good, and a server that goes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sshd import LOOPBACK, Relay, Sshd, running_sshd, wait_for
+
+from hil.controller.ssh.shell import Shell
+from hil.controller.ssh.tunnel import open_tunnel
+from hil.errors import BoardLost, HilError
+
+LogIn = Callable[..., Shell]
+# Far more than the 12 s of silence after which a link is given up.
+SOON_S = 60
+
+
+@pytest.fixture
+def relay(sshd: Sshd) -> Iterator[Relay]:
+    made = Relay(sshd.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["direct", "through a jump"])
+def far_shell(
+    request: pytest.FixtureRequest, sshd: Sshd, relay: Relay, log_in: LogIn, home: Path, tmp_path: Path
+) -> Shell:
+    """A shell whose link can be cut: that to the board, or that to the jump before it."""
+    known = tmp_path / "known_hosts"
+    sshd.pin(known, relay.port)
+    if request.param == "direct":
+        return log_in(f"{sshd.user}@{LOOPBACK}:{relay.port}", known_hosts=str(known))
+    gate = f"Host gate\n HostName {LOOPBACK}\n Port {relay.port}\n IdentityFile {sshd.identity}\n"
+    (home / ".ssh/config").write_text(f"{gate}Host pi\n HostName {LOOPBACK}\n ProxyJump gate\n")
+    sshd.pin(known)
+    return log_in(f"{sshd.user}@pi:{sshd.port}", known_hosts=str(known))
+
+
+def in_background(*calls: Callable[[], object]) -> tuple[list[threading.Thread], list[object]]:
+    """Each call in a thread; what they returned or raised comes into the list."""
+    ended: list[object] = []
+
+    def work(call: Callable[[], object]) -> None:
+        try:
+            ended.append(call())
+        except HilError as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    return threads, ended
+
+
+def test_a_link_that_is_cut_for_good_ends_everything_that_waits(far_shell: Shell, relay: Relay, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(1 << 20) * 100)
+    tunnels = [open_tunnel(far_shell, str(tmp_path / "far.sock"), openssh_client=way) for way in (True, False)]
+    relay.cut_after(1 << 20)
+    threads, ended = in_background(
+        lambda: far_shell.run(["sleep", "1000"], timeout=1000),
+        lambda: far_shell.run(["cat"], stdin=tmp_path / "data", timeout=1000),
+        lambda: far_shell.put(tmp_path / "data", f"{tmp_path}/there"),
+        lambda: far_shell.get("/dev/zero", tmp_path / "back"),
+    )
+    for thread in threads:
+        thread.join(SOON_S)
+    assert [type(one) for one in ended] == [BoardLost] * 4
+    wait_for(lambda: not any(tunnel.alive() for tunnel in tunnels), "a tunnel is up on a dead link", SOON_S)
+    with pytest.raises(BoardLost, match="broke"):
+        far_shell.run(["true"])
+    assert not far_shell.is_alive()
+    started = time.monotonic()
+    for tunnel in tunnels:
+        tunnel.close()
+    far_shell.close()
+    assert time.monotonic() - started < 10
+    assert not (tmp_path / "there").exists() and not list(tmp_path.glob("back*"))
+
+
+def test_a_link_that_is_cut_for_five_seconds_goes_on(far_shell: Shell, relay: Relay, tmp_path: Path) -> None:
+    tunnels = [open_tunnel(far_shell, str(tmp_path / "far.sock"), openssh_client=way) for way in (True, False)]
+    threads, ended = in_background(lambda: far_shell.run(["sh", "-c", "sleep 1; echo done"], timeout=60))
+    relay.cut()
+    time.sleep(5)
+    relay.restore()
+    threads[0].join(SOON_S)
+    assert getattr(ended[0], "text", ended[0]) == "done"
+    assert all(tunnel.alive() for tunnel in tunnels)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "far.sock"))
+        listener.listen()
+        for tunnel in tunnels:
+            with socket.socket(socket.AF_UNIX) as near:
+                near.connect(tunnel.address.removeprefix("unix:"))
+                listener.accept()[0].close()
+            tunnel.close()
+
+
+def test_a_server_that_is_killed_is_told_at_once(log_in: LogIn, tmp_path: Path) -> None:
+    with running_sshd(tmp_path / "other") as server:
+        shell = log_in(server=server)
+        threads, ended = in_background(lambda: shell.run(["sleep", "1000"], timeout=1000))
+        wait_for(lambda: "Starting session: command" in server.log, "the command did not start")
+        server.stop()
+        threads[0].join(SOON_S)
+    assert isinstance(ended[0], BoardLost)
+    assert "`sleep 1000`" in str(ended[0])

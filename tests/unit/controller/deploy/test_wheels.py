@@ -1,0 +1,120 @@
+"""Wheels for a board, fetched by the real pip from a folder that stands for a package index."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hil.controller.cache import Cache
+from hil.controller.deploy.packages import Package
+from hil.controller.deploy.platforms import Interpreter
+from hil.controller.deploy.trouble import NoAgentHere, NoWheels
+from hil.controller.deploy.wheels import Group, Wanted, agent_group, packages_for, runtime_group
+from hil.errors import BoardError
+
+ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
+Fetch = Callable[..., list[Package]]
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that pip looks into, and nowhere else."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Fetch:
+    def make(wanted: Wanted, interpreter: Interpreter = ARM) -> list[Package]:
+        groups = [Group("some", (wanted,))]
+        return packages_for(interpreter, groups, board="b", say=lambda text: None, cache=Cache(tmp_path / "cache"))
+
+    return make
+
+
+def publish(index: Path, name: str, version: str, tags: str = "py3-none-any") -> Path:
+    path = index / f"{name}-{version}-{tags}.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}/__init__.py", f"tags = {tags!r}")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tags}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def titles(packages: list[Package]) -> list[str]:
+    return [package.title for package in packages]
+
+
+def test_the_version_that_this_machine_has_is_preferred(index: Path, fetch: Fetch):
+    for version in ("1.4", "1.5", "1.6"):
+        publish(index, "thing", version)
+
+    assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.5"]
+
+
+def test_where_that_is_not_to_be_had_the_newest_that_will_do_is_taken(index: Path, fetch: Fetch):
+    publish(index, "thing", "1.4")
+    publish(index, "thing", "1.5", "cp311-cp311-manylinux_2_17_aarch64")
+    publish(index, "thing", "1.6", "cp311-cp311-manylinux_2_28_x86_64")
+    publish(index, "thing", "1.7", "cp312-cp312-manylinux_2_28_aarch64")
+    publish(index, "thing", "1.8", "cp311-cp311-manylinux_2_34_aarch64")
+    publish(index, "thing", "2.0")
+
+    assert titles(fetch(Wanted("thing", ">=1,<2", "1.9"))) == ["thing 1.5"]
+
+
+def test_a_runtime_that_must_be_this_machines_own_version_is_never_another(index: Path, fetch: Fetch):
+    publish(index, "iree_base_runtime", "3.12.0")
+
+    with pytest.raises(NoWheels, match=r"iree-base-runtime==3\.13\.0") as caught:
+        fetch(Wanted("iree-base-runtime", ">=3.10", "3.13.0"))
+
+    assert isinstance(caught.value, NoAgentHere)
+    assert 'runtime.kind = "command"' in caught.value.hint
+    assert "aarch64, glibc 2.31" in caught.value.message
+
+
+def test_a_board_whose_c_library_is_unknown_is_told_so(index: Path, fetch: Fetch):
+    with pytest.raises(NoWheels, match=r"Python 3\.11 on riscv64"):
+        fetch(Wanted("thing", "", "1.0"), Interpreter("/usr/bin/python3", (3, 11), "riscv64", ""))
+
+
+def test_the_second_time_needs_no_index(index: Path, fetch: Fetch):
+    wheel = publish(index, "thing", "1.5")
+    first = fetch(Wanted("thing", "", "1.5"))
+    wheel.unlink()
+
+    assert fetch(Wanted("thing", "", "1.5")) == first
+    with pytest.raises(NoWheels):
+        fetch(Wanted("thing", "", "1.5"), Interpreter("/usr/bin/python3", (3, 12), "aarch64", "glibc-2.31"))
+
+
+def test_an_index_that_cannot_be_reached_is_no_fault_of_the_board(
+    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+
+    with pytest.raises(BoardError, match="could not fetch") as caught:
+        fetch(Wanted("thing", "", "1.5"))
+
+    assert not isinstance(caught.value, NoAgentHere)
+    assert "index" in caught.value.hint and caught.value.detail
+
+
+def test_what_an_agent_needs_is_what_hil_declares():
+    names = {one.name for one in agent_group().wanted}
+
+    assert {"grpcio", "protobuf", "numpy", "ml-dtypes", "blake3"} <= names
+    assert not names & {"onnx", "onnxruntime", "iree-base-compiler", "paramiko"}
+    assert runtime_group("iree").name.startswith("iree=")
+    assert runtime_group("vendors-own") == Group("vendors-own", ())
