@@ -24,6 +24,7 @@ else:
 
 
 _PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
+_BOARD = ("name", "hw_type", "description", "runtime")
 _TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator"}
 
 
@@ -151,8 +152,12 @@ def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
     for name in data.keys() - _TABLES:
         raise UsageError(f"{path}: unknown table [{name}]")
     board = table("board")
-    board.setdefault("name", path.stem)
-    board.setdefault("hw_type", path.stem)
+    for name in board.keys() - _BOARD:
+        raise UsageError(f"{path}: [board] has no {name!r}", hint=f"it takes {', '.join(_BOARD)}")
+    board = {"name": path.stem, "hw_type": path.stem, **board}
+    devices = table("devices")
+    if not all(isinstance(device, str) and "\0" not in device for device in devices.values()):
+        raise UsageError(f"{path}: [devices] must be a table of texts", hint='for example iree = "local-task"')
     flags = {compiler: tuple(_strings(path, compiler, value)) for compiler, value in table("compile_flags").items()}
     simulator = dict(table("simulator")) if "simulator" in data else None
     if simulator and "faults" in simulator:
@@ -162,7 +167,7 @@ def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
         BoardConfig,
         {
             **board,
-            "devices": table("devices"),
+            "devices": devices,
             "compile_flags": flags,
             "labels": table("labels"),
             "connection": connection,
@@ -185,10 +190,14 @@ def _make(kind: Any, values: dict[str, Any], path: Path, table: str) -> Any:
         wanted, called = _PLAIN.get(str(allowed[key].type), (object, ""))
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
             raise UsageError(f"{path}: [{table}] {key} must be {called}")
+        if isinstance(value, str) and "\0" in value:
+            raise UsageError(f"{path}: [{table}] {key} holds a character that no name can")
     return kind(**values)
 
 
 def _strings(path: Path, name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise UsageError(f"{path}: {name} must be a list of texts")
+    if any("\0" in item for item in value):
+        raise UsageError(f"{path}: {name} holds a character that no argument can")
     return value

@@ -5,7 +5,7 @@ Each action (``reset``, ``off``, ``on``, ``cycle``) is one of three, and none go
     [power]
     reset = ["usbrelay", "BOARD_1=1"]                            # a program and its arguments
     cycle = "labgrid-client -p rpi5 power cycle"                 # one line, split as labgrid splits it
-    off = { url = "http://pdu.lab/outlet/3/off" }                # HTTP; also method, headers, body
+    off = { url = "http://pdu.lab/outlet/3/off" }                # HTTP (USER:PASSWORD@ too); also method, headers, body
     boot_s = 60                                                  # seconds until the board answers again
 
 The keys of labgrid's ExternalPowerDriver (``cmd_on``, ``cmd_off``, ``cmd_cycle``, ``delay``) are taken as they are.
@@ -21,6 +21,8 @@ from typing import Any
 from hil.errors import UsageError
 
 ACTIONS = ("reset", "off", "on", "cycle")
+# Longer nobody waits for a board.
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ def parse_power(table: Mapping[str, Any], where: str) -> Power:
     for key, value in table.items():
         action = key.removeprefix("cmd_")
         if key in ("delay", "boot_s", "timeout_s"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise UsageError(f"{where}: [power] {key} must be a number of seconds")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _DAY_S:
+                raise UsageError(f"{where}: [power] {key} must be a number of seconds, a day of them at most")
             seconds[key] = float(value)
         elif action in ACTIONS and action not in hooks:
             hooks[action] = _hook(value, f"{where}: [power] {key}")
@@ -99,6 +101,8 @@ def _hook(value: Any, where: str) -> Command | Http:
         raise UsageError(f"{where} cannot be split into words: {error}") from error
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise UsageError(f"{where} must be a command (a list of texts, or one line) or a table with a url")
+    if any("\0" in word for word in argv):
+        raise UsageError(f"{where} holds a character that no argument can")
     return Command(tuple(argv))
 
 

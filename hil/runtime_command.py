@@ -33,6 +33,7 @@ _PLACEHOLDERS = {
     "parameter": ("scope", "file"),
 }
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
             if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
                 raise _wrong(path, "environment must be a table of texts")
             for name in value:
-                if not name or "=" in name or "\0" in name:
+                if not _VARIABLE.fullmatch(name):
                     raise _wrong(path, f"environment has a variable {name!r} that cannot be")
         elif not isinstance(value, str):
             raise _wrong(path, f"{key} must be text")

@@ -9,24 +9,14 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hil.controller.ssh.shell import Done
 from hil.errors import BoardError, BoardLost
-
-
-@dataclass(frozen=True)
-class Done:
-    argv: tuple[str, ...]
-    code: int
-    out: bytes
-    err: str
-
-    @property
-    def text(self) -> str:
-        return self.out.decode(errors="replace").strip()
 
 
 @dataclass
@@ -77,7 +67,7 @@ class LocalShell:
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as error:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             raise BoardLost(f"{argv[0]} did not answer in {timeout:g} s") from error
         done = Done(tuple(argv), process.returncode, out, err.decode(errors="replace"))

@@ -23,6 +23,28 @@ _BOARD = pytest.mark.board
 AGENTS = ["in-process", "agent over TCP", "simulator", *(pytest.param(name, marks=_BOARD) for name in BOARDS)]
 COMMANDS = [pytest.param(f"{name}, by command", marks=_BOARD) for name in BOARDS]
 
+# Functions for every kind of end: one that reports an error unless it is given a 3, and one that never ends.
+ENDS = """
+func.func @refuses(%n: i32) -> i32 {
+  %0 = arith.constant 3 : i32
+  %1 = arith.cmpi eq, %n, %0 : i32
+  cf.assert %1, "it is not three"
+  return %n : i32
+}
+func.func @hangs(%n: i32) -> i32 {
+  %0 = scf.while (%i = %n) : (i32) -> i32 {
+    %1 = arith.constant 0 : i32
+    %2 = arith.cmpi ne, %n, %1 : i32
+    scf.condition(%2) %i : i32
+  } do {
+  ^bb0(%i: i32):
+    %3 = arith.addi %i, %n : i32
+    scf.yield %3 : i32
+  }
+  return %0 : i32
+}
+"""
+
 
 @dataclass(frozen=True)
 class Reached:

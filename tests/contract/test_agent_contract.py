@@ -151,8 +151,8 @@ def test_the_board_has_one_owner_at_a_time(connect, client):
 def test_whoever_waits_gets_the_board_when_it_is_free(connect, client):
     threading.Timer(0.3, client.close_session).start()
     start = time.monotonic()
-    connect().open_session("patient", wait_s=10, on_wait=print)
-    assert time.monotonic() - start < 5
+    connect().open_session("patient", wait_s=60, on_wait=print)
+    assert time.monotonic() - start < 30
 
 
 def test_a_higher_fence_takes_the_board_and_an_older_one_never_does(connect, client, add):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agents import compile_mlir
-from links import AGENTS, COMMANDS, Reached, reach
+from links import AGENTS, COMMANDS, ENDS, Reached, reach
 
 from hil import errors
 from hil.bundle import Artifact
@@ -19,7 +19,9 @@ from hil.controller.opening import AnyBoard, open_board
 from hil.digest import digest_file
 from hil.runtime_command import RuntimeCommand
 
-MLIR = """
+MLIR = (
+    ENDS
+    + """
 func.func @add(%a: tensor<64xf32>, %b: tensor<64xf32>) -> tensor<64xf32> {
   %0 = arith.addf %a, %b : tensor<64xf32>
   return %0 : tensor<64xf32>
@@ -29,25 +31,8 @@ func.func @two(%a: tensor<2x3xi32>) -> (tensor<2x3xi32>, tensor<2x3xi32>) {
   %1 = arith.muli %a, %a : tensor<2x3xi32>
   return %0, %1 : tensor<2x3xi32>, tensor<2x3xi32>
 }
-func.func @refuses(%n: i32) -> i32 {
-  %0 = arith.constant 3 : i32
-  %1 = arith.cmpi eq, %n, %0 : i32
-  cf.assert %1, "it is not three"
-  return %n : i32
-}
-func.func @hangs(%n: i32) -> i32 {
-  %0 = scf.while (%i = %n) : (i32) -> i32 {
-    %1 = arith.constant 0 : i32
-    %2 = arith.cmpi ne, %n, %1 : i32
-    scf.condition(%2) %i : i32
-  } do {
-  ^bb0(%i: i32):
-    %3 = arith.addi %i, %n : i32
-    scf.yield %3 : i32
-  }
-  return %0 : i32
-}
 """
+)
 A = np.arange(64, dtype=np.float32)
 B = np.full(64, 2.5, np.float32)
 

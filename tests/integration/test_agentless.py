@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 from agents import compile_mlir
+from links import ENDS
 from models import DIGITS
 
 from hil.boards import BoardConfig, Connection
@@ -19,13 +20,15 @@ from hil.bundle import Artifact
 from hil.controller.choice import BoardChoice
 from hil.controller.commanded import CommandBoard, open_command_board
 from hil.controller.ssh.shell import Shell, open_shell
-from hil.errors import BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
+from hil.errors import BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
 from hil.runtime_command import RuntimeCommand
 from hil.testing.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 
-MLIR = """
+MLIR = (
+    ENDS
+    + """
 func.func @main(%a: tensor<4xf32>, %n: i32) -> (tensor<4xf32>, i32) {
   %0 = arith.addf %a, %a : tensor<4xf32>
   %1 = arith.addi %n, %n : i32
@@ -35,25 +38,8 @@ func.func @mixed(%a: tensor<5xi4>, %b: tensor<?xbf16>, %c: tensor<3xi1>, %d: ten
     -> (tensor<5xi4>, tensor<?xbf16>, tensor<3xi1>, tensor<0x2xf32>) {
   return %a, %b, %c, %d : tensor<5xi4>, tensor<?xbf16>, tensor<3xi1>, tensor<0x2xf32>
 }
-func.func @refuses(%n: i32) -> i32 {
-  %0 = arith.constant 3 : i32
-  %1 = arith.cmpi eq, %n, %0 : i32
-  cf.assert %1, "it is not three"
-  return %n : i32
-}
-func.func @hangs(%n: i32) -> i32 {
-  %0 = scf.while (%i = %n) : (i32) -> i32 {
-    %1 = arith.constant 0 : i32
-    %2 = arith.cmpi ne, %n, %1 : i32
-    scf.condition(%2) %i : i32
-  } do {
-  ^bb0(%i: i32):
-    %3 = arith.addi %i, %n : i32
-    scf.yield %3 : i32
-  }
-  return %0 : i32
-}
 """
+)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +112,7 @@ class Hanging:
     def __init__(self, board: VirtualBoard, opened: CommandBoard, artifact: Artifact, timeout: float = 500) -> None:
         self.end: BaseException | None = None
         self._opened, self._artifact, self._timeout = opened, artifact, timeout
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         wait_until(lambda: running(board))
 
@@ -210,6 +196,19 @@ def test_somebody_other_than_root_can_have_a_board_too(connect, board, artifact_
         np.array(1, np.int32),
     )
     assert list(result.outputs.values())[1] == 2
+
+
+def test_a_folder_that_somebody_else_made_is_not_used(connect, board):
+    board.run(["sh", "-c", f"mkdir -p /tmp/planted/command && chown {board.user} /tmp/planted/command"], check=True)
+    try:
+        with pytest.raises(BoardError, match="somebody else's"):
+            connect(board, folder="/tmp/planted")
+        board.run(["sh", "-c", "mkdir /tmp/mine && ln -s /root /tmp/mine/command"], check=True)
+        with pytest.raises(BoardError, match="somebody else's"):
+            connect(board, folder="/tmp/mine")
+        assert board.run(["test", "-e", "/root/runs"]).returncode == 1
+    finally:
+        board.run(["rm", "-rf", "/tmp/planted", "/tmp/mine"])
 
 
 def test_each_end_has_its_outcome(connect, board, artifact_for):

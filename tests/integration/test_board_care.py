@@ -179,6 +179,31 @@ def test_a_board_without_python_is_told_so_and_still_runs_a_program(hil, make_bo
     assert (ended.code, found["python"], found["agent"], found["program"]) == (0, "warn", "skip", "pass")
 
 
+@pytest.mark.board
+def test_a_board_that_is_served_by_command_is_told_about(hil, board_x86, tmp_path):
+    path = config(tmp_path, board_x86, "folder = 'care-command'", "[runtime]", "kind = 'command'")
+    shown = hil("board", "info", path)
+    assert (shown.code, "by the command iree-run-module" in shown.out) == (0, True)
+    assert "cores" in shown.out
+    vendors = ["[runtime]", "kind = 'command'", "program = 'no-such-tool'", "[board]", "runtime = 'vendor'"]
+    path = config(tmp_path, board_x86, "folder = 'care-command'", *vendors)
+    assert "vendor by the command no-such-tool" in hil("board", "info", path).out
+    ended = hil("board", "check", path, "--json")
+    assert (ended.code, states(ended.document)["command"]) == (4, "fail")
+    path.write_text(path.read_text().replace("no-such-tool", "true"))
+    ended = hil("board", "check", path, "--json")
+    found = states(valid(ended, "check"))
+    assert (ended.code, found["command"], found["program"]) == (0, "pass", "skip")
+
+
+def test_a_port_in_the_ssh_config_that_is_none_is_told(hil, environment):
+    home = Path(environment["HOME"])
+    (home / ".ssh").mkdir(parents=True, exist_ok=True)
+    (home / ".ssh" / "config").write_text("Host odd\nHostName 127.0.0.1\nPort ssh\n")
+    ended = hil("board", "check", "ssh:odd")
+    assert (ended.code, "port of odd is 'ssh'" in ended.err) == (2, True)
+
+
 # ---- hands
 
 

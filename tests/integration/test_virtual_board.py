@@ -227,11 +227,11 @@ def connect_s(board: VirtualBoard) -> float:
 
 
 def test_a_slow_network_delays_every_packet(make_board: MakeBoard) -> None:
-    board = make_board(netem="delay 60ms 10ms")
-    assert min(connect_s(board) for _ in range(3)) > 0.1
+    board = make_board(netem="delay 160ms 10ms")
+    assert min(connect_s(board) for _ in range(3)) > 0.3
     assert said(board, "hostname") == "board"
     board.reboot()
-    assert min(connect_s(board) for _ in range(3)) > 0.1, "it is the network that is slow, whatever the board does"
+    assert min(connect_s(board) for _ in range(3)) > 0.3, "it is the network that is slow, whatever the board does"
 
 
 def test_a_network_that_loses_packets_still_carries_data(make_board: MakeBoard) -> None:
@@ -250,8 +250,9 @@ def test_boards_are_apart(board_x86: VirtualBoard, make_board: MakeBoard) -> Non
 
 
 START = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 from hil.testing.virtual_board import start
 print(start(Path(sys.argv[1]), arch=sys.argv[2]).run(["readlink", "/proc/1/ns/net"]).stdout, flush=True)
 time.sleep(1000)
@@ -270,8 +271,9 @@ def in_namespace(name: str) -> list[str]:
     return found
 
 
-def links() -> str:
-    return subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
+def links() -> list[str]:
+    """The names of this machine's network devices."""
+    return [name for _, name in socket.if_nameindex()]
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
@@ -286,7 +288,7 @@ def test_it_ends_with_whoever_started_it(arch: str, end: signal.Signals) -> None
         link = VirtualBoard(folder).link
         assert in_namespace(namespace) and link in links()
         starter.send_signal(end)
-        starter.communicate()
+        starter.communicate(timeout=WAIT_S)
         wait_for(lambda: not in_namespace(namespace) and link not in links())
         wait_for(lambda: not folder.exists())
 
@@ -313,7 +315,7 @@ class Command:
 
     def __call__(self, *words: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         command = [*before, sys.executable, "-m", "hil.testing.virtual_board.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=WAIT_S)
+        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=5 * WAIT_S)
 
 
 @pytest.fixture
@@ -330,7 +332,7 @@ def test_the_command_starts_a_board_and_says_how_to_reach_it(command: Command) -
     reach = json.loads(done.stdout)
     assert list(reach) == ["address", "identity", "known_hosts"]
     login = ["ssh", "-F", "none", "-i", reach["identity"], "-o", f"UserKnownHostsFile={reach['known_hosts']}"]
-    tried = [*login, "-o", "ConnectTimeout=1", reach["address"], "hostname"]
+    tried = [*login, reach["address"], "hostname"]
     there = command("exec", "--", *tried)
     assert there.stdout == "pi\n", there.stderr
 
@@ -339,7 +341,7 @@ def test_the_command_starts_a_board_and_says_how_to_reach_it(command: Command) -
     again = command("up", "pi", "--netem", "delay 1ms")
     assert json.loads(again.stdout) == reach, again.stderr
     assert command("cut", "pi").returncode == 0
-    assert command("exec", "--", *tried).returncode == 255
+    assert command("exec", "--", tried[0], "-o", "ConnectTimeout=1", *tried[1:]).returncode == 255
     assert command("restore", "pi").returncode == 0
     assert command("reboot", "pi").returncode == 0
     assert command("exec", "--", *tried).stdout == "pi\n"
@@ -382,17 +384,6 @@ def test_missing_privileges_are_told(command: Command, before: list[str], messag
     assert message in done.stderr
     assert "HIL_NO_BOARDS=1" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_whole_machine_has_a_kernel_of_its_own(make_board: MakeBoard) -> None:
-    board = make_board(arch="aarch64", system=True)
-    assert said(board, "uname -r") != os.uname().release
-    before = said(board, "cat /proc/sys/kernel/random/boot_id")
-    said(board, "echo kept >file; sync")
-    board.reboot()
-    assert said(board, "cat /proc/sys/kernel/random/boot_id") != before
-    assert said(board, "cat file") == "kept"
 
 
 @pytest.mark.parametrize(

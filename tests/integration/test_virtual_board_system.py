@@ -90,6 +90,14 @@ def test_it_reboots_itself_and_keeps_its_disk(machine: VirtualBoard, command: st
     assert machine.status()["power"] == "on"
 
 
+def test_a_reset_from_outside_is_another_boot_with_the_same_disk(machine: VirtualBoard) -> None:
+    before = boot_id(machine)
+    said(machine, "echo kept >/root/kept; sync")
+    machine.reboot()
+    assert boot_id(machine) not in ("", before)
+    assert said(machine, "cat /root/kept") == "kept"
+
+
 def test_its_clock_jumps_by_an_hour_and_nobody_elses_does(machine: VirtualBoard) -> None:
     uptime = float(said(machine, "cat /proc/uptime").split()[0])
     offset = int(said(machine, "date +%s")) - time.time()

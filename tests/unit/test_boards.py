@@ -48,6 +48,11 @@ def test_a_board_with_an_address_is_read_whole(tmp_path):
         ('[simulator]\nfaults = "crash"\n', "faults must be a list"),
         ('[compile_flags]\niree = "--a"\n[simulator]\n', "iree must be a list"),
         ("[connection]\naccept_new_host_key = 1\n", "must be true or false"),
+        ("[board]\npath = 'x'\n", "no 'path'"),
+        ("[board]\ndevices = {iree = 'gpu'}\n", "no 'devices'"),
+        ("[devices]\niree = 3\n", "table of texts"),
+        ('[connection]\naddress = "unix:a\\u0000b"\n', "no name can"),
+        ('[compile_flags]\niree = ["a\\u0000b"]\n', "no argument can"),
     ],
 )
 def test_a_wrong_config_says_what_is_wrong(tmp_path, text, word):

@@ -13,7 +13,7 @@ from hil.controller.care.check import FAIL, PASS, SKIP, WARN, Check
 from hil.controller.care.conditions import firmware_bits
 from hil.controller.care.way import way_to
 from hil.controller.choice import BoardChoice
-from hil.errors import BoardBusy, BoardError
+from hil.errors import BoardBusy, BoardError, HilError, UsageError
 from hil.power import Power
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _agent(choice: BoardChoice, runtime: str, say: Say) -> Iterator[Check]:
         yield Check("agent", *_agent_words(board.info, time.monotonic() - start))
         yield from of_info(board.info, asked)
         usable = yield from _runtime(board.info, runtime or board.config.runtime)
-        if usable:
+        if usable and (yield from _command(board)):
             yield _program(board, runtime)
 
 
@@ -183,10 +183,34 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
             )
         else:
             usable = usable or name == wanted
-            yield Check(f"runtime {name}", PASS, f"{one.get('version', '')} on {', '.join(one.get('devices', ()))}")
+            yield Check(f"runtime {name}", PASS, runtime_words(one))
     if wanted not in found:
         yield Check(f"runtime {wanted}", FAIL, "the board's agent does not know it", f"one of {', '.join(found)}")
     return usable
+
+
+def _command(board: AnyBoard) -> Generator[Check, None, bool]:
+    """Whether the program is there that the config names, on a board that is served by command."""
+    from hil.controller.commanded import CommandBoard
+
+    if isinstance(board, CommandBoard):
+        try:
+            if place := board.find():
+                yield Check("command", PASS, place)
+        except HilError as error:
+            yield Check("command", FAIL, error.message, error.hint)
+            return False
+    return True
+
+
+def runtime_words(runtime: Mapping[str, Any]) -> str:
+    """Version and devices of a runtime as Describe has it, or the command that stands for an agent's."""
+    words = [runtime.get("version", "")]
+    if devices := ", ".join(runtime.get("devices", ())):
+        words.append(f"on {devices}")
+    if command := runtime.get("command", ""):
+        words.append(f"by the command {command}")
+    return " ".join(filter(None, words))
 
 
 # ---- a program
@@ -195,15 +219,23 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
 def _program(board: AnyBoard, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.cache import Cache
+    from hil.controller.compilers import compilers
     from hil.controller.isolated import Isolated
     from hil.controller.pipeline import Options, Workshop, begin, conclude, execute, prepare, refer_case
     from hil.results import Outcome
 
+    wanted = runtime or board.config.runtime
+    if wanted not in (*compilers(), "onnxruntime"):
+        found = f"hil has no compiler for {wanted}, and so nothing to try"
+        return Check("program", SKIP, found, "hil run a program that its own compiler made")
     with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)
-        case = begin(_tiny_model(Path(folder)), Options(runtime=runtime), Path(folder), shop)
-        case = conclude(refer_case(execute(prepare(case, board.config, shop), board, shop), shop), shop)
+        try:
+            case = begin(_tiny_model(Path(folder)), Options(runtime=runtime), Path(folder), shop)
+            case = conclude(refer_case(execute(prepare(case, board.config, shop), board, shop), shop), shop)
+        except UsageError as error:
+            return Check("program", FAIL, error.message, error.hint)
     if case.outcome is Outcome.PASS:
         return Check("program", PASS, "a tiny model runs and gives the right answer")
     if isinstance(case.error, BoardBusy):

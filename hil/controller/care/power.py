@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from typing import TypeVar
@@ -40,8 +42,12 @@ def switch(power: Power, action: str, *, board: str) -> str:
         BoardError: the hook failed.
     """
     if action == "cycle" and "cycle" not in power.hooks and power.can("cycle"):
-        off = switch(power, "off", board=board)
-        time.sleep(power.delay)
+        try:
+            off = switch(power, "off", board=board)
+            time.sleep(power.delay)
+        except KeyboardInterrupt:  # nobody leaves a board without power by that
+            switch(power, "on", board=board)
+            raise
         return "\n".join(filter(None, (off, switch(power, "on", board=board))))
     hook = power.hooks.get(action)
     if hook is None:
@@ -161,16 +167,25 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
 
 def _http(hook: Http, timeout: float, action: str, board: str) -> str:
     data = hook.body.encode() if hook.body or hook.method in ("POST", "PUT", "PATCH") else None
+    headers = dict(hook.headers)
+    shown = ""
     try:
-        request = urllib.request.Request(hook.url, data, dict(hook.headers), method=hook.method)
+        parts = urllib.parse.urlsplit(hook.url)
+        login, _, place = parts.netloc.rpartition("@")
+        # Errors are stored and passed on: no password or token in them.
+        shown = f"{parts.scheme}://{place}{parts.path}"
+        if login:
+            headers["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()}"
+        url = parts._replace(netloc=place).geturl()
+        request = urllib.request.Request(url, data, headers, method=hook.method)
         with urllib.request.urlopen(request, timeout=timeout) as reply:
             return str(reply.read(_SHOWN).decode(errors="replace"))
     except (OSError, ValueError, http.client.HTTPException) as error:
         detail = ""
         if isinstance(error, urllib.error.HTTPError):
-            with error:
+            with error, contextlib.suppress(OSError, http.client.HTTPException):
                 detail = error.read(_SHOWN).decode(errors="replace")
-        hint = f"try {hook.method} {hook.url} by hand"
+        hint = f"try {hook.method} {shown} by hand"
         raise BoardError(f"the {action} request failed: {error}", board=board, hint=hint, detail=detail) from error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.care.check import FAIL, PASS, SKIP, Check
 from hil.controller.choice import BoardChoice
-from hil.errors import BoardError
+from hil.errors import BoardError, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
@@ -38,7 +38,7 @@ def way_to(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | No
     address = parse_address(where)
     config = read_ssh_config()
     looked_up = config.lookup(address.host)
-    host, port = str(looked_up["hostname"]), address.port or int(looked_up.get("port", 22))
+    host, port = str(looked_up["hostname"]), address.port or _port(str(looked_up.get("port", 22)), address.host)
     settings = settings_for(config, address.host)
     if settings.jumps or settings.proxy_command:
         by = ", ".join(map(str, settings.jumps)) or settings.proxy_command
@@ -58,6 +58,12 @@ def way_to(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | No
     yield Check("host key", PASS, f"pinned: {shell.fingerprint}")
     yield Check("login", PASS, f"as {shell.user}")
     return shell
+
+
+def _port(text: str, host: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise UsageError(f"the ssh config's port of {host} is {text!r}", hint="`ssh -G HOST` tells what is wrong")
+    return int(text)
 
 
 def _tcp(host: str, port: int) -> Generator[Check, None, bool]:

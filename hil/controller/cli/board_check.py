@@ -110,6 +110,8 @@ def info(as_json: bool, **settings: Any) -> None:
 
 def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     """What is said of a board, a line each; what it does not show has none."""
+    from hil.controller.care.checks import runtime_words
+
     machine: dict[str, Any] = said.get("machine", {})
     memory = int(said.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
     holder = said.get("holder", {})
@@ -118,22 +120,20 @@ def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
         ("host key", fingerprint),
         ("agent", f"hil {said['agent_version']}, protocol {said['protocol']}" if "protocol" in said else "none"),
         ("build", said.get("build", "")),
-        (
-            "machine",
-            f"{machine.get('arch', '')} {machine.get('cpu_model', '')}".strip() + f", {machine.get('cores')} cores",
-        ),
+        ("machine", _joined(f"{machine.get('arch', '')} {machine.get('cpu_model', '')}".strip(), _cores(machine))),
         ("cpu parts", " ".join(machine.get("cpu_parts", ()))),
         ("compile for", _target(machine)),
-        ("system", f"{machine.get('system', '')} {machine.get('kernel', '')}, {machine.get('libc', '')}"),
+        (
+            "system",
+            _joined(f"{machine.get('system', '')} {machine.get('kernel', '')}".strip(), machine.get("libc", "")),
+        ),
         ("python", machine.get("python", "")),
         ("boot", machine.get("boot_id", "")),
         ("memory", f"{memory / 2**20:.0f} MiB for a program" if memory else ""),
     ]
     for one in said.get("runtimes", ()):
-        state = (
-            f"does not work: {one['error']}" if one.get("error") else f"{one['version']} on {', '.join(one['devices'])}"
-        )
-        rows.append(("runtime", f"{one['name']} {state}"))
+        state = f"does not work: {one['error']}" if one.get("error") else runtime_words(one)
+        rows.append(("runtime", f"{one['name']} {state}".rstrip()))
     for one in said.get("readings", ()):
         rows.append(
             (
@@ -149,6 +149,14 @@ def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
             )
         )
     return [(key, value) for key, value in rows if value]
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _cores(machine: dict[str, Any]) -> str:
+    return f"{machine['cores']} cores" if machine.get("cores") else ""
 
 
 def _target(machine: dict[str, Any]) -> str:

@@ -37,6 +37,8 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
             client.describe()
             client.open_session("hil board logs", wait_s=5.0, on_wait=say)
             text = client.logs()[-lines:]
+    if not text:
+        say(f"{choice.name}: nothing was written there; an agent's log begins when it is started the first time")
     if as_json:
         print_json({"schema": 1, "board": choice.name, "lines": text})
     for line in () if as_json else text:

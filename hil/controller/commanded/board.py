@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import posixpath
 import tempfile
 from collections.abc import Callable, Iterator
@@ -122,7 +123,7 @@ class CommandBoard:
         parts = scripts.parts(done.out.decode(errors="replace"))
         if done.code or "end" not in parts:
             raise BoardError(
-                f"hil's folder {folder or '.hil'} cannot be made on the board"
+                f"hil's folder {folder or '.hil'} cannot be made on the board, or is somebody else's"
                 if done.code == scripts.NO_FOLDER
                 else "the board's shell does not do what a POSIX shell does",
                 hint="name another one in the board's config: [connection] folder"
@@ -197,7 +198,7 @@ class CommandBoard:
         if self.command.program:
             return None
         if self.command.file:
-            path = self._where / Path(self.command.file).expanduser()
+            path = self._where / os.path.expanduser(self.command.file)  # noqa: PTH111 (it takes unknown users as they are)
             if not path.is_file():
                 raise UsageError(f"the program {path} of the board's [runtime] is no file")
             return path
@@ -221,13 +222,17 @@ class CommandBoard:
                 name: self.store.place(Item(path, artifact.digests[name])) for name, path in artifact.files.items()
             }
             tool = self._tool()
-            return CommandProgram(
-                self, artifact, signature, places, self.store.place(tool) if tool else self._on_board()
-            )
+            return CommandProgram(self, artifact, signature, places, self.store.place(tool) if tool else self.find())
 
-    def _on_board(self) -> str:
-        """Where the program that the config names lies on the board."""
+    def find(self) -> str:
+        """Where the program that the config names lies on the board; "" where hil puts one there.
+
+        Raises:
+            LoadFailed: it is not there.
+        """
         program = self.command.program
+        if not program:
+            return ""
         said = self.shell.run(["sh", "-c", 'command -v -- "$1"', "hil", program], timeout=_CALL_S, check=False)
         if said.code or not said.text:
             raise LoadFailed(

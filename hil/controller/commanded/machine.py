@@ -60,7 +60,7 @@ def _readings(values: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]
         device = posixpath.basename(folder)
         kind = values.get(f"{folder}/type", "")
         core = device.replace("policy", "cpu")
-        with contextlib.suppress(ValueError):  # a driver's "<unknown>"
+        with contextlib.suppress(ValueError, IndexError):  # a driver's "<unknown>"
             if name == "scaling_cur_freq":
                 yield f"{core} frequency", {"value": float(text) / 1000, "unit": "MHz"}
             elif name == "scaling_max_freq":
@@ -82,4 +82,4 @@ def _readings(values: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _natural(text: str) -> list[Any]:
-    return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", text)]
+    return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", text)]

@@ -24,7 +24,7 @@ from hil.controller.commanded.values import (
     write_inputs,
 )
 from hil.controller.commanded.verdicts import failure
-from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageTimeout
+from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageTimeout, StorageError
 from hil.results import RunResult
 from hil.runtime_command import fill
 from hil.tensors import Array, TensorSpec
@@ -32,8 +32,10 @@ from hil.tensors import Array, TensorSpec
 if TYPE_CHECKING:
     from hil.controller.commanded.board import CommandBoard
 
-# Past its limit the board's side should have answered; then the board itself is given up.
+# Past its limit the board's side should have answered; then the board itself is given up. It counts seconds by
+# sleeping, and a slow board is late at each: 7 % where it is emulated.
 _GRACE_S = 15.0
+_SLOW = 1.25
 _CALL_S = 60.0
 _SPARE_BYTES = 1 << 16
 _DETAIL = 4000
@@ -106,7 +108,11 @@ class CommandProgram:
         remote = f"{board.folder}/runs/{secrets.token_hex(8)}"
         with tempfile.TemporaryDirectory(prefix="hil-command-") as place, board.located("run"):
             local = Path(place)
-            arguments, files = write_inputs(self._signature, inputs, board.command, local, remote)
+            try:
+                arguments, files = write_inputs(self._signature, inputs, board.command, local, remote)
+            except OSError as error:
+                text = f"cannot write the inputs to {local}: {error.strerror or error}"
+                raise StorageError(text, hint="make room there, or set TMPDIR to another folder") from error
             try:
                 self._send(local, remote, files)
                 argv = self._argv(arguments, remote)
@@ -187,7 +193,10 @@ class CommandProgram:
         files = output_files(self._signature, board.command)
         whole = scripts.run(remote, files, argv, limit_s=limit, wait_s=wait_s, environment=board.command.environment)
         start = time.monotonic()
-        done = board.shell.run(whole, timeout=limit + wait_s + _GRACE_S, check=False)
+        try:
+            done = board.shell.run(whole, timeout=(limit + wait_s) * _SLOW + _GRACE_S, check=False)
+        except BoardLost as error:  # its own message shows the script
+            raise BoardLost("the link broke or the board hung during the run", detail=error.message) from error
         wall = time.monotonic() - start
         ended = scripts.ended(done.out.decode(errors="replace"))
         if ended is None or ended.how == "gone":
@@ -202,6 +211,8 @@ class CommandProgram:
             raise late
         if ended.code:
             raise failure(ended, done.err, board.title)
+        if len(ended.sizes) != len(files):
+            raise BoardError("the board's shell does not tell the size of a file", detail=done.err[-_DETAIL:])
         return max(wall - ended.waited_s, 0.0), ended.sizes
 
     def _fetch(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 _MARK = "hil-command"
-# What the probe ends with where it cannot make hil's folder.
+# What the probe ends with where it cannot make hil's folder, or somebody else made it.
 NO_FOLDER = 73
 
 # Functions for the two scripts below: a part's title, and FILE:VALUE of all that may change while a program runs.
@@ -39,7 +39,8 @@ case $1 in
 /*) set -- "$1/command" ;;
 *) set -- "${HOME:-/}/$1/command" ;;
 esac
-mkdir -p -- "$1/programs" "$1/runs" && chmod 700 "$1" "$1/programs" "$1/runs" && cd -- "$1" || exit 73
+[ ! -L "$1" ] && mkdir -p -- "$1/programs" "$1/runs" && [ -O "$1" ] || exit 73
+chmod 700 "$1" "$1/programs" "$1/runs" && cd -- "$1" || exit 73
 part folder; pwd -P
 part system; uname -s
 part hostname; uname -n
@@ -81,8 +82,8 @@ df -Pk -- "$1" 2>/dev/null || df -k "$1"
 
 # LIMIT_S WAIT_S FOLDER OUTPUT... -- PROGRAM ARGUMENT...
 # The program is the head of a process group of its own, which ends at the limit, or as soon as nobody listens any more:
-# a sign of life is written every second, and fails once the link is gone. One run at a time: they share a lock, which
-# the program holds as long as it lives.
+# a sign of life is written every second, and fails once the link is gone. One run at a time: the folder of all runs is
+# locked, by the program, for as long as it lives.
 _RUN = """
 umask 077
 ulimit -c 0 2>/dev/null
@@ -91,7 +92,7 @@ cd -- "$run" || { echo hil-command gone; exit 0; }
 outputs=0; for one do [ "$one" = -- ] && break; outputs=$((outputs + 1)); done
 rm -f -- o[0-9]* out err late
 if command -v flock >/dev/null 2>&1; then
-  exec 9>../../lock
+  exec 9<..
   until flock -n 9; do
     [ "$waited" -lt "$patience" ] || { echo hil-command busy; exit 0; }
     waited=$((waited + 1))

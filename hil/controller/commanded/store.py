@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.commanded import scripts
+from hil.digest import digest_file
 from hil.errors import BoardError, BoardLost, LoadFailed
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ Progress = Callable[[int, int], None]
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _CHECK_S = 120.0
-_PUSH_S = 1800.0
 # On a full disk, programs that nobody has used for an hour make room; else those of a month ago go.
 _PRUNE_MINUTES = 30 * 24 * 60
 _FULL_PRUNE_MINUTES = 60
@@ -77,11 +76,13 @@ class Store:
             LoadFailed: the board has no room.
             BoardLost: the link broke, or what arrived is not what was sent.
         """
-        wanted = {item.name: item for item in items if item.name not in self._intact}
-        missing = self._missing(shell, wanted.values())
-        total = sum(item.path.stat().st_size for item in missing)
+        wanted = {item.name: item for item in items}
+        missing = self._missing(shell, [item for name, item in wanted.items() if name not in self._intact])
         if missing:
-            self.make_room(shell, total, "the program")
+            self.make_room(shell, sum(item.path.stat().st_size for item in missing), "the program")
+            # What made room may be one of ours, of long ago.
+            missing = self._missing(shell, wanted.values())
+        total = sum(item.path.stat().st_size for item in missing)
         sent = 0
 
         def count(size: int) -> None:
@@ -110,6 +111,7 @@ class Store:
         Raises:
             LoadFailed: they still do not fit.
         """
+        self._intact.clear()
         for minutes in (_PRUNE_MINUTES, _FULL_PRUNE_MINUTES):
             said = shell.run(scripts.room(self._folder, minutes), timeout=_CHECK_S, check=False)
             free = scripts.free_bytes(said.text)
@@ -149,5 +151,4 @@ def _is_same(item: Item, found: tuple[int, str] | None) -> bool:
         return False
     if not found[1]:  # the board has no tool for it: the name and the size have to do
         return True
-    with item.path.open("rb") as file:
-        return hashlib.sha256(file.read()).hexdigest() == found[1]
+    return digest_file(item.path, "sha256") == f"sha256:{found[1]}"

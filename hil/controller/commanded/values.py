@@ -130,17 +130,20 @@ def read_output(spec: TensorSpec, file: Path) -> Array:
     """
     try:
         if file.suffix == ".npy":
-            return _from_npy(spec, load_npy(file))
+            return _from_npy(spec, load_npy(file, spec.dtype))
         return _from_elements(spec, file.read_bytes())
     except UsageError as error:
         raise RunFailed(f"output {spec.name!r} cannot be read: {error.message}") from error
+    except MemoryError as error:
+        raise RunFailed(f"output {spec.name!r} cannot be read: it says that it is larger than memory") from error
 
 
 def _from_npy(spec: TensorSpec, array: Array) -> Array:
     wanted = dtype_of(spec.dtype)
-    if _is_number(spec):
+    dtype_name(array.dtype)  # one that hil knows
+    if _is_number(spec) and array.size == 1 and (array.dtype.kind == "f") == (wanted.kind == "f"):
         # A number comes back in the type that the command's ABI gives it, which is as wide or wider.
-        return np.asarray(array.astype(wanted))
+        return np.asarray(array.reshape(()).astype(wanted))
     same_bits = array.dtype.itemsize == wanted.itemsize and {array.dtype.kind, wanted.kind} == {"i", "u"}
     # Elements without a sign are written as if they had one: the function says which they are.
     return array.view(wanted) if same_bits else array

@@ -11,6 +11,8 @@ from hil.controller.isolated import signal_name
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 
 _CANNOT_START = (126, 127)
+# A shell adds the signal's number to 128; a program that ends with -1 has the code 255, and crashed of nothing.
+_SIGNALS = range(129, 129 + 64)
 _DETAIL = 4000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # iree-run-module and its forks say this once the program is loaded and its inputs are read.
@@ -36,7 +38,7 @@ def failure(ended: Ended, err: str, program: str) -> HilError:
             hint="the program, or a library that it needs (glibc, libstdc++), is missing there or is of another CPU",
             detail=detail,
         )
-    if ended.code > 128:
+    if ended.code in _SIGNALS:
         return _crash(ended.code - 128, name, detail)
     if _OF_IREE.search(said) and not _BEGUN.search(ended.out):
         return LoadFailed(

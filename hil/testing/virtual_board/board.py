@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import BoardError, BoardLost
-from hil.testing.virtual_board.host import link_name, says_ssh, unplug
+from hil.testing.virtual_board.host import end, link_name, says_ssh, unplug
 from hil.testing.virtual_board.plan import Plan
 
 _READY_S = 60.0
 _ANSWER_S = 30.0
+_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,15 @@ class VirtualBoard:
         Raises:
             BoardError: it did not, in that many seconds.
         """
-        end = time.monotonic() + timeout
-        while not says_ssh(self.ip):
+        deadline = time.monotonic() + timeout
+        # A booting board loses the first packet, and the kernel would send it again only after a second; but a network
+        # that was made slow takes longer to answer.
+        patience = 0.3
+        while not says_ssh(self.ip, patience):
+            patience = min(1.5 * patience, _PATIENCE_S)
             if self.status()["power"] == "off":
                 raise BoardError("the virtual board went off", board=self.name, detail=self.console)
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise BoardError(f"no SSH server after {timeout:.0f} s", board=self.name, detail=self.console)
             time.sleep(0.02)
 
@@ -178,7 +183,10 @@ class VirtualBoard:
         if self._lifeline is not None:
             assert self._lifeline.stdin is not None
             self._lifeline.stdin.close()
-            self._lifeline.wait()
+            try:
+                self._lifeline.wait(_ANSWER_S)
+            except subprocess.TimeoutExpired:  # it hangs
+                end(self._lifeline)
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
         """Have the keeper do something."""

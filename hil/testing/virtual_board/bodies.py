@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from hil.testing.virtual_board.places import cache_folder
 from hil.testing.virtual_board.plan import Plan, card
 
 _BOOT = Path(__file__).with_name("boot.sh")
@@ -137,7 +136,7 @@ class WholeMachine:
     def __init__(self, plan: Plan, root: Path, folder: Path) -> None:
         from hil.testing.virtual_board import system
 
-        self._image = system.prepare(cache_folder())
+        self._image = system.prepare()
         self._machine = system.Machine(
             folder.relative_to(Path.cwd()),
             plan.name,

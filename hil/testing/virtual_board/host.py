@@ -22,7 +22,6 @@ _SBIN = ":/usr/sbin:/sbin"
 _NETWORK = "10.231"
 _NETWORKS = 1 << 14
 _TRIES = 20
-_CONNECT_S = 0.3
 _PRIVILEGED = "run it as root, in a container with --privileged; HIL_NO_BOARDS=1 leaves out the tests that need one"
 _GREETING_S = 10.0
 # Only once its users are mapped can it mount anything, and only a program started after that has root's powers there.
@@ -38,7 +37,9 @@ def require() -> None:
     """
     if sys.platform != "linux":
         raise UsageError("virtual boards need Linux", hint="set HIL_NO_BOARDS=1 to leave their tests out")
-    os.environ["PATH"] = os.environ.get("PATH", os.defpath) + _SBIN
+    path = os.environ.get("PATH", os.defpath)
+    if not path.endswith(_SBIN):
+        os.environ["PATH"] = path + _SBIN
     missing = [tool for tool in _TOOLS if not shutil.which(tool)]
     if missing:
         raise UsageError(
@@ -147,11 +148,10 @@ def _ip(words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", *words.split()], capture_output=True, text=True)
 
 
-def says_ssh(address: str) -> bool:
-    """Whether an SSH server greets at an address."""
+def says_ssh(address: str, patience: float) -> bool:
+    """Whether an SSH server greets at an address, which answers within so many seconds."""
     try:
-        # A booting board loses the first packet; the kernel would send it again only after a second.
-        with socket.create_connection((address, 22), timeout=_CONNECT_S) as connection:
+        with socket.create_connection((address, 22), timeout=patience) as connection:
             connection.settimeout(_GREETING_S)
             return connection.recv(4) == b"SSH-"
     except OSError:

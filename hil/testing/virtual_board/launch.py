@@ -17,7 +17,7 @@ from hil.testing.virtual_board import host, packages
 from hil.testing.virtual_board import netem as network
 from hil.testing.virtual_board import system as machine
 from hil.testing.virtual_board.board import VirtualBoard
-from hil.testing.virtual_board.places import cache_folder, made
+from hil.testing.virtual_board.places import made
 from hil.testing.virtual_board.plan import Plan
 from hil.testing.virtual_board.rootfs import SSHD_CONFIG, emulator, root_filesystem
 
@@ -82,7 +82,7 @@ def _provide(plan: Plan, folder: Path) -> Plan:
     if plan.system:
         if plan.arch != "aarch64":
             raise UsageError("a virtual board that is a whole machine has the architecture aarch64")
-        machine.prepare(cache_folder())
+        machine.prepare()
     elif plan.arch != packages.host_arch():
         program, cpu = str(emulator(plan.arch)), _CPU[plan.arch]
     rootfs = str(root_filesystem(plan.arch))

@@ -6,7 +6,8 @@ import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hil.errors import UsageError
@@ -101,11 +102,11 @@ def emulator(arch: str) -> Path:
     """
 
     def build(folder: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            apt = packages.Apt(Path(scratch) / "apt", packages.host_arch(), _EMULATOR_RELEASE)
+        with scratch_for(folder) as scratch:
+            apt = packages.Apt(scratch / "apt", packages.host_arch(), _EMULATOR_RELEASE)
             apt.update()
-            packages.unpack(apt.download_alone("qemu-user"), made(Path(scratch) / "root"), f"./usr/bin/qemu-{arch}")
-            (Path(scratch) / "root/usr/bin" / f"qemu-{arch}").rename(folder / f"qemu-{arch}")
+            packages.unpack(apt.download_alone("qemu-user"), made(scratch / "root"), f"./usr/bin/qemu-{arch}")
+            (scratch / "root/usr/bin" / f"qemu-{arch}").rename(folder / f"qemu-{arch}")
 
     return cached(f"qemu-user-{arch}", _EMULATOR_RELEASE, build) / f"qemu-{arch}"
 
@@ -135,9 +136,16 @@ def cached(name: str, recipe: str, build: Builder) -> Path:
     return folder
 
 
+@contextmanager
+def scratch_for(folder: Path) -> Iterator[Path]:
+    """A folder for what is needed only while :func:`cached` has another one built; a killed one's goes at the next."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.stem}-", suffix=".part") as scratch:
+        yield Path(scratch)
+
+
 def _build(root: Path, arch: str) -> None:
-    with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
-        apt = packages.Apt(Path(scratch), arch)
+    with scratch_for(root) as scratch:
+        apt = packages.Apt(scratch, arch)
         apt.update()
         root.chmod(0o755)
         for place in _MERGED:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_interface
@@ -22,7 +21,7 @@ from pathlib import Path
 from hil.errors import StorageError, UsageError
 from hil.testing.virtual_board.packages import Apt, host_arch, unpack
 from hil.testing.virtual_board.places import made
-from hil.testing.virtual_board.rootfs import cached
+from hil.testing.virtual_board.rootfs import cached, scratch_for
 from hil.testing.virtual_board.system_initrd import in_load_order, initrd
 
 # Never "max": what it emulates on top (pointer authentication) makes the boot five times slower.
@@ -98,7 +97,7 @@ class Machine:
         return self.folder / "serial"
 
 
-def prepare(_cache: Path | None = None) -> SystemImage:
+def prepare() -> SystemImage:
     """Get the kernel, its drivers and an emulator, unless this machine has one: 80 MB in the cache, some 15 s, once.
 
     Raises:
@@ -109,10 +108,10 @@ def prepare(_cache: Path | None = None) -> SystemImage:
     installed = shutil.which(_QEMU)
 
     def build(folder: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            _take_kernel(Path(scratch, "board"), folder)
+        with scratch_for(folder) as scratch:
+            _take_kernel(scratch / "board", folder)
             if not installed:
-                _take_qemu(Path(scratch, "host"), folder)
+                _take_qemu(scratch / "host", folder)
 
     folder = cached("system", repr((_KERNEL, _MODULES, not installed)), build)
     qemu = folder / "qemu"

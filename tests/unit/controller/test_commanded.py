@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,17 @@ from hil.controller.commanded import CommandBoard, open_command_board, scripts
 from hil.controller.commanded.machine import machine, readings
 from hil.controller.commanded.tool import iree_run_module
 from hil.digest import digest_file
-from hil.errors import BoardBusy, BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout, UsageError
+from hil.errors import (
+    BoardBusy,
+    BoardError,
+    BoardLost,
+    LoadFailed,
+    RunCrashed,
+    RunFailed,
+    StageTimeout,
+    StorageError,
+    UsageError,
+)
 from hil.iree_values import mlir_type
 from hil.runtime_command import RuntimeCommand, fill, parse_runtime
 from hil.tensors import Array, TensorSpec, dtype_of
@@ -339,6 +351,16 @@ def test_programs_that_nobody_uses_make_room(open_board, shell, functions):
     assert len(list((Path(board.folder) / "programs").iterdir())) == 2
 
 
+def test_a_program_that_had_to_make_room_is_sent_again(open_board, shell, functions, identities):
+    board = open_board()
+    first, second = artifact_of(functions, "none"), artifact_of(identities, "int8_fixed")
+    board.push(first)
+    for path in (Path(board.folder) / "programs").glob("*.vmfb"):
+        os.utime(path, (time.time() - 40 * 86400,) * 2)
+    board.push(second)
+    assert board.push(first) == functions.stat().st_size
+
+
 # ---- what is left behind
 
 
@@ -590,6 +612,75 @@ def test_an_output_of_the_wrong_size_is_a_run_error(open_board, shell, tmp_path)
             run(open_board(command), artifact)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "written", "words"),
+    [
+        ("int32", np.array(2.5, np.float32), ""),
+        ("int32", np.array([1, 2], np.int32), ""),
+        ("float32", np.array(3, "datetime64[s]"), "not supported"),
+    ],
+)
+def test_a_number_is_not_made_of_what_is_none(open_board, shell, tmp_path, dtype, written, words):
+    np.save(shell.home / "written.npy", written)
+    program = vendor(shell, f'cp {shlex.quote(str(shell.home / "written.npy"))} "${{1#--output=@}}"')
+    (tmp_path / "model").write_bytes(b"x")
+    spec = TensorSpec("scalar:x", dtype, ())
+    artifact = replace(artifact_of(tmp_path / "model", "f"), inputs=(), outputs=(spec,))
+    board = open_board(RuntimeCommand("command", program, flags=("{outputs}",)))
+    if words:
+        with pytest.raises(RunFailed, match=words):
+            run(board, artifact)
+    else:
+        result, _, _ = run(board, artifact)
+        (output,) = result.outputs.values()
+        assert (output.dtype, output.shape) == (written.dtype, written.shape)
+        np.testing.assert_array_equal(output, written)
+
+
+def test_an_output_that_says_it_is_larger_than_memory_is_a_run_error(open_board, shell, tmp_path):
+    with (shell.home / "huge.npy").open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 60,)}
+        np.lib.format.write_array_header_1_0(file, header)
+    program = vendor(shell, f'cp {shlex.quote(str(shell.home / "huge.npy"))} "${{1#--output=@}}"')
+    (tmp_path / "model").write_bytes(b"x")
+    artifact = replace(
+        artifact_of(tmp_path / "model", "f"), inputs=(), outputs=(TensorSpec("x", "float32", (1 << 60,)),)
+    )
+    with pytest.raises(RunFailed, match="cannot be read"):
+        run(open_board(RuntimeCommand("command", program, flags=("{outputs}",))), artifact)
+
+
+def test_a_full_disk_of_this_machine_is_not_the_boards_failure(open_board, identities):
+    board, artifact = open_board(), artifact_of(identities, "int8_rows")
+    board.push(artifact)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with board.load(artifact) as program:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        try:
+            with pytest.raises(StorageError, match="cannot write the inputs"):
+                program.run({"a": np.ones((2, 1 << 20), np.int8)})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_command_that_ends_with_minus_one_failed_and_did_not_crash(open_board, shell, functions):
+    program = vendor(shell, "echo no licence >&2; exit 255")
+    with pytest.raises(RunFailed, match="exit code 255: no licence"):
+        run(open_board(RuntimeCommand("command", program)), artifact_of(functions, "none"))
+
+
+def test_a_board_that_tells_no_sizes_is_the_boards_failure(open_board, shell, functions):
+    board = open_board()
+    board.push(artifact_of(functions, "none"))
+    tools = shell.home / "tools"
+    tools.mkdir()
+    for name in ("sh", "rm", "flock", "setsid", "sleep", "tail", "mkdir"):
+        (tools / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    shell.path = str(tools)
+    with pytest.raises(BoardError, match="does not tell the size"):
+        board.load(artifact_of(functions, "none")).run({})
+
+
 def test_a_command_that_is_not_there_or_cannot_start_is_a_load_error(open_board, shell, functions, tmp_path):
     artifact = artifact_of(functions, "none")
     for program in ("no-such-vendor-run", "/no/such/vendor-run"):
@@ -598,8 +689,9 @@ def test_a_command_that_is_not_there_or_cannot_start_is_a_load_error(open_board,
     (tmp_path / "broken").write_bytes(b"\x7fELF and nothing more")
     with pytest.raises(LoadFailed, match="cannot start the command broken"):
         run(open_board(RuntimeCommand("command", file="broken")), artifact)
-    with pytest.raises(UsageError, match="is no file"):
-        open_board(RuntimeCommand("command", file="absent")).push(artifact)
+    for file in ("absent", "~nobody-there/absent"):
+        with pytest.raises(UsageError, match="is no file"):
+            open_board(RuntimeCommand("command", file=file)).push(artifact)
 
 
 def test_only_iree_has_a_command_of_hils_own(open_board, shell):
@@ -645,6 +737,7 @@ def test_a_folder_that_cannot_be_made_is_the_boards_failure(open_board, shell):
         ({"flags": ["{surprise}"]}, "has no {surprise}"),
         ({"output": "{value}"}, "has no {value}"),
         ({"environment": {"A=B": "1"}}, "cannot be"),
+        ({"environment": {"-i": "1"}}, "cannot be"),
         ({"environment": {"A": 1}}, "table of texts"),
         ({"flags": ["a\0b"]}, "no argument can"),
     ],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
+import signal
+import socket
 import sys
 import threading
 import time
@@ -38,12 +41,15 @@ class SwitchedSocket:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str | None, bytes]] = []
+        self.logins: list[str] = []
         self.status = 200
         unit = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if login := self.headers.get("Authorization"):
+                    unit.logins.append(login)
                 unit.requests.append((self.command, self.path, self.headers.get("X-Key"), body))
                 self.send_response(unit.status)
                 self.end_headers()
@@ -137,6 +143,9 @@ def test_the_keys_of_labgrids_external_power_driver_are_taken_as_they_are():
         ({"boot_s": True}, "seconds"),
         ({"delay": -1}, "seconds"),
         ({"delay": float("nan")}, "seconds"),
+        ({"boot_s": float("inf")}, "seconds"),
+        ({"timeout_s": 10**400}, "seconds"),
+        ({"reset": ["a\0b"]}, "no argument can"),
     ],
 )
 def test_a_wrong_table_is_told_with_its_place(table, said):
@@ -194,6 +203,25 @@ def test_a_cycle_is_off_then_on_where_there_is_no_hook_for_it(log):
     assert log.read_text().split() == ["off", "on"]
 
 
+def test_a_cycle_that_is_interrupted_does_not_leave_the_power_off(log):
+    power = Power({"off": note(log, "off"), "on": note(log, "on")}, delay=60.0)
+    me = threading.main_thread().ident
+
+    def interrupt() -> None:
+        while not log.exists() or "off" not in log.read_text():
+            time.sleep(0.01)
+        signal.pthread_kill(me, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            switch(power, "cycle", board="b")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert log.read_text().split() == ["off", "on"]
+
+
 def test_a_cycles_own_hook_goes_first(log):
     switch(hooks(log, "on", "off", "cycle"), "cycle", board="b")
     assert log.read_text().split() == ["cycle"]
@@ -221,6 +249,34 @@ def test_an_http_hook_that_is_refused_is_told_and_not_tried_again(unit):
         switch(Power({"on": Http(unit.url)}), "on", board="b")
     assert caught.value.detail == "relay says so"
     assert len(unit.requests) == 1
+
+
+def test_a_login_in_an_http_hooks_address_is_used(unit):
+    switch(Power({"on": Http(unit.url.replace("://", "://lab:p%40ss@") + "/3?x=a@b")}), "on", board="b")
+    assert unit.requests == [("POST", "/3?x=a@b", None, b"")]
+    assert unit.logins == ["Basic " + base64.b64encode(b"lab:p@ss").decode()]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "127.0.0.1:port", "[::1"])
+def test_no_error_shows_a_password_or_a_token(host):
+    power = Power({"reset": Http(f"http://lab:secret@{host}/3?token=secret", "PUT", {"X-Key": "secret"}, "secret")})
+    with pytest.raises(BoardError, match="reset request failed") as caught:
+        switch(power, "reset", board="b")
+    assert "secret" not in f"{caught.value}{caught.value.detail}"
+
+
+def test_an_answer_that_breaks_off_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            link, _ = server.accept()
+            with link:
+                link.recv(4096)
+                link.sendall(b"HTTP/1.1 500 no\r\nTransfer-Encoding: chunked\r\n\r\nnot a chunk\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(BoardError, match="500"):
+            switch(Power({"reset": Http(f"http://127.0.0.1:{server.getsockname()[1]}/")}), "reset", board="b")
 
 
 def test_an_http_hook_that_nobody_answers_is_told():
