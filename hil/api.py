@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.arguments import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.opening import AnyBoard, open_board
-from hil.controller.pipeline import (
-    Case,
-    Options,
-    Workshop,
-    begin,
-    check_options,
-    conclude,
-    execute,
-    prepare,
-    refer_case,
-)
+from hil.controller.pipeline import Case, Workshop, begin, check_options, conclude, execute, prepare, refer_case
+from hil.errors import UsageError
 from hil.tensors import Array
 
 
-def connect(board: str = "sim", *, hw_type: str = "", faults: Sequence[str] = (), wait_s: float = 60.0) -> AnyBoard:
+def connect(
+    board: str | Path = "sim",
+    *,
+    hw_type: str = "",
+    runtime: str = "",
+    faults: Sequence[str] = (),
+    wait_s: float = 60.0,
+) -> AnyBoard:
     """Connect to a board and take it: a context manager that gives it back.
 
     Args:
-        board: a board's name, a config file, ``unix:PATH`` or ``HOST:PORT``.
+        board: a board's name, a config file, or an address: ``USER@HOST[:PORT]``, ``unix:PATH`` or ``HOST:PORT``.
         hw_type: for an address: the board config to use.
+        runtime: the one that is going to be used, where an agent has to be put on the board; "" is the config's.
         faults: for a simulator: faults to switch on, such as ``crash``.
         wait_s: how long to wait while somebody else has it.
 
     Raises:
-        UsageError: there is no such board.
+        UsageError: there is no such board, or an argument is of the wrong kind.
         BoardUnreachable, BoardBusy: it does not answer, or is not free in time.
     """
-    connected = open_board(choose(board, hw_type), purpose="hil.connect", faults=tuple(faults), wait_s=wait_s)
-    connected.take()
+    where = checked("board", board, ("a board's name, address or config file", PATH[1]))
+    choice = choose(board if isinstance(board, str) else str(where), checked("hw_type", hw_type, TEXT))
+    connected = open_board(
+        choice,
+        runtime=checked("runtime", runtime, TEXT),
+        purpose="hil.connect",
+        faults=checked("faults", faults, TEXTS, "for example ['crash']"),
+        wait_s=checked("wait_s", wait_s, SECONDS),
+    )
+    try:
+        connected.take()
+    except BaseException:
+        connected.close()
+        raise
     return connected
 
 
@@ -63,23 +77,31 @@ def run(
         ``timings`` and, where a stage failed, ``error``.
 
     Raises:
-        UsageError: an option is wrong, or the model does not take these inputs.
+        UsageError: there is no such option or file, an argument is of the wrong kind, or the model does not take these
+            inputs.
     """
     from hil.controller.cache import Cache
     from hil.controller.isolated import Isolated
 
-    chosen = Options(inputs=inputs, **options)
-    choice = BoardChoice(board.config, board.name)
-    check_options(chosen, choice)
-    own = None
-    if shop is None:
-        own = Isolated()
-        shop = Workshop(Cache(), own)
-    try:
-        with tempfile.TemporaryDirectory(prefix="hil-") as folder:
-            (Path(folder) / "logs").mkdir()
-            case = prepare(begin(Path(model), chosen, Path(folder), shop), board.config, shop)
-            return conclude(refer_case(execute(case, board, shop), shop), shop)
-    finally:
-        if own is not None:
-            own.close()
+    path: Path = checked("model", model, ("the path of a model's file", PATH[1]))
+    chosen = options_of({"inputs": inputs, **options})
+    if not all(hasattr(board, name) for name in ("config", "push", "load")):
+        raise UsageError(
+            f"board must be what hil.connect returns, got {board!r:.80}",
+            hint="with hil.connect('sim') as board: hil.run(model, board)",
+        )
+    if board.closed:
+        raise UsageError(f"{board.name} was given back", hint="connect to it again")
+    if not isinstance(shop, Workshop | None):
+        raise UsageError(f"shop must be a hil.controller.pipeline.Workshop or None, got {shop!r:.80}")
+    check_options(chosen, BoardChoice(board.config, board.name))
+    with contextlib.ExitStack() as stack:
+        if shop is None:
+            shop = Workshop(Cache(), stack.enter_context(Isolated()))
+        elif chosen.recompute or chosen.debug_ir is not None:
+            # A cache makes things anew once for all who ask it to: here every call asks for itself.
+            shop = replace(shop, cache=Cache(shop.cache.root))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hil-")))
+        (folder / "logs").mkdir()
+        case = prepare(begin(path, chosen, folder, shop), board.config, shop)
+        return conclude(refer_case(execute(case, board, shop), shop), shop)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 from hil.power import Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
 
@@ -131,7 +131,8 @@ def load_board(name: str) -> BoardConfig:
     if path is None:
         raise UsageError(
             f"unknown board {name!r}",
-            hint=f"one of {', '.join(known_boards())}; or USER@HOST, unix:PATH, HOST:PORT",
+            hint=f"{did_you_mean(name, known_boards())}one of {', '.join(known_boards())}; "
+            "or USER@HOST, unix:PATH, HOST:PORT",
         )
     try:
         data = tomllib.loads(path.read_text())

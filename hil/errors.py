@@ -25,6 +25,8 @@ The tree, with the outcome and the exit code each ends in::
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 EXIT_OK = 0
@@ -165,3 +167,9 @@ class BoardBusy(BoardError):
 
 class SessionEnded(BoardError):
     """Our session on the board was ended, by a higher fence or because its time ran out."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The start of a hint, ``did you mean 'run'? ``, for a name that is like known ones; "" where none is."""
+    close = difflib.get_close_matches(name, list(known))
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

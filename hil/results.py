@@ -156,7 +156,7 @@ class Verdict:
         outcome: PASS or FAIL.
         against: the reference's ``source``.
         outputs: one comparison an output, in order.
-        reason: why it failed, in a line; "" when it passed.
+        reason: why it failed, in a line; when it passed "", or that there was nothing to compare.
     """
 
     outcome: Outcome

@@ -72,6 +72,17 @@ def _dtype_name(resolved: np.dtype[Any]) -> str:
     return name
 
 
+def shape_text(shape: Sequence[Dim]) -> str:
+    """A shape for people: ``1x10``, ``Nx4``, ``batch x 4``, ``scalar``; ? is a dimension that is not known."""
+    by = " x " if any(isinstance(dim, str) and len(dim) > 1 for dim in shape) else "x"
+    return by.join("?" if dim is None else str(dim) for dim in shape) or "scalar"
+
+
+def type_text(dtype: str, shape: Sequence[Dim]) -> str:
+    """What kind of tensor it is, for people: ``1x10 float32``, ``batch x 4 float32``, ``scalar int64``."""
+    return f"{shape_text(shape)} {dtype}"
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Name, dtype and shape of a tensor; a dimension is an int, a symbol, or None where it is not known."""
@@ -94,8 +105,7 @@ class TensorSpec:
         )
 
     def __str__(self) -> str:
-        dims = "x".join("?" if dim is None else str(dim) for dim in self.shape)
-        return f"{self.name}: {dims + 'x' if dims else ''}{self.dtype}"
+        return f"{self.name}: {type_text(self.dtype, self.shape)}"
 
 
 def spec_of(name: str, array: Array) -> TensorSpec:

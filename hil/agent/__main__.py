@@ -20,9 +20,18 @@ from hil.errors import HilError, UsageError
 _LOOK_S = 0.5
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """The options that every agent has, a simulator's too."""
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    """The options that every agent has, a simulator's too.
+
+    Args:
+        module: what `python -m` calls.
+        description: for --help.
+    """
+    options = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     options.add_argument("--listen", required=True, metavar="unix:PATH|HOST:PORT", help="where to serve")
     options.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder for blobs and programs")
     options.add_argument("--name", default="", help="what the device is called (default: the host's name)")
@@ -46,7 +55,7 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.token_file:
         try:
             token = arguments.token_file.read_text().strip()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the token file cannot be read: {error}") from error
         if not token:
             raise UsageError(f"{arguments.token_file} holds no token")
@@ -85,7 +94,7 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
 
 def main() -> None:
     """Start an agent."""
-    arguments = parser(__doc__ or "").parse_args()
+    arguments = parser("hil.agent", __doc__ or "").parse_args()
     try:
         agent = Agent(AgentConfig(**config_of(arguments)))
     except HilError as error:

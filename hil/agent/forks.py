@@ -20,6 +20,7 @@ from hil.errors import BoardError, LoadFailed
 
 # How long a runtime that does not work is taken at its word.
 _RETRY_S = 30.0
+_FORK_S = 30.0
 
 
 class ForkServer:
@@ -27,6 +28,8 @@ class ForkServer:
 
     def __init__(self, reference: str) -> None:
         self._reference = reference
+        # One fork at a time: the answers come in order, but whoever waits is not woken in order.
+        self._forking = threading.Lock()
         self._lock = threading.Lock()
         self._channel: framing.Channel | None = None
         self._pids: collections.deque[int] = collections.deque()
@@ -55,14 +58,21 @@ class ForkServer:
                     "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
                 }
                 env = {key: value for key, value in env.items() if value}
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "hil.agent.forkserver", str(theirs.fileno()), self._reference],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    env=env,
-                )
-                theirs.close()
+                try:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "hil.agent.forkserver", str(theirs.fileno()), self._reference],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        env=env,
+                    )
+                except OSError as error:
+                    ours.close()
+                    self._failed_at = time.monotonic()
+                    self.described = {"error": f"its process cannot be started: {error.strerror}"}
+                    return self.described
+                finally:
+                    theirs.close()
                 try:
                     self.described = ours.receive(timeout=120)
                 except (framing.Closed, framing.Late):
@@ -74,6 +84,7 @@ class ForkServer:
                     self._process.wait()
                     return self.described
                 self._channel = ours
+                self._pids.clear()
                 threading.Thread(target=self._listen, args=(ours,), daemon=True, name="forkserver").start()
             return self.described
 
@@ -87,14 +98,18 @@ class ForkServer:
         described = self.start()
         if "error" in described:
             raise LoadFailed(f"the runtime does not work on this board: {described['error']}")
-        with self._lock:
-            if self._channel is None:
+        with self._forking, self._lock:
+            if self._channel is None or self._process is None:
                 raise BoardError("the agent's fork server died")
             try:
                 self._channel.send({"fork": True}, fds)
             except framing.Closed as error:
                 raise BoardError("the agent's fork server died") from error
-            if not self._forked.wait_for(lambda: self._pids or self._channel is None, timeout=30) or not self._pids:
+            self._forked.wait_for(lambda: self._pids or self._channel is None, timeout=_FORK_S)
+            if self._channel is None or not self._pids:
+                # An answer that came late would be taken for the next worker's: there must be none.
+                self._process.kill()
+                self._forked.wait_for(lambda: self._channel is None, timeout=_FORK_S)
                 raise BoardError("the agent's fork server does not answer")
             pid = self._pids.popleft()
             self._watching[pid] = on_exit

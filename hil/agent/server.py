@@ -197,14 +197,18 @@ def _check_exposure(config: AgentConfig) -> None:
 class _TokenCheck(grpc.ServerInterceptor):
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}"
-
-        def refuse(_: Any, context: grpc.ServicerContext) -> None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this agent asks for a token")
-
-        self._refuse: Any = grpc.stream_stream_rpc_method_handler(refuse)
+        self._missing = _refusal("this agent asks for a token, and none was given")
+        self._wrong = _refusal("the token that was given is not this agent's")
 
     def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         given = str(dict(details.invocation_metadata).get("authorization", ""))
         if hmac.compare_digest(given.encode(), self._wanted.encode()):
             return continuation(details)
-        return self._refuse
+        return self._wrong if given else self._missing
+
+
+def _refusal(words: str) -> Any:
+    def refuse(_: Any, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

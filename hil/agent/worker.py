@@ -119,8 +119,8 @@ def _check(specs: tuple[TensorSpec, ...], entries: list[dict[str, Any]], given: 
         raise UsageError(f"the program takes {len(specs)} inputs, got {len(given)}")
     for spec, entry in zip(specs, entries, strict=True):
         if not spec.accepts(entry["dtype"], entry["shape"]):
-            shape = "x".join(str(dim) for dim in entry["shape"]) or "scalar"
-            raise UsageError(f"input {spec} does not take a {shape} tensor of {entry['dtype']}")
+            given_type = tensors.type_text(entry["dtype"], entry["shape"])
+            raise UsageError(f"input {spec} does not take a {given_type} tensor")
 
 
 def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:

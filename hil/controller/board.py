@@ -18,7 +18,7 @@ from hil.controller.choice import BoardChoice, with_target
 from hil.controller.client import AgentClient, Loaded
 from hil.controller.links import Link, Say, open_link
 from hil.controller.streams import Invocation
-from hil.errors import BoardError, BoardLost, BoardUnreachable, SessionEnded
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, SessionEnded
 from hil.results import RunResult
 from hil.tensors import Array
 
@@ -41,6 +41,7 @@ class Board:
 
     Attributes:
         name: how results and errors call it.
+        closed: whether it was given back.
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
         target: what to compile for, in words, where the board shows it; "" where the config names it.
         info: what Describe said.
@@ -60,6 +61,7 @@ class Board:
         say: Say = lambda text: None,
     ) -> None:
         self.name = choice.name
+        self.closed = False
         self._purpose = purpose
         self._wait_s = wait_s
         self._say = say
@@ -69,6 +71,12 @@ class Board:
         try:
             self.info: dict[str, Any] = self._describe()
             self.config, self.target = with_target(choice.config, runtime, self.info["machine"])
+        except BoardUnreachable as error:
+            if self.shell is not None:
+                error.hint = "its process is there but says nothing: `hil board clean --force` ends it"
+                error.detail = error.detail or self._link.log()
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
@@ -89,13 +97,38 @@ class Board:
     def take(self) -> None:
         """Take the device, if it is not ours already: wait until nobody else has it.
 
+        Between connecting and this the agent may have left, for idleness, or for one of another version: then the
+        link is made anew, and our own agent with it. Nothing has run yet.
+
         Raises:
             BoardBusy: it was not free in time.
+            BoardLost: it answers no more.
         """
         if self._pings:
             return
-        self._client.open_session(self._purpose, wait_s=self._wait_s, on_wait=self._say)
+        for mended in (False, True):
+            try:
+                self._client.open_session(self._purpose, wait_s=self._wait_s, on_wait=self._say)
+                if not self._link.build or self._client.describe().build == self._link.build:
+                    break
+                gone: BoardError = BoardBusy("an agent of another version has taken the place of ours", board=self.name)
+            except (BoardLost, BoardUnreachable, SessionEnded) as error:
+                gone = error
+            if mended or self._link.renew is None:
+                raise gone
+            self._connect_anew()
         self._pings = self._client.pings()
+
+    def _connect_anew(self) -> None:
+        """A new link and client; what the old one had of the board is given up."""
+        sent = self._client.payload_bytes_sent
+        self._client.close()
+        if self._link.renew:
+            self._link.renew()
+        self._client = AgentClient(self._link.target, self.name)
+        self._client.payload_bytes_sent = sent
+        self._client.describe()
+        self._pings = []
 
     @property
     def payload_bytes_sent(self) -> int:
@@ -142,15 +175,8 @@ class Board:
         """After a broken upload: a new connection and session. Nothing that ran is lost: nothing has run yet."""
         error = outcome.exception()
         self._say(f"the link broke during the upload ({error.message}); connecting again")
-        sent = self._client.payload_bytes_sent
-        self._client.close()
         try:
-            if self._link.renew:
-                self._link.renew()
-            self._client = AgentClient(self._link.target, self.name)
-            self._client.payload_bytes_sent = sent
-            self._client.describe()
-            self._pings = []
+            self._connect_anew()
             self.take()
         except BoardUnreachable as gone:
             raise BoardLost(
@@ -187,6 +213,7 @@ class Board:
 
     def close(self) -> None:
         """Give the board back."""
+        self.closed = True
         self._client.close()
         self._link.close()
 

@@ -1,7 +1,8 @@
 """The content-addressed cache of what can be made again: compiled programs, imports, reference results.
 
 An entry is a folder of files and a ``meta.json`` with their sizes and digests, under a key made of everything that its
-content depends on. It appears whole or not at all; a damaged one is thrown away and made again.
+content depends on. It appears whole or not at all; a damaged one is thrown away and made again. What a :class:`Cache`
+has given out or made, nobody else's cleaning takes away while that object lives.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.controller.cache_uses import Uses
 from hil.digest import digest_file, digest_of
 from hil.errors import StorageError
 
@@ -55,6 +57,8 @@ class Cache:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or default_root()
+        self._uses = Uses(self.root)
+        self._recomputed: set[str] = set()
 
     @staticmethod
     def key(kind: str, **parts: Any) -> str:
@@ -65,6 +69,10 @@ class Cache:
     def get(self, key: str) -> Path | None:
         """The folder of an intact entry, and note its use; None where there is none or it is damaged."""
         path = self._path(key)
+        if not path.exists():
+            return None
+        # First said, then looked at: see gc.
+        self._uses.add(key)
         if not _is_intact(path):
             return None
         with contextlib.suppress(OSError):
@@ -78,6 +86,7 @@ class Cache:
             StorageError: the cache's folder is full or cannot be written.
         """
         path = self._path(key)
+        self._uses.add(key)
         with self._storage():
             temporary = self.root / "tmp" / uuid.uuid4().hex
             temporary.mkdir(parents=True)
@@ -105,15 +114,28 @@ class Cache:
         Two processes that want the same entry make it once: the second waits for the first. What ``make`` raises
         goes through, and nothing is kept.
 
+        Args:
+            key: the entry's.
+            meta: for people who list the cache.
+            make: writes the entry's files into an empty folder.
+            recompute: make it even though it is there; once for all who ask this object to.
+
         Raises:
             StorageError: the cache's folder is full or cannot be written.
         """
-        if not recompute and (path := self.get(key)):
+
+        def found() -> Path | None:
+            return None if recompute and key not in self._recomputed else self.get(key)
+
+        if path := found():
             return path, True
         with self.lock(key):
-            if not recompute and (path := self.get(key)):
+            if path := found():
                 return path, True
-            return self.put(key, meta, make), False
+            path = self.put(key, meta, make)
+            if recompute:
+                self._recomputed.add(key)
+            return path, False
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
@@ -147,7 +169,7 @@ class Cache:
     def gc(self, max_bytes: int | None = None, max_age: float | None = None) -> list[Entry]:
         """Evict entries unused for ``max_age`` seconds, then the least recently used until ``max_bytes`` are left.
 
-        An entry that somebody holds (:meth:`lock`) stays.
+        An entry that somebody is making (:meth:`lock`), or that another user has in use (:meth:`in_use`), stays.
 
         Returns:
             What was evicted.
@@ -161,21 +183,25 @@ class Cache:
         kept = 0
         evicted = []
         with self._storage():
+            in_use = self.in_use()
             for entry in self.ls():
                 too_old = max_age is not None and now - entry.last_used > max_age
                 too_much = max_bytes is not None and kept + entry.size > max_bytes
-                if not (too_old or too_much):
+                if not (too_old or too_much) or entry.key in in_use:
                     kept += entry.size
                     continue
                 lock = self.root / "locks" / f"{entry.key}.lock"
                 lock.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     with filelock.FileLock(lock, timeout=0):
-                        self._drop(entry.path)
+                        gone = self._evict(entry)
                         # Unlinked while held: at worst two processes then make the same entry at once.
                         lock.unlink(missing_ok=True)
-                    evicted.append(entry)
                 except filelock.Timeout:
+                    gone = False
+                if gone:
+                    evicted.append(entry)
+                else:
                     kept += entry.size
             for leftover in (self.root / "tmp").glob("*"):
                 if now - leftover.stat().st_mtime > _STALE_S:
@@ -186,13 +212,29 @@ class Cache:
         kind, _, name = _checked(key).rpartition("-")
         return self.root / kind / name
 
+    def in_use(self) -> set[str]:
+        """The keys of what other users of the cache, in this process or another, were given and may still read."""
+        return self._uses.of_others()
+
+    def _evict(self, entry: Entry) -> bool:
+        """Remove an entry whose lock is held; false where somebody was given it at the last moment."""
+        grave = self._buried(entry.path)
+        # Who uses an entry says so before he looks whether it is there: said by now, or he did not find it.
+        if entry.key in self.in_use():
+            with contextlib.suppress(OSError):
+                grave.rename(entry.path)
+                return False
+        shutil.rmtree(grave, ignore_errors=True)
+        return True
+
     def _drop(self, path: Path) -> None:
         """Remove an entry: renamed away first, so that nobody sees half of it."""
         with contextlib.suppress(FileNotFoundError):
-            (self.root / "tmp").mkdir(parents=True, exist_ok=True)
-            grave = self.root / "tmp" / uuid.uuid4().hex
-            path.rename(grave)
-            shutil.rmtree(grave, ignore_errors=True)
+            shutil.rmtree(self._buried(path), ignore_errors=True)
+
+    def _buried(self, path: Path) -> Path:
+        (self.root / "tmp").mkdir(parents=True, exist_ok=True)
+        return path.rename(self.root / "tmp" / uuid.uuid4().hex)
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[None]:

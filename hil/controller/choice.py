@@ -58,12 +58,19 @@ def choose(
         if hw_type and choice.config.hw_type != hw_type:
             raise UsageError(f"board {board} is of type {choice.config.hw_type}, not {hw_type}")
     given: dict[str, Any] = {
-        "identity": str(identity.expanduser().absolute()) if identity else "",
-        "known_hosts": str(known_hosts.expanduser().absolute()) if known_hosts else "",
+        "identity": _absolute(identity),
+        "known_hosts": _absolute(known_hosts),
         "accept_new_host_key": accept_new_host_key,
     }
     connection = replace(choice.config.connection, **{key: value for key, value in given.items() if value})
     return replace(choice, config=replace(choice.config, connection=connection))
+
+
+def _absolute(path: Path | None) -> str:
+    try:
+        return str(path.expanduser().absolute()) if path else ""
+    except RuntimeError as error:
+        raise UsageError(f"{path} lies in the home of a user that there is not") from error
 
 
 def knows_target(config: BoardConfig, runtime: str) -> bool:

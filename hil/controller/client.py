@@ -310,7 +310,10 @@ class AgentClient:
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return errors.BoardError(
-                f"the agent refused us: {error.details()}", board=self.board, hint="give its token"
+                f"the agent refused us: {error.details()}",
+                board=self.board,
+                hint="its token belongs in the file that token_file in the config's [connection] names, or in "
+                "HIL_AGENT_TOKEN",
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return errors.BoardError("what answers there is no agent of hil", board=self.board)

@@ -8,131 +8,34 @@ with the same infinity only, and zeros everywhere never agree with a reference t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hil.controller.compare_stats import CHUNK, EXACT_DTYPES, Stats, common_kind, measure, reader
-from hil.errors import UsageError
-from hil.results import Outcome, OutputComparison, RunResult, Tolerance, Verdict
-from hil.tensors import Array, dtype_name, dtype_of
-
-# float64 to bfloat16 and the complex ones: the defaults of torch.testing.assert_close (which takes a pair of dtypes as
-# the looser of the two; so do we). It has none for narrower floats. There one representable step is allowed, for two
-# correct computations may round to neighbours: rtol is the dtype's eps and atol its smallest subnormal, as
-# ml_dtypes.finfo has them (float4: the least rtol that does it, since its atol already is a step below 2).
-# float8_e8m0fnu holds powers of two and no zero; a step would double a value, so it is exact.
-DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
-    {
-        "float64": Tolerance(rtol=1e-7, atol=1e-7),
-        "float32": Tolerance(rtol=1.3e-6, atol=1e-5),
-        "float16": Tolerance(rtol=1e-3, atol=1e-5),
-        "bfloat16": Tolerance(rtol=1.6e-2, atol=1e-5),
-        "complex128": Tolerance(rtol=1e-7, atol=1e-7),
-        "complex64": Tolerance(rtol=1.3e-6, atol=1e-5),
-        "float8_e3m4": Tolerance(rtol=2.0**-4, atol=2.0**-6),
-        "float8_e4m3": Tolerance(rtol=2.0**-3, atol=2.0**-9),
-        "float8_e4m3fn": Tolerance(rtol=2.0**-3, atol=2.0**-9),
-        "float8_e4m3fnuz": Tolerance(rtol=2.0**-3, atol=2.0**-10),
-        "float8_e5m2": Tolerance(rtol=2.0**-2, atol=2.0**-16),
-        "float8_e5m2fnuz": Tolerance(rtol=2.0**-2, atol=2.0**-17),
-        "float8_e8m0fnu": Tolerance(rtol=0.0, atol=0.0),
-        "float4_e2m1fn": Tolerance(rtol=0.375, atol=2.0**-1),
-    }
+from hil.controller.compare_stats import Stats, measure
+from hil.controller.compare_tolerance import (
+    DEFAULT_TOLERANCES,
+    check_tolerance,
+    looser,
+    refuse_vacuous,
+    tolerance_for,
 )
+from hil.controller.compare_values import common_kind, reader
+from hil.results import Outcome, OutputComparison, RunResult, Tolerance, Verdict
+from hil.tensors import Array, dtype_name, shape_text
 
+__all__ = [
+    "DEFAULT_TOLERANCES",
+    "check_tolerance",
+    "compare",
+    "compare_output",
+    "judge",
+    "refuse_vacuous",
+    "tolerance_for",
+]
 
-def check_tolerance(rtol: float | None, atol: float | None) -> None:
-    """Refuse a tolerance that no data is needed to see through; None is always fine.
-
-    Raises:
-        UsageError: a value is negative, NaN or infinite, or rtol is 1 or more (zeros would agree with everything).
-    """
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UsageError(
-                f"{name} is {value:g}: a tolerance is a number of 0 or more",
-                hint=f"give {name} as the largest {'relative' if name == 'rtol' else 'absolute'} difference to accept",
-            )
-    if rtol is not None and rtol >= 1:
-        raise UsageError(
-            f"rtol is {rtol:g}: a comparison cannot fail when zeros agree with every reference",
-            hint="rtol is a share of the reference's value: 0.01 is one percent",
-        )
-
-
-def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Tolerance | None:
-    """The tolerance for an output of this dtype; None is exact.
-
-    What is not given comes from :data:`DEFAULT_TOLERANCES` for floats and is 0 for integers and bools. Strings are
-    always exact.
-
-    Raises:
-        UsageError: :func:`check_tolerance` refuses it, atol is at least the largest difference that the dtype can
-            express, or hil does not know the dtype.
-    """
-    check_tolerance(rtol, atol)
-    span = _span(dtype)
-    if dtype == "string" or (dtype in EXACT_DTYPES and rtol is None and atol is None):
-        return None
-    if atol is not None and atol >= span:
-        raise UsageError(
-            f"atol is {atol:g}: no two {dtype} values differ by more than {span:g}, so the comparison could not fail",
-            hint="give a smaller atol",
-        )
-    default = DEFAULT_TOLERANCES.get(dtype, Tolerance(0.0, 0.0))
-    return Tolerance(default.rtol if rtol is None else float(rtol), default.atol if atol is None else float(atol))
-
-
-def _span(dtype: str) -> float:
-    """The largest difference of two finite values of a dtype."""
-    if dtype == "string":
-        return math.inf
-    if dtype == "bool":
-        return 1.0
-    import ml_dtypes
-
-    resolved = dtype_of(dtype)
-    if dtype in EXACT_DTYPES:
-        info = ml_dtypes.iinfo(resolved)  # type: ignore[no-untyped-call]
-        return float(int(info.max) - int(info.min))
-    largest = float(ml_dtypes.finfo(resolved).max)  # type: ignore[no-untyped-call]
-    return 2 * largest * (math.sqrt(2) if resolved.kind == "c" else 1.0)
-
-
-def refuse_vacuous(name: str, reference: Array, tolerance: Tolerance) -> None:
-    """Refuse a user's tolerance so wide that the reference with every sign flipped would be within it.
-
-    That is so when ``2*|b| <= atol + rtol*|b|`` for every finite b. A reference of zeros only is not refused: there
-    atol alone decides, and any larger value fails. Reads the reference up to the first value that settles it.
-
-    Args:
-        name: the output's name, for the message.
-        reference: what the output is compared with; strings are never refused.
-        tolerance: what the user gave.
-
-    Raises:
-        UsageError: the tolerance is that wide.
-    """
-    if dtype_name(reference.dtype) == "string":
-        return
-    read, largest = reader(reference), 0.0
-    for start in range(0, reference.size, CHUNK):
-        chunk = read(start, start + CHUNK)
-        magnitudes = np.abs(chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64))
-        finite = magnitudes[np.isfinite(magnitudes)]
-        largest = max(largest, float(finite.max(initial=0.0)))
-        if (2 - tolerance.rtol) * largest > tolerance.atol:
-            return
-    if largest > 0:
-        raise UsageError(
-            f"atol is {tolerance.atol:g}, but the largest value of output {name} is {largest:g}: "
-            "it would agree with every sign flipped",
-            hint=f"give an atol well below {largest:g}",
-        )
+_NOTHING = "0 elements compared: every output is empty"
 
 
 def compare_output(
@@ -157,7 +60,7 @@ def compare_output(
     """
     actual, reference = np.asarray(actual), np.asarray(reference)
     dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
-    tolerance = _looser(tolerance_for(dtype, rtol, atol), tolerance_for(reference_dtype, rtol, atol))
+    tolerance = looser(tolerance_for(dtype, rtol, atol), tolerance_for(reference_dtype, rtol, atol))
     if tolerance is not None and atol is not None:
         refuse_vacuous(name, reference, tolerance)
     kind = common_kind(dtype, reference_dtype)
@@ -201,7 +104,7 @@ def compare(
 
     Outputs are paired by name where both have the same names, else by position (a compiled program may know no names)
     under the reference's names. A different count of outputs fails, and so does a run with no output at all, for then
-    nothing was compared.
+    nothing was compared. Outputs without elements agree, but where all are, the verdict's reason says so.
 
     Raises:
         UsageError: as :func:`compare_output`.
@@ -220,7 +123,8 @@ def compare(
     outputs = tuple(compare_output(name, array, wanted, rtol=rtol, atol=atol) for name, array, wanted in pairs)
     failed = [output for output in outputs if not output.passed]
     if not failed:
-        return Verdict(Outcome.PASS, reference.source, outputs)
+        empty = not any(output.elements for output in outputs)
+        return Verdict(Outcome.PASS, reference.source, outputs, _NOTHING if empty else "")
     reason = f"output {failed[0].name}: {failed[0].reason}"
     if len(failed) > 1:
         reason += f" (and {_count(len(failed) - 1, 'more output')})"
@@ -230,9 +134,10 @@ def compare(
 def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outcome, str]:
     """The outcome of a case that was compared with one or several references, and the reason in a line.
 
-    With one reference its verdict stands. With several that agree with one another the board must agree with each.
-    Where the references disagree, no board could agree with all: then one that agrees with at least one of them
-    passes, and the reason says so; one that agrees with none fails, and the reason names the disagreement as well.
+    With one reference its verdict stands, with what it notes of a pass. With several that agree with one another the
+    board must agree with each. Where the references disagree, no board could agree with all: then one that agrees with
+    at least one of them passes, and the reason says so; one that agrees with none fails, and the reason names the
+    disagreement as well.
 
     Args:
         verdicts: the board beside each reference, at least one.
@@ -254,7 +159,8 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     ]
     dispute = f"the references disagree: {'; '.join(disputes)}"
     if not failed:
-        return Outcome.PASS, dispute + "; the board agrees with all of them within tolerance" if disputes else ""
+        agreed = f"{dispute}; the board agrees with all of them within tolerance"
+        return Outcome.PASS, agreed if disputes else verdicts[0].reason
     if disputes and agreeing:
         return Outcome.PASS, f"{dispute}; the board agrees with {', '.join(agreeing)}"
     reason = failed[0].reason if len(verdicts) == 1 else f"differs from {failed[0].against}: {failed[0].reason}"
@@ -272,16 +178,10 @@ def _failing(verdict: Verdict) -> str:
     return f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _looser(one: Tolerance | None, other: Tolerance | None) -> Tolerance | None:
-    if one is None or other is None:
-        return one or other
-    return Tolerance(max(one.rtol, other.rtol), max(one.atol, other.atol))
-
-
 def _reason(actual: Array, reference: Array, tolerance: Tolerance | None, stats: Stats | None) -> str:
     """Why the two do not agree, gravest first; "" when they do."""
     if actual.shape != reference.shape:
-        return f"shape {_shape(actual.shape)}, the reference has {_shape(reference.shape)}"
+        return f"shape {shape_text(actual.shape)}, the reference has {shape_text(reference.shape)}"
     dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
     values = _reason_values(actual, reference, tolerance, stats) if stats else ""
     if dtype == reference_dtype:
@@ -307,10 +207,6 @@ def _reason_values(actual: Array, reference: Array, tolerance: Tolerance | None,
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
 
 
 def _index(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:

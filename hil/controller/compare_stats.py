@@ -8,7 +8,6 @@ Nothing as large as a tensor is ever allocated: the scratch is a few chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,21 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.compare_ulp import LargestUlp
+from hil.controller.compare_values import CHUNK, EXACT_DTYPES, Reader, part_of, reader
 from hil.results import Tolerance
-from hil.tensors import DTYPES, Array, dtype_name, dtype_of
+from hil.tensors import Array, dtype_name
 
-CHUNK = 1 << 17
 # OpenBLAS spreads a dot product of more than 10,000 elements over threads, which costs more than twice what it saves.
 _BLOCK = 1 << 13
 # A sum of squares outside of these may have overflowed or lost its small terms.
 _SAFE_LOW, _SAFE_HIGH = 1e-250, 1e300
-_INTEGERS_64 = ("int64", "uint64")
-_COMPLEX = ("complex64", "complex128")
 _EXACT = Tolerance(0.0, 0.0)
-EXACT_DTYPES = frozenset(name for name in DTYPES if name.startswith(("bool", "int", "uint", "string")))
 
 Floats = npt.NDArray[np.float64]
-Reader = Callable[[int, int], Array]
 
 
 @dataclass(frozen=True)
@@ -56,27 +51,6 @@ class Stats:
     rmse: float | None = None
     cosine: float | None = None
     sqnr_db: float | None = None
-
-
-def common_kind(dtype: str, reference: str) -> str:
-    """How tensors of these dtypes are compared: ``real``, ``complex``, ``integer`` (64 bits), ``string`` or "" (not at
-    all, because no dtype holds the values of both).
-    """
-    both = {dtype, reference}
-    if "string" in both:
-        return "string" if both == {"string"} else ""
-    if both & set(_INTEGERS_64):
-        kinds = {dtype_of(name).kind for name in both}
-        return "integer" if kinds <= {"i", "u"} and np.result_type(*map(dtype_of, both)).kind in "iu" else ""
-    return "complex" if both & set(_COMPLEX) else "real"
-
-
-def reader(array: Array) -> Reader:
-    """Reads elements start to stop (C order) as a flat array in the machine's byte order; copies at most those."""
-    plain = np.asarray(array)
-    flat = plain.reshape(-1) if plain.flags.c_contiguous else plain.flat
-    native = plain.dtype.newbyteorder("=")
-    return lambda start, stop: np.asarray(flat[start:stop], dtype=native)
 
 
 def measure(actual: Array, reference: Array, tolerance: Tolerance | None, kind: str, chunk: int = CHUNK) -> Stats:
@@ -125,7 +99,7 @@ class _Meter:
         self.kind = kind
         self.tolerance = tolerance
         self.parts = 2 if kind == "complex" else 1  # real numbers an element
-        part_a, part_b = _part(a), _part(b)
+        part_a, part_b = part_of(a), part_of(b)
         self.wide = np.float64 in (part_a, part_b)
         same = dtype_name(a) == dtype_name(b)
         self.bits = np.dtype(f"u{part_b.itemsize}") if same else None
@@ -287,7 +261,7 @@ class _Meter:
         if self.parts == 1:
             return chunk
         pairs = chunk if chunk.dtype.kind == "c" else chunk.astype(np.complex128)
-        return pairs.view(_part(pairs.dtype))
+        return pairs.view(part_of(pairs.dtype))
 
     def _finite(self, values: Floats) -> Array:
         return np.asarray(np.isfinite(values).reshape(-1, self.parts).all(axis=1))
@@ -339,8 +313,3 @@ class _Meter:
             return math.inf
         ratio = float(10 * (np.log10(self.bb) - np.log10(self.dd)))
         return None if math.isnan(ratio) else ratio
-
-
-def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the real and the imaginary part of a complex dtype; any other dtype itself, in native byte order."""
-    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype.newbyteorder("=")

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from hil.controller.random_inputs import limits_of, random_tensor
+from hil.controller.tensor_files import load_npz, load_pb, typed
 from hil.errors import UsageError
 from hil.iree_values import mlir_dtype
 from hil.packing import SUB_BYTE_BITS, unpack
-from hil.tensors import Array, TensorSpec, dtype_name, dtype_of, from_bytes, load_npy
+from hil.tensors import Array, TensorSpec, dtype_name, dtype_of, from_bytes, load_npy, type_text
 
 _IREE_FORM = re.compile(r"(?P<dims>(?:\d+x)*)(?P<type>[a-z]+\d*[A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
@@ -45,7 +46,7 @@ def make_inputs(
     """
     sizes = dict(dims or {})
     if isinstance(given, Mapping):
-        chosen = {name: _as_array(name, value) for name, value in given.items()}
+        chosen = {name: as_array(f"input {name!r}", value) for name, value in given.items()}
     else:
         chosen = {}
         for text in given:
@@ -97,23 +98,34 @@ def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     return {specs[0].name: _value(text, specs[0])}
 
 
-def _as_array(name: str, value: Any) -> Array:
-    array = np.asarray(value)
+def as_array(what: str, value: Any) -> Array:
+    """What the user gave, as numpy has it.
+
+    Args:
+        what: how a message calls it, such as ``input 'x'``.
+        value: an array, or what numpy can make one of.
+
+    Raises:
+        UsageError: it is none, or of a dtype that hil does not know.
+    """
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a ragged list, a tensor on a GPU: each says it in its own way
+        raise UsageError(f"{what} is no array: {error}", hint="give a numpy array") from error
     if array.dtype.kind == "U":
         array = array.astype(object)
     try:
         dtype_name(array.dtype)
     except UsageError as error:
-        raise UsageError(f"input {name!r}: {error.message}", hint=error.hint) from error
+        raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
     return array
 
 
 def _check(spec: TensorSpec, array: Array) -> None:
     found = dtype_name(array.dtype)
     if not spec.accepts(found, array.shape):
-        given = "x".join(map(str, (*array.shape, found)))
         raise UsageError(
-            f"input {spec.name!r} takes {_type(spec)}, got {given}",
+            f"input {spec.name!r} takes {type_text(spec.dtype, spec.shape)}, got {type_text(found, array.shape)}",
             hint="hil never converts what it is given: save it with this dtype and shape",
         )
 
@@ -132,20 +144,18 @@ def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
         if size is None:
             name = dim or "N"
             raise UsageError(
-                f"input {spec.name!r} is {_type(spec)}: dimension {name!r} is open",
+                f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}: dimension {name!r} is open",
                 hint=f"--dim {name}=1" if dim else f"--input {spec.name}=x.npy",
             )
         shape.append(size)
     return tuple(shape)
 
 
-def _type(spec: TensorSpec) -> str:
-    return str(spec).removeprefix(f"{spec.name}: ")
-
-
 def _signature(specs: Sequence[TensorSpec]) -> str:
     if not specs:
         return "there is none"
+    if not specs[0].dtype:
+        return "the board alone knows the names: leave them out, and give the files in order"
     shown = ", ".join(map(str, specs[:10]))
     return f"there is {shown}{', ...' if len(specs) > 10 else ''}"
 
@@ -164,19 +174,19 @@ def _value(text: str, spec: TensorSpec) -> Array:
         return _elements(text, spec.dtype, (), spec)
     file, _, key = text.removeprefix("@").partition(".npz:")
     if key:
-        arrays = _open_npz(Path(f"{file}.npz"))
+        arrays = load_npz(Path(f"{file}.npz"))
         if key not in arrays:
             raise UsageError(f"{file}.npz has no {key!r}", hint=f"it holds {', '.join(arrays)}")
-        return _typed(arrays[key], spec.dtype)
+        return typed(arrays[key], spec.dtype)
     path = Path(text.removeprefix("@"))
     if path.suffix == ".npy":
         return load_npy(path, spec.dtype)
     if path.suffix == ".pb":
         return load_pb(path)
     if path.suffix == ".npz":
-        arrays = _open_npz(path)
+        arrays = load_npz(path)
         if len(arrays) == 1:
-            return _typed(next(iter(arrays.values())), spec.dtype)
+            return typed(next(iter(arrays.values())), spec.dtype)
         raise UsageError(f"{path} holds several arrays", hint=f"name one: {path}:{next(iter(arrays), 'key')}")
     raise UsageError(f"{text[:80]!r} is nothing that hil can read", hint=f"one of {_FORMS}")
 
@@ -238,7 +248,7 @@ def _element(word: str, name: str) -> Any:
 
 
 def _npz(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    arrays = _open_npz(path)
+    arrays = load_npz(path)
     by_name = {spec.name: spec for spec in specs}
     if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in arrays):
         # numpy's own names for arrays saved without any: in order.
@@ -247,47 +257,4 @@ def _npz(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
         arrays = {spec.name: array for spec, array in zip(specs, arrays.values(), strict=False)}
     if unknown := [key for key in arrays if key not in by_name]:
         raise UsageError(f"the model has no tensor {unknown[0]!r}, which {path} holds", hint=_signature(specs))
-    return {key: _typed(array, by_name[key].dtype) for key, array in arrays.items()}
-
-
-def _open_npz(path: Path) -> dict[str, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is no archive of arrays")
-            return {key: archive[key] for key in archive.files}
-    except FileNotFoundError as error:
-        raise UsageError(f"no such file: {path}") from error
-    except Exception as error:
-        raise UsageError(f"{path} is not a readable .npz file: {error}") from error
-
-
-def _typed(array: Array, dtype: str) -> Array:
-    """As :func:`hil.tensors.load_npy` does: raw bytes become the dtype that numpy's format has no name for."""
-    if array.dtype.kind == "V" and dtype_of(dtype).itemsize == array.dtype.itemsize:
-        return array.view(dtype_of(dtype))
-    return array.astype(object) if array.dtype.kind == "U" else array
-
-
-def load_pb(path: Path) -> Array:
-    """The tensor in a file that holds an ONNX TensorProto, as ONNX's own test data does.
-
-    Raises:
-        UsageError: the file is missing or holds none.
-    """
-    import onnx
-    from onnx import numpy_helper
-
-    try:
-        tensor = onnx.TensorProto.FromString(path.read_bytes())
-        if not tensor.data_type:
-            raise ValueError("no dtype in it")
-        array: Array = numpy_helper.to_array(tensor, base_dir=str(path.parent))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-    except Exception as error:
-        raise UsageError(f"{path} holds no ONNX tensor: {error}") from error
-    if array.dtype.kind in "OSU":
-        text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
-        array = np.array([*text, ""], dtype=object)[:-1].reshape(array.shape)
-    return array
+    return {key: typed(array, by_name[key].dtype) for key, array in arrays.items()}

@@ -1,8 +1,8 @@
 """Functions run in processes of their own, whose crash or hang costs the controller nothing.
 
-A worker is ``python -m hil.controller.isolated`` in a process group of its own. It speaks one line of JSON a request
-and a reply over pipes: no pickle, no import of the user's ``__main__``. It ends, with everything it started, when its
-controller does: its standard input is the lifeline.
+A worker (:mod:`hil.controller.isolated_worker`) has a process group of its own. It speaks lines of JSON over pipes: no
+pickle, no import of the user's ``__main__``. It ends, with everything it started, when its controller does: its
+standard input is the lifeline.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ import importlib
 import itertools
 import json
 import os
-import queue
 import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.errors import HilError, StageError
+from hil.errors import StageError
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
@@ -89,17 +87,23 @@ class Isolated:
         log.touch()
         request = {"function": function, "args": dict(args), "log": str(log.absolute())}
         with self._slots:
-            worker = self._take()
-            try:
-                reply = worker.ask(request, timeout, log)
-            except BaseException as error:
-                worker.kill()
-                if isinstance(error, KeyboardInterrupt):
-                    self.close()
-                raise
-            finally:
-                self._give_back(worker)
-        return _result_of(reply)
+            while True:
+                worker, is_new = self._take()
+                try:
+                    reply = worker.ask(request, timeout, log)
+                except _NeverBegun:
+                    # It died idle, of what an earlier call left behind or by another's hand: nothing was done yet.
+                    if is_new:
+                        raise
+                except BaseException as error:
+                    worker.kill()
+                    if isinstance(error, KeyboardInterrupt):
+                        self.close()
+                    raise
+                else:
+                    return _result_of(reply)
+                finally:
+                    self._give_back(worker)
 
     def close(self) -> None:
         """Kill every worker and what it started; calls that still run end as crashed."""
@@ -116,17 +120,19 @@ class Isolated:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _take(self) -> _Worker:
+    def _take(self) -> tuple[_Worker, bool]:
+        """A worker, and whether it was started just now."""
         with self._lock:
             if self._closed:
                 raise IsolatedCrash("the worker processes have been stopped")
             worker = None
             while self._idle and (worker is None or not worker.alive):
                 worker = self._idle.pop()
-            if worker is None or not worker.alive:
+            is_new = worker is None or not worker.alive
+            if worker is None or is_new:
                 worker = _Worker()
             self._busy.add(worker)
-            return worker
+            return worker, is_new
 
     def _give_back(self, worker: _Worker) -> None:
         with self._lock:
@@ -137,10 +143,14 @@ class Isolated:
                 worker.close_pipes()
 
 
+class _NeverBegun(IsolatedCrash):
+    """The process died before it began with the call."""
+
+
 class _Worker:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hil.controller.isolated"],
+            [sys.executable, "-m", "hil.controller.isolated_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -148,6 +158,7 @@ class _Worker:
             start_new_session=True,
         )
         self._killed = False
+        self._received = b""
 
     @property
     def alive(self) -> bool:
@@ -160,28 +171,33 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # it died just now: seen below as the end of its replies
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
-        line = self._read_line(None if timeout is None else time.monotonic() + timeout)
-        if line is None:
-            self.kill()
-            raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))
-        if not line.endswith(b"\n"):
-            raise IsolatedCrash(self._epitaph(), detail=_tail(log, log_start))
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        deadline = None if timeout is None else time.monotonic() + timeout
+        begun = False
+        while (line := self._read_line(deadline)) is not None:
+            if not line:
+                raise (IsolatedCrash if begun else _NeverBegun)(self._epitaph(), detail=_tail(log, log_start))
+            reply: dict[str, Any] = json.loads(line)
+            if begun:
+                return reply
+            begun = True
+        self.kill()
+        raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))
 
     def _read_line(self, deadline: float | None) -> bytes | None:
+        """The next line, nothing at the end of all of them, None when time is up."""
         stdout = self._process.stdout
         assert stdout is not None
-        pieces: list[bytes] = []
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            while True:
+            while b"\n" not in self._received:
                 if not selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     return None
                 piece = os.read(stdout.fileno(), 1 << 16)
-                pieces.append(piece)
-                if not piece or piece.endswith(b"\n"):
-                    return b"".join(pieces)
+                if not piece:
+                    return b""
+                self._received += piece
+        line, _, self._received = self._received.partition(b"\n")
+        return line
 
     def _epitaph(self) -> str:
         killed = self._killed
@@ -197,10 +213,11 @@ class _Worker:
         return f"its process died of {signal_name(-code)}" if code < 0 else f"its process exited with code {code}"
 
     def kill(self) -> None:
-        """End the worker and all that it started."""
-        self._killed = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End the worker and all that it started. Once: afterwards its process group may be another's."""
+        first, self._killed = not self._killed, True
+        if first:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
 
@@ -251,81 +268,3 @@ def _result_of(reply: dict[str, Any]) -> Any:
             error["message"], stage=error["stage"], board=error["board"], hint=error["hint"], detail=error["detail"]
         )
     raise IsolatedFailure(error["message"], detail=error["detail"])
-
-
-# --- the worker's side ---
-
-
-def main() -> None:
-    """Serve requests from standard input until it closes."""
-    with contextlib.suppress(ValueError):
-        sys.path.remove(str(Path.cwd()))  # `-m` put it there where Python (3.10) knows no safe path
-    if (root := str(Path(__file__).resolve().parents[2])) not in sys.path:
-        sys.path.insert(0, root)
-    # Keep the pipes for ourselves: what the called functions and their children see is a log.
-    requests = os.fdopen(os.dup(0), "rb")
-    replies = os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
-    os.close(null)
-    import faulthandler
-
-    faulthandler.enable()
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_watch, args=(requests, lines), daemon=True).start()
-    while True:
-        reply = _serve(json.loads(lines.get()))
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
-
-
-def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
-    for line in requests:
-        lines.put(line)
-    # The controller is gone, perhaps in the middle of a call: nobody waits for what we or our children do.
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(0)
-
-
-def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    try:
-        module, name = request["function"].split(":")
-        return {"result": _json_value(getattr(importlib.import_module(module), name)(**request["args"]))}
-    except HilError as error:
-        fields = {key: getattr(error, key) for key in ("message", "stage", "board", "hint", "detail")}
-        return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **fields}}
-    except BaseException as error:
-        traceback.print_exc()
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-        return {"error": {"class": "", "message": message, "detail": traceback.format_exc()}}
-    finally:
-        _flush()
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        os.close(null)
-
-
-def _json_value(value: Any) -> Any:
-    json.dumps(value)
-    return value
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with contextlib.suppress(Exception):  # C++ libraries print through C's own buffers
-        import ctypes
-
-        ctypes.CDLL(None).fflush(None)
-
-
-if __name__ == "__main__":
-    main()

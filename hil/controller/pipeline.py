@@ -200,10 +200,11 @@ def execute(case: Case, board: AnyBoard, shop: Workshop) -> Case:
     artifact = case.artifact
     if artifact is not None and not case.outcome:
         _execute(case, artifact, board, shop)
-        # A simulated board is this machine, whatever it plays.
-        if case.error is not None and artifact.runtime == "iree" and not board.info.get("simulated"):
-            cause = likely_cause(case.error, described(artifact.flags), board.info["machine"])
-            case.error.hint = cause or case.error.hint
+        if case.error is not None and artifact.runtime == "iree":
+            target = described(artifact.flags)
+            # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
+            if not (board.info.get("simulated") and target.cpu == "host"):
+                case.error.hint = likely_cause(case.error, target, board.info["machine"]) or case.error.hint
     return case
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.compare_stats import CHUNK, common_kind, reader
+from hil.controller.compare_values import CHUNK, common_kind, reader
 from hil.errors import StorageError, UsageError
 from hil.results import OutputComparison
-from hil.tensors import Array
+from hil.tensors import Array, shape_text, type_text
 
 _MAP_ROWS, _MAP_COLUMNS = 256, 256
 _LONG_ROW = 64
@@ -98,6 +98,12 @@ def _difference(a: Array, b: Array) -> Floats:
     return difference
 
 
+def is_drawable(comparison: OutputComparison) -> bool:
+    """Whether an output and its reference have a difference to draw: they are numbers, and of one shape."""
+    kind = common_kind(comparison.dtype, comparison.reference_dtype)
+    return comparison.shape == comparison.reference_shape and kind not in ("", "string")
+
+
 def plot_difference(path: Path, name: str, actual: Array, reference: Array, comparison: OutputComparison) -> None:
     """Draw where an output differs from its reference, as PNG, SVG or PDF (by the path's suffix).
 
@@ -112,7 +118,7 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
         UsageError: matplotlib is not installed, the shapes differ, or the values are no numbers.
         StorageError: the file cannot be written.
     """
-    if actual.shape != reference.shape or common_kind(comparison.dtype, comparison.reference_dtype) in ("", "string"):
+    if not is_drawable(comparison):
         raise UsageError(
             f"output {name} cannot be drawn: {comparison.reason or 'its values are strings'}",
             hint="only numbers of one shape have a difference to draw",
@@ -141,7 +147,6 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
 
 
 def _title(name: str, comparison: OutputComparison) -> str:
-    shape = "x".join(map(str, comparison.shape)) or "scalar"
     mismatches, elements = comparison.mismatches or 0, comparison.elements or 0
     statistics = {
         "max abs": comparison.max_abs,
@@ -160,7 +165,7 @@ def _title(name: str, comparison: OutputComparison) -> str:
     outcome = "PASS" if comparison.passed else "FAIL"
     wrong = "out of tolerance" if comparison.tolerance else "different"
     share = f"{mismatches} of {elements} {wrong} ({100 * (comparison.mismatch_share or 0):.3g} %)"
-    return f"{outcome}   {name}   {shape} {comparison.dtype}   {share}\n{numbers}"
+    return f"{outcome}   {name}   {type_text(comparison.dtype, comparison.shape)}   {share}\n{numbers}"
 
 
 def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], worst: int | None) -> None:
@@ -209,7 +214,7 @@ def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], 
 
 
 def _rows_label(shape: tuple[int, ...]) -> str:
-    leading = "x".join(map(str, shape[:-1])) or "none"
+    leading = shape_text(shape[:-1]) if len(shape) > 1 else "none"
     return f"leading dimension ({leading})" if len(shape) == 2 else f"leading dimensions ({leading}), flattened"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import TypeVar
 
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
 
@@ -35,5 +35,6 @@ def pick(group: str, found: Mapping[str, T], name: str) -> T:
         UsageError: there is none.
     """
     if name not in found:
-        raise UsageError(f"there is no {group} {name!r}", hint=f"one of {', '.join(sorted(found))}")
+        hint = f"{did_you_mean(name, found)}one of {', '.join(sorted(found))}"
+        raise UsageError(f"there is no {group} {name!r}", hint=hint)
     return found[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline import Case
 from hil.results import RunResult, Verdict
-from hil.tensors import TensorSpec
+from hil.tensors import TensorSpec, type_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -121,8 +121,13 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         _print_error(console, case)
     for verdict in case["verdicts"]:
         print_verdict(console, verdict)
+    for reference in case["references"]:
+        for name, why in reference["provenance"].get("fallback", ()):
+            _say(console, "note", f"the reference {name} could not answer: {why}")
     for note in case["provenance"].get("notes", ()):
         _say(console, "note", note)
+    if command := case["provenance"].get("command"):
+        _say(console, "by command", f"not measured: {', '.join(command['not_measured'])}")
     if case["device"] and case["device"]["iterations"]:
         _say(console, "device time", _device_time(case["device"]))
     spent = [f"{key[:-2]} {_seconds(value)}" for key, value in case["timings"].items() if value is not None]
@@ -163,6 +168,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         _say(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
     if not verdict["outputs"] and verdict["reason"]:
         _say(console, "", verdict["reason"], style="red")
+    if verdict["outcome"] == "PASS" and verdict["reason"]:
+        _say(console, "note", verdict["reason"])
 
 
 def _room(console: Console, rows: list[list[str]], gap: int) -> int:
@@ -172,10 +179,9 @@ def _room(console: Console, rows: list[list[str]], gap: int) -> int:
 
 def _row(output: dict[str, Any]) -> list[str]:
     """An output's line in the table."""
-    shape = "x".join(str(dim) for dim in output["shape"]) or "scalar"
     return [
         output["name"],
-        f"{shape} {output['dtype']}",
+        type_text(output["dtype"], output["shape"]),
         "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
         *(_number(output[key]) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")),
     ]

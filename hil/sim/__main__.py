@@ -114,8 +114,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
 
 def main() -> None:
     """Start a simulated board."""
-    options = parser(__doc__ or "")
-    options.prog = "python -m hil.sim"
+    options = parser("hil.sim", __doc__ or "")
     options.add_argument("--config", default="sim", metavar="FILE|NAME", help="board config with a [simulator] table")
     options.add_argument("--fault", action="append", default=[], metavar="FAULT", help="see docs/simulator.md")
     arguments = options.parse_args()

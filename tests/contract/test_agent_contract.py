@@ -88,9 +88,9 @@ def test_large_tensors_are_streamed_both_ways(client, tmp_path):
     ("inputs", "words"),
     [
         ({"a": A}, "takes 2 inputs, got 1"),
-        ({"a": A, "b": B.astype(np.float64)}, "does not take a 4096 tensor of float64"),
-        ({"a": A, "b": B[:10]}, "does not take a 10 tensor"),
-        ({"a": A.reshape(64, 64), "b": B}, "does not take a 64x64 tensor"),
+        ({"a": A, "b": B.astype(np.float64)}, "does not take a 4096 float64 tensor"),
+        ({"a": A, "b": B[:10]}, "does not take a 10 float32 tensor"),
+        ({"a": A.reshape(64, 64), "b": B}, "does not take a 64x64 float32 tensor"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_and_the_program_lives_on(client, add, inputs, words):

@@ -56,6 +56,11 @@ def test_a_model_without_nodes_and_outputs(hil, simulator, tmp_path):
     ends(hil("run", "empty.onnx", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "no outputs")
 
 
+def test_programs_and_functions_without_outputs(hil, simulator, tmp_path):
+    (tmp_path / "nothing.mlir").write_text("func.func @main(%x: tensor<4xf32>) { return }")
+    ends(hil("run", "nothing.mlir", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "no outputs")
+
+
 def test_an_unknown_operator(hil, simulator, tmp_path):
     node = helper.make_node("Frobnicate", ["x"], ["y"], "the_odd_one")
     save_model(tmp_path / "odd.onnx", [node], [("x", FLOAT, [4])], [("y", FLOAT, [4])])
@@ -114,6 +119,8 @@ def test_a_folder_and_an_unknown_kind_of_file(hil, simulator, tmp_path):
 
 def test_an_unknown_board_type_runtime_or_fault(hil, doubling):
     refused(hil("run", doubling, "--board", "nonesuch", "--json"), "nonesuch")
+    refused(hil("run", doubling, "--board", "sim-small1", "--json"), "did you mean 'sim-small'?")
+    refused(hil("run", doubling, "--reference", "onnxruntme", "--json"), "did you mean 'onnxruntime'?")
     refused(hil("run", doubling, "--runtime-hw-type", "nonesuch", "--json"), "nonesuch")
     refused(hil("run", doubling, "--runtime", "nonesuch", "--json"), "nonesuch")
     refused(hil("run", doubling, "--fault", "nonesuch", "--json"), "nonesuch")
@@ -159,6 +166,13 @@ def test_too_many_inputs_missing_files_and_pickles(hil, simulator, doubling, tmp
         refused(hil("run", doubling, "--board", simulator, *options, "--json"))
 
 
+def test_a_target_cpu_that_does_not_exist(hil, simulator, doubling):
+    for flag in ("--iree-llvmcpu-target-cpu=cortex-b12", "--iree-llvmcpu-target-cpu-features=+nonesuch"):
+        flags = ["--compile-flag", "--iree-llvmcpu-target-cpu=generic", "--compile-flag", flag]
+        ended = hil("run", doubling, "--board", simulator, *flags, "--json")
+        ends(ended, 3, "COMPILE_ERROR", flag.split("=")[1], "not a recognized")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -181,12 +195,12 @@ def test_options_that_cannot_be_meant(hil, simulator, doubling, options):
 
 def test_an_open_dimension_asks_for_its_value(hil, simulator):
     ended = hil("run", DIGITS / "digits_cnn_batch.onnx", "--board", simulator, "--json")
-    refused(ended, "--dim N=1")
+    refused(ended, "--dim N=1", "Nx1x8x8 float32")
 
 
 def test_a_board_that_is_not_there_is_exit_4(hil, doubling, tmp_path):
     ended = hil("run", doubling, "--board", f"unix:{tmp_path}/nobody.sock", "--json")
-    ends(ended, 4, "BOARD_LOST", "no agent answers")
+    ends(ended, 4, "BOARD_LOST", "no agent answers", "there is no such socket")
 
 
 def test_an_atol_that_no_answer_could_miss_is_refused(hil, simulator, doubling, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from models import DIGITS, save_model
 from onnx import TensorProto, helper
 
-FLOAT = TensorProto.FLOAT
+FLOAT, BFLOAT16 = TensorProto.FLOAT, TensorProto.BFLOAT16
 
 
 @pytest.mark.parametrize("model", ["digits_cnn", "digits_cnn_int8"])
@@ -59,6 +59,35 @@ def test_the_second_call_takes_program_and_reference_from_the_cache(hil, simulat
     again = hil("run", doubling, "--board", simulator, "--recompute-cache", "--json").case
     assert not again["artifact"]["cached"]
     assert not again["references"][0]["provenance"]["cached"]
+
+
+def test_the_same_model_and_inputs_twice_in_a_run_are_compiled_and_referred_once(hil, simulator, doubling, tmp_path):
+    (tmp_path / "copy.onnx").write_bytes(doubling.read_bytes())
+    hil("run", doubling, "--board", simulator)
+    for options in ([], ["--recompute-cache"]):
+        cases = hil("run", doubling, "copy.onnx", "--board", simulator, *options, "--json").document["cases"]
+        made = [case["artifact"]["cached"] for case in cases] + [
+            case["references"][0]["provenance"]["cached"] for case in cases
+        ]
+        assert made.count(False) == (2 if options else 0)
+
+
+def test_a_pass_of_empty_outputs_alone_says_that_nothing_was_compared(hil, simulator, tmp_path):
+    node, values = helper.make_node("Add", ["e", "e"], ["f"]), [("e", FLOAT, [0, 3])]
+    save_model(tmp_path / "empty.onnx", [node], values, [("f", FLOAT, [0, 3])])
+    ended = hil("run", "empty.onnx", "--board", simulator)
+    assert ended.code == 0
+    assert "0 elements compared" in ended.out
+    assert "0 elements compared" in hil("run", "empty.onnx", "--board", simulator, "--json").case["reason"]
+
+
+def test_a_reference_that_stands_in_for_another_says_why_on_the_screen(hil, simulator, tmp_path):
+    # ONNX Runtime has no CPU kernel for a product of bfloat16; ONNX's own evaluator has.
+    node, values = helper.make_node("MatMul", ["a", "b"], ["y"]), [("a", BFLOAT16, [2, 3]), ("b", BFLOAT16, [3, 2])]
+    save_model(tmp_path / "product.onnx", [node], values, [("y", BFLOAT16, [2, 2])])
+    shown = " ".join(hil("run", "product.onnx", "--board", simulator).out.split())
+    assert "against onnx reference evaluator" in shown
+    assert "note the reference onnxruntime could not answer: ONNX Runtime cannot load the model:" in shown
 
 
 def test_a_wrong_expectation_fails_with_its_statistics(hil, simulator, doubling, tmp_path):

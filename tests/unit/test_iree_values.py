@@ -17,13 +17,13 @@ def test_a_declaration_as_the_compiler_writes_it() -> None:
         " {iree.abi.output = 0 : i64}) -> (%output0: tensor<0x3xui8>, %output1: tensor<4xf8E4M3FN>)"
     )
     assert [str(spec) for spec in inputs] == [
-        "input0: 2x?xbfloat16",
-        "input1: bool",
-        "scalar:x: int32",
-        "scalar:y: int64",
-        "c: 4xcomplex64",
+        "input0: 2x? bfloat16",
+        "input1: scalar bool",
+        "scalar:x: scalar int32",
+        "scalar:y: scalar int64",
+        "c: 4 complex64",
     ]
-    assert [str(spec) for spec in outputs] == ["output0: 0x3xuint8", "output1: 4xfloat8_e4m3fn"]
+    assert [str(spec) for spec in outputs] == ["output0: 0x3 uint8", "output1: 4 float8_e4m3fn"]
 
 
 def test_nothing_in_and_nothing_out() -> None:

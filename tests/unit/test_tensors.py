@@ -17,6 +17,7 @@ from hil.tensors import (
     save_npy,
     spec_of,
     to_bytes,
+    type_text,
 )
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
@@ -107,5 +108,21 @@ def test_a_spec_accepts_what_fits_it():
     assert not spec.accepts("float64", (7, 3, 1))
     assert not spec.accepts("float32", (7, 4, 1))
     assert not spec.accepts("float32", (7, 3))
-    assert str(spec) == "x: Nx3x?xfloat32"
+    assert str(spec) == "x: Nx3x? float32"
     assert spec_of("s", np.float32(1).reshape(())).is_static
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ((), "scalar int8"),
+        ((0,), "0 int8"),
+        ((1, 10), "1x10 int8"),
+        (("N", 4, None), "Nx4x? int8"),
+        (("batch", 4), "batch x 4 int8"),
+        ((2, "x.dim1", None), "2 x x.dim1 x ? int8"),
+    ],
+)
+def test_a_shape_is_told_in_one_way_and_every_name_in_it_can_be_read(shape, shown):
+    assert type_text("int8", shape) == shown
+    assert str(TensorSpec("x", "int8", shape)) == f"x: {shown}"

@@ -18,7 +18,7 @@ def cache() -> None:
 @cache.command(epilog="Example: hil cache ls --json")
 @json_option
 def ls(as_json: bool) -> None:
-    """List the entries, least recently used first."""
+    """List the entries, the one used last first."""
     from hil.controller.cache import Cache
     from hil.controller.cli.screen import print_json
 
@@ -40,18 +40,21 @@ def ls(as_json: bool) -> None:
 @click.option("--older-than", type=float, metavar="DAYS", help="Drop what was not used for so long.")
 @json_option
 def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
-    """Drop entries; without options everything."""
+    """Drop entries; without options everything. What a run that is under way uses stays."""
     from hil.controller.cache import Cache
     from hil.controller.cli.screen import print_json
 
     limit = 0 if max_mb is None and older_than is None else None if max_mb is None else max_mb << 20
     age = None if older_than is None else older_than * 86400
-    gone = Cache().gc(max_bytes=limit, max_age=age)
+    held = Cache()
+    gone = held.gc(max_bytes=limit, max_age=age)
     freed = sum(entry.size for entry in gone)
     if as_json:
         print_json({"schema": 1, "dropped": [entry.key for entry in gone], "freed_bytes": freed})
     else:
         click.echo(f"dropped {_count(len(gone))}, {freed:,} bytes")
+        if in_use := held.in_use() & {entry.key for entry in held.ls()}:
+            click.echo(f"kept what runs that are under way use: {_count(len(in_use))}")
 
 
 def _count(number: int) -> str:

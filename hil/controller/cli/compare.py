@@ -29,7 +29,6 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.controller import compare as comparer
     from hil.controller.cli.screen import print_json
     from hil.controller.report import print_verdict, verdict_record
-    from hil.controller.runs import storing
     from hil.results import exit_code_of
 
     comparer.check_tolerance(tolerance["rtol"], tolerance["atol"])
@@ -41,29 +40,48 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
         from hil.errors import UsageError
 
         raise UsageError(f"{a} and {b} have no case in common", hint="hil runs show ID lists a run's cases")
+    elif len(left) != len(pairs) or len(right) != len(pairs):
+        alone = [name for name in [*left, *right] if name not in left or name not in right]
+        click.echo(f"hil: not compared, for only one of the two has it: {', '.join(alone)}", err=True)
     verdicts = {name: comparer.compare(one, other, **tolerance) for name, one, other in pairs}
     code = exit_code_of(verdict.outcome for verdict in verdicts.values())
-    if plot:
-        from hil.controller.plot import plot_difference
-
-        name, one, other = next((pair for pair in pairs if not verdicts[pair[0]]), pairs[0])
-        index, output = max(
-            enumerate(verdicts[name].outputs), key=lambda item: (not item[1].passed, item[1].max_abs or 0)
-        )
-        with storing(plot.parent):
-            plot_difference(plot, output.name, [*one.outputs.values()][index], [*other.outputs.values()][index], output)
+    drawn = plot and _draw(plot, pairs, verdicts)
     records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}
     if as_json:
-        print_json({"schema": 1, "verdicts": records, "plot": plot and str(plot), "exit_code": code})
+        print_json({"schema": 1, "verdicts": records, "plot": str(plot) if drawn else None, "exit_code": code})
         return code
     console = Console()
     for name, record in records.items():
         console.print(f"[bold {'green' if record['outcome'] == 'PASS' else 'red'}]{record['outcome']}[/]", end="  ")
         console.print(name, markup=False, highlight=False)
         print_verdict(console, record)
-    if plot:
+    if drawn:
         console.print(f"  plot in      {plot}", markup=False, highlight=False, soft_wrap=True)
     return code
+
+
+def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any]) -> bool:
+    """Draw the worst output that can be drawn; false, and why on stderr, where there is none."""
+    from hil.controller.plot import is_drawable, plot_difference
+    from hil.controller.runs import storing
+
+    found = []
+    for case, one, other in pairs:
+        by_name = one.outputs.keys() == other.outputs.keys()
+        arrays = zip(one.outputs.values(), other.outputs.values(), strict=False)
+        for output, (actual, reference) in zip(verdicts[case].outputs, arrays, strict=False):
+            wanted = other.outputs[output.name] if by_name else reference
+            found.append((not output.passed, output.max_abs or 0, output, actual, wanted))
+    drawable = [item for item in found if is_drawable(item[2])]
+    if not drawable:
+        why = [f"{output.name}: {output.reason or f'its values are {output.dtype}s'}" for *_, output, _, _ in found]
+        why = why or [verdict.reason for verdict in verdicts.values()]
+        click.echo(f"hil: no picture was drawn: {'; '.join(why[:3])}", err=True)
+        return False
+    _, _, output, actual, reference = max(drawable, key=lambda item: item[:2])
+    with storing(plot.parent):
+        plot_difference(plot, output.name, actual, reference, output)
+    return True
 
 
 def _results(name: str, out: Path | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from hil.errors import EXIT_INTERRUPTED, HilError
+from hil.errors import EXIT_INTERRUPTED, HilError, did_you_mean
 
 # verb -> its line in `hil --help`. The verb's module has a command of the same name.
 VERBS = {
@@ -35,6 +35,13 @@ class _Lazy(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"hil.controller.cli.{cmd_name}"), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(args[0], VERBS).capitalize()}".strip())
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

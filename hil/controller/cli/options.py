@@ -79,6 +79,17 @@ def json_option(command: F) -> F:
     )
 
 
+def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
+    """For an option that takes seconds: refuse what nobody can wait.
+
+    Raises:
+        UsageError: it is negative, infinite or no number at all.
+    """
+    from hil.controller.arguments import SECONDS, checked
+
+    return float(checked(option.opts[0], value, SECONDS))
+
+
 def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
     """``N=4`` -> {"N": 4}.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import board_options, json_option, model_options, parse_dims, parse_range
+from hil.controller.cli.options import board_options, json_option, model_options, parse_dims, parse_range, seconds
 
 
 @click.command(
@@ -39,11 +39,18 @@ from hil.controller.cli.options import board_options, json_option, model_options
     default=60.0,
     show_default=True,
     metavar="S",
+    callback=seconds,
     help="Limit of loading, of the runs together, of a reference.",
 )
 @click.option("--flagfile", type=click.Path(path_type=Path), metavar="FILE", help="An iree-run-module flag file.")
 @click.option(
-    "--wait", "wait_s", default=60.0, show_default=True, metavar="S", help="How long to wait for a busy board."
+    "--wait",
+    "wait_s",
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    callback=seconds,
+    help="How long to wait for a busy board.",
 )
 @click.option(
     "--fault",

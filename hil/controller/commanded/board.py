@@ -53,6 +53,7 @@ class CommandBoard:
 
     Attributes:
         name: how results and errors call it.
+        closed: whether the connection was ended.
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
         target: what to compile for, in words, where the board shows it; "" where the config names it.
         info: what the board showed of itself, in the words of an agent's Describe.
@@ -79,6 +80,7 @@ class CommandBoard:
         cache: Cache | None = None,
     ) -> None:
         self.name = choice.name
+        self.closed = False
         self.shell = shell
         self.command = choice.config.command
         self.wait_s = wait_s
@@ -244,6 +246,7 @@ class CommandBoard:
 
     def close(self) -> None:
         """End the connection."""
+        self.closed = True
         self._isolated.close()
         with contextlib.suppress(BoardError):
             self.shell.close()

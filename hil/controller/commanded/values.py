@@ -17,7 +17,18 @@ from hil.errors import LoadFailed, RunFailed, UsageError
 from hil.iree_values import SCALAR_PREFIX, mlir_type
 from hil.packing import SUB_BYTE_BITS, pack, unpack
 from hil.runtime_command import RuntimeCommand, fill
-from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, dtype_of, from_bytes, load_npy, save_npy, to_bytes
+from hil.tensors import (
+    NUMPY_DTYPES,
+    Array,
+    TensorSpec,
+    dtype_name,
+    dtype_of,
+    from_bytes,
+    load_npy,
+    save_npy,
+    to_bytes,
+    type_text,
+)
 
 # The command passes these numbers as they are; what its ABI makes of others is not the number that was given.
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
@@ -68,8 +79,7 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> None:
     for spec, array in zip(signature.inputs, inputs.values(), strict=True):
         found = dtype_name(array.dtype)
         if not spec.accepts(found, array.shape):
-            shape = "x".join(map(str, array.shape)) or "scalar"
-            raise UsageError(f"{spec} does not take a {shape} tensor of {found}")
+            raise UsageError(f"{spec} does not take a {type_text(found, array.shape)} tensor")
 
 
 def write_inputs(

@@ -22,8 +22,8 @@ PARAMETERS = "params.irpa"
 LOG = "compile.log"
 # IREE narrows float64 to float32 unless told not to; a test of a model keeps the model's own dtypes.
 _DEFAULT_FLAGS = {"--iree-input-demote-f64-to-f32": "false"}
-# Raise this when the way from ONNX to MLIR changes: older programs in the cache are then not used.
-_VERSION = 1
+# Raise this when the way from ONNX to MLIR, or what is refused, changes: older programs in the cache are then not used.
+_VERSION = 2
 
 
 def compile_iree(

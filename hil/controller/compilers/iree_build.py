@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hil.controller.isolated import signal_name
-from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError
+from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError, did_you_mean
 
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
 _ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
 _WRONG_FLAG = re.compile(r"^iree-compile: (?P<what>Unknown command line argument '[^']*'|for the -.*)", re.M)
+# What iree-compile only warns of before it compiles for some other CPU.
+_IGNORED = re.compile(
+    r"^(?P<what>'(?P<name>[^']*)' is not a recognized (?:processor|feature) for this target) \(ignoring \w+\)"
+    r"|^(?P<host>If either CPU or CPU-features is `host`.*)",
+    re.M,
+)
+_ACCEPTED = re.compile(r"^List of accepted CPUs: (?P<names>.*)", re.M)
 _SHOWN_ERRORS = 3
 
 
@@ -44,7 +51,8 @@ def build(
 
     Raises:
         UsageError: the compiler knows no such flag.
-        CompileFailed: the model cannot be imported or was refused.
+        CompileFailed: the model cannot be imported or was refused, or the target names a CPU or a feature that there is
+            not.
         CompileCrashed: iree-compile died.
     """
     from hil.controller.compilers.iree import MAIN, PARAMETERS
@@ -64,8 +72,30 @@ def build(
     with Path(log).open("rb") as file:
         file.seek(start)
         said = file.read().decode(errors="replace")
+    check_target(said)
     if code:
         _fail(code, said)
+
+
+def check_target(said: str) -> None:
+    """Refuse a target that iree-compile did not know: it warns, leaves that part out and compiles for another CPU.
+
+    Args:
+        said: what the compiler printed.
+
+    Raises:
+        CompileFailed: there was such a warning.
+    """
+    found = {match["what"] or match["host"]: match["name"] for match in _IGNORED.finditer(said)}
+    if not found:
+        return
+    accepted = _ACCEPTED.search(said)
+    meant = did_you_mean(next(iter(found.values())) or "", accepted["names"].split(", ")) if accepted else ""
+    raise CompileFailed(
+        f"iree-compile: {'; '.join(list(found)[:_SHOWN_ERRORS])}",
+        hint=f"{meant}see the board's compile flags and --compile-flag",
+        detail="\n".join(dict.fromkeys(line[:400] for line in said.splitlines()[:60])),
+    )
 
 
 def _fail(code: int, said: str) -> None:

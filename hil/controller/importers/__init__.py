@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +20,9 @@ from hil.tensors import TensorSpec
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
-_VERSION = 1
+_VERSION = 2
 _HEAD = 64
+_FOUND = "model.json"
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def import_model(
         format=chosen,
         path=path,
         files=files,
-        digest=digest_of("\n".join(f"{name}\0{digests[name]}" for name in sorted(digests)).encode()),
+        digest=_digest_of_all(path.name, digests),
         function=found["function"],
         inputs=_specs(found["inputs"]),
         outputs=_specs(found["outputs"]),
@@ -108,6 +111,12 @@ def import_model(
         dims=dims,
         producer=found["producer"],
     )
+
+
+def _digest_of_all(main: str, digests: Mapping[str, str]) -> str:
+    """One digest for all files. The main one may be called anything; the others the model itself calls by name."""
+    named = {name if name != main else "": digest for name, digest in digests.items()}
+    return digest_of("\n".join(f"{name}\0{named[name]}" for name in sorted(named)).encode())
 
 
 def _check_file(path: Path) -> None:
@@ -148,40 +157,28 @@ def _describe(
     key = Cache.key(
         "import", digest=digest, describe=importer.describe, function=function, dims=dict(dims), version=_VERSION
     )
-    if cache is not None and (entry := cache.get(key)) is not None:
-        return _load(entry)
-    with tempfile.TemporaryDirectory(prefix="hil-import-") as folder:
-        log = Path(folder) / "import.log"
-        pool = isolated or Isolated(1)
-        try:
-            found: dict[str, Any] = pool.call(
-                importer.describe,
-                {"path": str(path.absolute()), "function": function, "dims": dict(dims)},
-                timeout=IMPORT_TIMEOUT_S,
-                log=log,
-            )
-        except IsolatedTimeout as error:
-            raise StageTimeout(f"reading {path.name} {error.message}", stage="import", detail=error.detail) from error
-        except (IsolatedCrash, IsolatedFailure) as error:
-            raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
-        finally:
-            if isolated is None:
-                pool.close()
-    if cache is not None:
-        cache.put(key, {"model": path.name}, lambda folder: _save(folder, found))
-    return found
 
+    def ask() -> dict[str, Any]:
+        with contextlib.ExitStack() as stack:
+            log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hil-import-"))) / "import.log"
+            pool = isolated or stack.enter_context(Isolated(1))
+            arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
+            try:
+                said: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
+            except IsolatedTimeout as error:
+                text = f"reading {path.name} {error.message}"
+                raise StageTimeout(text, stage="import", detail=error.detail) from error
+            except (IsolatedCrash, IsolatedFailure) as error:
+                raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
+            return said
 
-def _save(folder: Path, found: Mapping[str, Any]) -> None:
-    import json
+    def keep(folder: Path) -> None:
+        (folder / _FOUND).write_text(json.dumps(ask()))
 
-    (folder / "model.json").write_text(json.dumps(found))
-
-
-def _load(folder: Path) -> dict[str, Any]:
-    import json
-
-    found: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    if cache is None:
+        return ask()
+    entry, _ = cache.get_or_make(key, {"model": path.name}, keep)
+    found: dict[str, Any] = json.loads((entry / _FOUND).read_text())
     return found
 
 

@@ -23,7 +23,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     output0, ... . A dynamic dimension is a symbol such as ``arg0.dim1``.
 
     Raises:
-        ImportFailed: it does not parse, has no public function, or one with arguments that are no tensors.
+        ImportFailed: it does not parse, has no public function, or one with arguments that are no tensors or with no
+            result.
         UsageError: no such function or dimension; several functions and none chosen.
     """
     name = Path(path).name
@@ -37,6 +38,10 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         raise UsageError(f"{name} has several functions", hint=f"choose one with --function: {listed}")
     chosen = function or next(iter(functions))
     arguments, results = functions[chosen]
+    if not results:
+        raise ImportFailed(
+            f"the function {chosen!r} of {name} has no outputs", hint="a model that returns nothing cannot be checked"
+        )
     symbols: set[str] = set()
     inputs = [_spec(name, *item, dims, symbols) for item in arguments]
     outputs = [_spec(name, *item, {}, set()) for item in results]

@@ -33,6 +33,7 @@ class Link:
         renew: mends the way after a break, where it can be, and gives the target anew.
         shell: commands on the board, where it is reached over SSH.
         pushed_bytes: what the link itself sent to the board, to put an agent there.
+        build: the agent that the link put there or found, as Describe calls it; "" where any will do.
     """
 
     target: Target
@@ -41,6 +42,7 @@ class Link:
     renew: Callable[[], Target] | None = None
     shell: Shell | None = None
     pushed_bytes: int = 0
+    build: str = ""
 
 
 def is_address(text: str) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 from pathlib import Path
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
 from hil.controller.links import Link
-from hil.errors import UsageError
+from hil.errors import BoardUnreachable, UsageError
 
+_PROBE_S = 1.0
 TOKEN_VARIABLE = "HIL_AGENT_TOKEN"
+_PORTS = range(1, 1 << 16)
 _ADDRESS = re.compile(r"unix:.+|[^@/\s]+:\d{1,5}")
 
 
@@ -25,19 +29,42 @@ def connect(address: str, config: BoardConfig) -> Link:
 
     Raises:
         UsageError: it is no such address, or a file of the config cannot be read.
+        BoardUnreachable: there is no such socket, or nobody listens on it.
     """
-    if not is_address(address):
+    if not is_address(address) or (not address.startswith("unix:") and int(address.rpartition(":")[2]) not in _PORTS):
         raise UsageError(f"{address!r} is no address of an agent", hint="unix:PATH or HOST:PORT")
     settings = config.connection
     folder = config.path.parent
 
     def file(name: str) -> Path | None:
-        return folder / Path(name).expanduser() if name else None
+        try:
+            return folder / Path(name).expanduser() if name else None
+        except RuntimeError as error:
+            raise UsageError(f"{name} lies in the home of a user that there is not", board=config.name) from error
 
     token = os.environ.get(TOKEN_VARIABLE, "")
     if path := file(settings.token_file):
         try:
             token = path.read_text().strip()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the token file of board {config.name} cannot be read: {error}") from error
+    if address.startswith("unix:"):
+        _check_socket(address, config.name if address == settings.address else address)
     return Link(Target(address, token, file(settings.ca), file(settings.cert), file(settings.key)))
+
+
+def _check_socket(address: str, board: str) -> None:
+    """Say at once what gRPC would find out by trying for as long as it may: a socket is there, or it is not."""
+    path = address.removeprefix("unix:")
+    try:
+        # A server that is busy may take longer, and is there all the same.
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(TimeoutError, BlockingIOError):
+            probe.settimeout(_PROBE_S)
+            probe.connect(path)
+    except OSError as error:
+        why = "there is no such socket" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise BoardUnreachable(
+            f"no agent answers at {address}: {why}",
+            board=board,
+            hint=f"is it running there? start one with: python -m hil.agent --listen {address} --store DIR",
+        ) from error

@@ -62,6 +62,7 @@ class _SshLink:
         self.link.target = Target(self._tunnel.address)
         self.link.shell = self._shell
         self.link.pushed_bytes += place.pushed_bytes
+        self.link.build = place.build
 
     def _renew(self) -> Target:
         self._close()

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from hil.controller.inputs import parse_input
+from hil.controller.inputs import as_array, parse_input
 from hil.errors import UsageError
 from hil.results import RunResult
 from hil.tensors import Array, TensorSpec
@@ -40,8 +38,7 @@ def expected_result(
         for name, value in given.items():
             if outputs is not None and name not in names:
                 raise UsageError(f"the model has no output {name!r}", hint=f"it has {', '.join(map(str, specs))}")
-            array = np.asarray(value)
-            found[name] = array.astype(object) if array.dtype.kind == "U" else array
+            found[name] = as_array(f"expected output {name!r}", value)
         return RunResult("expected", _ordered(found, specs), provenance={"expected": ["given as arrays"]})
     texts = [str(item) for item in given]
     for text in texts:

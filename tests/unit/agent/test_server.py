@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
@@ -73,9 +74,10 @@ def test_with_tls_and_token_it_serves_whoever_has_both(tmp_path, pki):
     ]
     try:
         assert clients[0].describe().machine.arch
-        for refused in clients[1:3]:
-            with pytest.raises(errors.BoardError, match="token"):
+        for refused, why in zip(clients[1:3], ("is not this agent's", "none was given"), strict=True):
+            with pytest.raises(errors.BoardError, match=why) as caught:
                 refused.describe()
+            assert "HIL_AGENT_TOKEN" in caught.value.hint
         with pytest.raises(errors.BoardUnreachable):
             clients[3].describe(timeout=2)
     finally:
@@ -113,3 +115,11 @@ def test_a_socket_that_another_agent_serves_is_left_to_it(tmp_path):
         first.stop()
     (tmp_path / "s.sock").touch()  # as a killed agent leaves it
     start(tmp_path / "third", listen).stop()
+
+
+@pytest.mark.parametrize("module", ["hil.agent", "hil.sim"])
+def test_help_and_mistakes_name_the_command_as_it_is_called(module):
+    helped = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
+    assert helped.stdout.startswith(f"usage: python -m {module} [-h]")
+    wrong = subprocess.run([sys.executable, "-m", module, "--listen"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and f"python -m {module}: error:" in wrong.stderr

@@ -144,6 +144,92 @@ def test_eviction_takes_the_oldest_first_and_spares_what_is_held(cache: Cache) -
     assert cache.gc() == []
 
 
+def test_what_another_uses_is_not_evicted_until_he_is_done(cache: Cache) -> None:
+    made, given, other = (cache.key("artifact", a=name) for name in ("made", "given", "other"))
+    for key in (given, other):
+        Cache(cache.root).get_or_make(key, {}, fill())
+    user, cleaner = Cache(cache.root), cache
+    user.get_or_make(made, {}, fill())
+    path = user.get(given)
+    assert cleaner.in_use() == {made, given}
+    assert [entry.key for entry in cleaner.gc(max_bytes=0)] == [other]
+    assert path is not None and (path / "a.txt").read_text() == "content"
+    del user
+    assert {entry.key for entry in cleaner.gc(max_bytes=0)} == {made, given}
+    assert list((cleaner.root / "users").iterdir()) == []
+
+
+def test_a_killed_process_uses_nothing_any_more(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    cache.get_or_make(key, {}, fill())
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom hil.controller.cache import Cache\n"
+        "cache = Cache(Path(sys.argv[1])); print(cache.get(sys.argv[2]), flush=True); time.sleep(600)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", script, str(cache.root), key]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout is not None and key[-64:] in user.stdout.readline()
+        assert cache.gc(max_bytes=0) == [] and cache.in_use() == {key}
+        user.kill()
+        user.wait()
+        assert [entry.key for entry in cache.gc(max_bytes=0)] == [key]
+
+
+def test_what_is_found_at_the_last_moment_is_put_back(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    path, _ = cache.get_or_make(key, {}, fill())
+    (entry,) = cache.ls()
+    user = Cache(cache.root)
+    assert user.get(key) == path  # after the cleaner looked who uses what, before he takes it
+    assert not cache._evict(entry)
+    assert user.get(key) == path and not list((cache.root / "tmp").iterdir())
+
+
+def test_cleaning_and_using_at_once_takes_nothing_away(cache: Cache) -> None:
+    keys = [cache.key("artifact", a=number) for number in range(3)]
+    over = threading.Event()
+    failures: list[str] = []
+
+    def use() -> None:
+        while not over.is_set():
+            mine = Cache(cache.root)
+            for key in keys:
+                path, _ = mine.get_or_make(key, {}, fill())
+                if not (path / "a.txt").exists() or not (path / META).exists():
+                    failures.append(key)
+
+    users = [threading.Thread(target=use) for _ in range(2)]
+    for user in users:
+        user.start()
+    evicted = sum(len(Cache(cache.root).gc(max_bytes=0)) for _ in range(150))
+    over.set()
+    for user in users:
+        user.join()
+    assert failures == [] and evicted > 0
+
+
+def test_several_that_want_it_made_anew_get_it_made_anew_once(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    cache.get_or_make(key, {}, fill("old"))
+    made = []
+
+    def slow(folder: Path) -> None:
+        made.append(1)
+        time.sleep(0.1)
+        (folder / "x").write_text("new")
+
+    run = Cache(cache.root)
+    threads = [threading.Thread(target=run.get_or_make, args=(key, {}, slow, True)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    path, cached = run.get_or_make(key, {}, slow, recompute=True)
+    assert len(made) == 1 and cached and (path / "x").read_text() == "new"
+    assert not Cache(cache.root).get_or_make(key, {}, slow, recompute=True)[1] and len(made) == 2
+
+
 def test_the_environment_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "here"))
     assert Cache().root == tmp_path / "here"

@@ -258,8 +258,8 @@ def test_what_a_command_cannot_pass_is_refused_before_it_is_run(open_board, func
     ("inputs", "words"),
     [
         ([np.ones(4, np.float32)], "takes 2 inputs, got 1"),
-        ([np.ones(4, np.float64), np.array(1, np.int32)], "does not take a 4 tensor of float64"),
-        ([np.ones(5, np.float32), np.array(1, np.int32)], "does not take a 5 tensor"),
+        ([np.ones(4, np.float64), np.array(1, np.int32)], "does not take a 4 float64 tensor"),
+        ([np.ones(5, np.float32), np.array(1, np.int32)], "does not take a 5 float32 tensor"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(open_board, functions, inputs, words):

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hil.controller import compare_stats
+from hil.controller import compare_values
 from hil.controller.compare import (
     DEFAULT_TOLERANCES,
     check_tolerance,
@@ -25,7 +25,8 @@ from hil.controller.compare import (
     refuse_vacuous,
     tolerance_for,
 )
-from hil.controller.compare_stats import CHUNK, Stats, common_kind, measure
+from hil.controller.compare_stats import Stats, measure
+from hil.controller.compare_values import CHUNK, common_kind
 from hil.errors import UsageError
 from hil.results import Outcome, RunResult, Tolerance, Verdict
 from hil.tensors import DTYPES, dtype_name, dtype_of, load_npy, save_npy
@@ -762,7 +763,7 @@ def test_max_rel_leaves_out_zero_references() -> None:
 
 
 def test_the_default_chunk_is_small() -> None:
-    assert compare_stats.CHUNK * 8 <= 2**20
+    assert compare_values.CHUNK * 8 <= 2**20
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -809,6 +810,17 @@ def test_a_missing_or_an_extra_output_fails() -> None:
 def test_a_run_without_outputs_compares_nothing_and_fails() -> None:
     verdict = compare(result(), result())
     assert verdict.outcome is Outcome.FAIL and "no output" in verdict.reason
+
+
+def test_a_pass_of_nothing_but_empty_outputs_says_so() -> None:
+    empty = np.zeros((0, 3), np.float32)
+    verdict = compare(result(a=empty, b=empty), result(a=empty, b=empty))
+    assert verdict and verdict.reason == "0 elements compared: every output is empty"
+    assert judge([verdict], []) == (Outcome.PASS, verdict.reason)
+    assert judge([verdict, verdict], [verdict]) == (Outcome.PASS, verdict.reason)
+    assert compare(result(a=empty, b=f32(1)), result(a=empty, b=f32(1))).reason == ""
+    assert not compare(result(a=empty), result(a=np.zeros((0, 4), np.float32)))
+    assert not compare(result(a=empty), result(a=np.zeros((0, 3), np.float64)))
 
 
 def test_the_given_tolerance_reaches_every_output() -> None:

@@ -172,6 +172,31 @@ def test_a_wrong_flag_is_bad_usage_in_the_compilers_words(tmp_path: Path, settin
         build(tmp_path / "m.mlir", settings, [flag])
 
 
+ARM = [*HOST[:2], "--iree-llvmcpu-target-triple=aarch64-unknown-linux-gnu"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "hint"),
+    [
+        ([*ARM, "--iree-llvmcpu-target-cpu=cortexa53"], "'cortexa53' is not a recognized processor", "cortex-a53"),
+        ([*HOST[:2], "--iree-llvmcpu-target-cpu=skylark"], "'skylark' is not a recognized processor", "skylake"),
+        (
+            [*ARM, "--iree-llvmcpu-target-cpu=cortex-a53", "--iree-llvmcpu-target-cpu-features=+nonesuch,+crc"],
+            "'+nonesuch' is not a recognized feature",
+            "--compile-flag",
+        ),
+    ],
+)
+def test_a_target_that_the_compiler_does_not_know_is_refused_and_not_ignored(
+    tmp_path: Path, settings: dict[str, Any], flags: list[str], words: str, hint: str
+) -> None:
+    (tmp_path / "m.mlir").write_text(ADD)
+    with pytest.raises(CompileFailed) as caught:
+        build(tmp_path / "m.mlir", settings, flags)
+    assert words in caught.value.message and hint in caught.value.hint
+    assert settings["cache"].ls() == []
+
+
 def fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Isolated:
     """A pool whose workers find this script in place of iree-compile."""
     package = folder / "fake" / "iree" / "compiler" / "_mlir_libs"

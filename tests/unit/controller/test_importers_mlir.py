@@ -112,8 +112,12 @@ def test_several_functions_need_a_choice(tmp_path: Path, isolated: Isolated) -> 
         ),
         ("module {}", "no public function"),
         ("func.func private @p() { return }", "no public function"),
-        ("func.func @m(%a: !stream.timepoint) { return }", "of type !stream.timepoint"),
-        ("func.func @m(%a: tensor<*xf32>) { return }", "dtype"),
+        (
+            "func.func @m(%a: !stream.timepoint) -> !stream.timepoint { return %a : !stream.timepoint }",
+            "of type !stream.timepoint",
+        ),
+        ("func.func @m(%a: tensor<*xf32>) -> tensor<*xf32> { return %a : tensor<*xf32> }", "dtype"),
+        ("func.func @m(%a: tensor<2xf32>) { return }", "'m' of model.mlir has no outputs"),
         ("\0\0\0", ""),
         ("hello", "does not parse"),
     ],
@@ -153,3 +157,31 @@ def test_a_vmfb_is_taken_on_trust_but_not_blindly(tmp_path: Path, isolated: Isol
         path.write_bytes(content)
         with pytest.raises(ImportFailed, match="no IREE program"):
             import_model(path, isolated=isolated)
+
+
+TENSOR, TORCH = "tensor<2xf32>", "!torch.vtensor<[2],f32>"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"func.func @main(%a: {TENSOR}) -> {TENSOR} {{ return %a : {TENSOR} }}", ""),
+        # IREE's compiler writes no declaration for torch's types, which its own way from ONNX goes through.
+        (f"func.func @main(%a: {TORCH}) -> {TORCH} {{ return %a : {TORCH} }}", "'main' takes and gives"),
+        (f"func.func @main(%a: {TENSOR}) {{ return }}", "no outputs"),
+    ],
+)
+def test_a_vmfb_says_what_it_takes_and_gives_or_is_refused(
+    tmp_path: Path, isolated: Isolated, text: str, words: str
+) -> None:
+    from iree import compiler
+
+    flags = ["--iree-llvmcpu-target-cpu=host"]
+    program = compiler.compile_str(text, target_backends=["llvm-cpu"], extra_args=flags)
+    (tmp_path / "m.vmfb").write_bytes(program)
+    if not words:
+        assert import_model(tmp_path / "m.vmfb", isolated=isolated).format == "vmfb"
+        return
+    with pytest.raises(ImportFailed, match=words) as caught:
+        import_model(tmp_path / "m.vmfb", isolated=isolated)
+    assert caught.value.hint

@@ -110,9 +110,9 @@ def test_a_saved_tensor_keeps_the_dtype_that_npy_forgets(tmp_path: Path, dtype: 
         ("y=x.npy", "no tensor 'y'"),
         ("x=nope.npy", "no such file"),
         ("x=x.txt", "nothing that hil can read"),
-        ("u=x.npy", "'u' takes 4xuint8, got 2x3xfloat32"),
-        ("3x2xf32=1", "'x' takes 2x3xfloat32, got 3x2xfloat32"),
-        ("x=2x3xf64=1", "'x' takes 2x3xfloat32, got 2x3xfloat64"),
+        ("u=x.npy", "'u' takes 4 uint8, got 2x3 float32"),
+        ("3x2xf32=1", "'x' takes 2x3 float32, got 3x2 float32"),
+        ("x=2x3xf64=1", "'x' takes 2x3 float32, got 2x3 float64"),
         ("x=2x3xf32=1 2", "2 values, 6 are needed"),
         ("u=4xui8=300", "out of range for uint8"),
         ("u=4xui8=1.5", "holds what is no uint8"),
@@ -154,7 +154,7 @@ def test_too_many_and_twice(folder: Path) -> None:
 def test_arrays_are_checked_and_never_converted() -> None:
     made = make_inputs(SPECS, {"x": SIX})
     assert made["x"] is SIX and list(made) == ["x", "n", "u"]
-    with pytest.raises(UsageError, match="takes 2x3xfloat32, got 2x3xfloat64"):
+    with pytest.raises(UsageError, match="takes 2x3 float32, got 2x3 float64"):
         make_inputs(SPECS, {"x": SIX.astype(np.float64)})
     with pytest.raises(UsageError, match="no input 'z'"):
         make_inputs(SPECS, {"z": SIX})

@@ -124,6 +124,33 @@ def test_a_crash_names_the_signal_and_the_pool_goes_on(pool: Isolated, functions
     assert pool.call(f"{functions}:echo", {}, timeout=10, log=log) == {}
 
 
+def test_a_worker_that_dies_idle_costs_the_next_call_nothing(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    first = pool.call(f"{functions}:pid", {}, timeout=10, log=tmp_path / "log")
+    os.kill(first, signal.SIGSTOP)  # alive, but it will not begin: as one that dies between the look at it and its call
+    found: list[int] = []
+    log = tmp_path / "next"
+    caller = threading.Thread(target=lambda: found.append(pool.call(f"{functions}:pid", {}, timeout=30, log=log)))
+    caller.start()
+    assert wait_until(lambda: bool(pool._busy))
+    os.kill(first, signal.SIGKILL)
+    caller.join(30)
+    assert len(found) == 1 and found[0] != first
+
+
+def test_a_worker_that_cannot_even_start_is_not_started_again_and_again(
+    functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python itself ends here: it finds no standard library.
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    with Isolated(1) as pool, pytest.raises(IsolatedCrash, match="exited with code 1"):
+        pool.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log")
+
+
+def test_a_long_answer_comes_whole(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    text = "long \n" * 100_000
+    assert pool.call(f"{functions}:echo", {"text": text}, timeout=30, log=tmp_path / "log") == {"text": text}
+
+
 def test_an_exit_names_the_code(pool: Isolated, functions: str, tmp_path: Path) -> None:
     with pytest.raises(IsolatedCrash, match="exited with code 3"):
         pool.call(f"{functions}:leave", {"code": 3}, timeout=10, log=tmp_path / "log")

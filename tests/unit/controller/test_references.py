@@ -261,3 +261,9 @@ def test_what_cannot_be_expected(tmp_path: Path, text: str, monkeypatch: pytest.
         expected_result([text], OUTPUTS)
     with pytest.raises(UsageError, match="no output 'q'"):
         expected_result({"q": np.zeros(1)}, OUTPUTS)
+
+
+def test_a_name_is_no_use_where_only_the_board_knows_the_names() -> None:
+    with pytest.raises(UsageError) as caught:
+        expected_result(["q=2xf32=1 2"], None)
+    assert "leave them out" in caught.value.hint and "output0" not in caught.value.hint

@@ -54,3 +54,8 @@ def test_brackets_in_a_name_are_no_markup():
 
 def test_integers_are_told_to_be_exact():
     assert "against      oracle, exact" in shown(["y"], np.zeros(3, np.int32), np.zeros(3, np.int32))
+
+
+def test_a_pass_that_compared_nothing_says_so():
+    assert "note         0 elements compared" in shown(["y"], np.zeros((0, 3)), np.zeros((0, 3)))
+    assert "note" not in shown(["y"], np.zeros(3), np.zeros(3))

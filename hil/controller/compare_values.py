@@ -1,0 +1,43 @@
+"""How the values of two tensors are read side by side: in chunks, and as what kind of number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hil.tensors import DTYPES, Array, dtype_of
+
+CHUNK = 1 << 17
+_INTEGERS_64 = ("int64", "uint64")
+_COMPLEX = ("complex64", "complex128")
+EXACT_DTYPES = frozenset(name for name in DTYPES if name.startswith(("bool", "int", "uint", "string")))
+
+Reader = Callable[[int, int], Array]
+
+
+def common_kind(dtype: str, reference: str) -> str:
+    """How tensors of these dtypes are compared: ``real``, ``complex``, ``integer`` (64 bits), ``string`` or "" (not at
+    all, because no dtype holds the values of both).
+    """
+    both = {dtype, reference}
+    if "string" in both:
+        return "string" if both == {"string"} else ""
+    if both & set(_INTEGERS_64):
+        kinds = {dtype_of(name).kind for name in both}
+        return "integer" if kinds <= {"i", "u"} and np.result_type(*map(dtype_of, both)).kind in "iu" else ""
+    return "complex" if both & set(_COMPLEX) else "real"
+
+
+def reader(array: Array) -> Reader:
+    """Reads elements start to stop (C order) as a flat array in the machine's byte order; copies at most those."""
+    plain = np.asarray(array)
+    flat = plain.reshape(-1) if plain.flags.c_contiguous else plain.flat
+    native = plain.dtype.newbyteorder("=")
+    return lambda start, stop: np.asarray(flat[start:stop], dtype=native)
+
+
+def part_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the real and the imaginary part of a complex dtype; any other dtype itself, in native byte order."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype.newbyteorder("=")

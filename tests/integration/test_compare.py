@@ -1,0 +1,72 @@
+"""`hil compare` of what cannot be drawn, or not compared at all: it says so, and the verdict stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.controller.runs import RunStore
+
+F32 = np.float32
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Callable[..., str]:
+    """Stores a run by hand: case -> output -> tensor; returns its ID."""
+
+    def make(**cases: dict[str, np.ndarray]) -> str:
+        run = RunStore(tmp_path / "hil-runs").create("made", {})
+        run.record["cases"] = [
+            {"name": name, "outputs": run.save_tensors(name, "outputs", outputs)} for name, outputs in cases.items()
+        ]
+        run.save()
+        return run.id
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("actual", "reference", "code", "why"),
+    [
+        (np.zeros(3, F32), np.zeros(4, F32), 1, "output: shape 3"),
+        (np.array(["a"]), np.array(["b"]), 1, "output: 1 of 1 value differs"),
+        (np.array(["a"]), np.array(["a"]), 0, "its values are strings"),
+    ],
+    ids=["shapes", "other strings", "same strings"],
+)
+def test_what_cannot_be_drawn_is_compared_all_the_same(hil, tmp_path, actual, reference, code, why):
+    np.save(tmp_path / "a.npy", actual)
+    np.save(tmp_path / "b.npy", reference)
+    ended = hil("compare", "a.npy", "b.npy", "--plot", "diff.png")
+    assert (ended.code, ended.out.split()[0]) == (code, "FAIL" if code else "PASS")
+    assert "no picture was drawn: output: " in ended.err and why in ended.err
+    assert "plot in" not in ended.out and not (tmp_path / "diff.png").exists()
+    as_json = hil("compare", "a.npy", "b.npy", "--plot", "diff.png", "--json").document
+    assert (as_json["plot"], as_json["exit_code"]) == (None, code)
+
+
+def test_runs_with_another_count_of_outputs_have_no_picture(hil, store, tmp_path):
+    one, two = store(m={"y": np.zeros(3, F32)}), store(m={"y": np.zeros(3, F32), "z": np.zeros(3, F32)})
+    ended = hil("compare", one, two, "--plot", "diff.png")
+    assert ended.code == 1
+    assert "1 output, the reference has 2" in ended.out and "1 output, the reference has 2" in ended.err
+
+
+def test_the_worst_output_that_can_be_drawn_is(hil, store, tmp_path):
+    actual = {"odd": np.zeros(3, F32), "fine": np.ones(3, F32), "bad": np.full(3, 2, F32)}
+    # The same outputs in another order: they are paired by name.
+    reference = {"bad": np.full(3, 1, F32), "fine": np.ones(3, F32), "odd": np.zeros(4, F32)}
+    ended = hil("compare", store(m=actual), store(m=reference), "--plot", "diff.svg")
+    assert ended.code == 1 and "plot in      diff.svg" in ended.out
+    drawn = (tmp_path / "diff.svg").read_text()
+    assert "FAIL   bad   3 float32   3 of 3 out of tolerance" in drawn and "max abs 1 " in drawn
+
+
+def test_a_case_that_only_one_of_two_runs_has_is_named(hil, store):
+    y = {"y": np.ones(3, F32)}
+    ended = hil("compare", store(m=y, alone=y, other=y), store(m=y, other=y))
+    assert ended.code == 0
+    assert "only one of the two has it: alone" in ended.err

@@ -1,0 +1,130 @@
+"""`hil.connect` and `hil.run` from Python: what is wrong in a call is told as bad usage, with what was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import DIGITS
+
+import hil
+from hil.controller.cache import Cache
+from hil.controller.isolated import Isolated
+from hil.controller.pipeline import Workshop
+from hil.errors import UsageError
+
+X = np.array([1, 2, 3, 4], np.float32)
+
+
+@pytest.fixture(scope="module")
+def board(simulator: str, shared_cache: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch, hil.connect(simulator) as connected:
+        patch.setenv("HIL_CACHE_DIR", str(shared_cache))
+        yield connected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ({"itrations": 3}, "hil.run has no option 'itrations'", "did you mean 'iterations'?"),
+        ({"inputs": [X]}, "inputs must be arrays by name, or a sequence of texts", "{'x': array}"),
+        ({"inputs": X}, "inputs must be arrays by name, .* got a ndarray", "{'x': array}"),
+        ({"inputs": "x=x.npy"}, "inputs must be arrays by name, .* got 'x=x.npy'", "['x=x.npy']"),
+        ({"inputs": None}, "inputs must be arrays by name, .* got None", ""),
+        ({"inputs": {0: X}}, "inputs must be arrays by name, .* got a dict", ""),
+        ({"inputs": {"x": [[1.0], [1.0, 2.0]]}}, "input 'x' is no array", "numpy array"),
+        ({"inputs": {"x": X.astype(np.float64)}}, "input 'x' takes 4.*float32", "never converts"),
+        ({"expected": [X]}, "expected must be arrays by name, .* got a list of ndarray", "{'y': array}"),
+        ({"expected": "y.npy"}, "expected must be arrays by name", "['y=y.npy']"),
+        ({"references": "onnxruntime"}, "references must be a sequence of texts, got 'onnxruntime'", "['onnxruntime']"),
+        ({"compile_flags": "--x"}, "compile_flags must be a sequence of texts, got '--x'", ""),
+        ({"iterations": "3"}, "iterations must be a whole number, got '3'", ""),
+        ({"iterations": 2.5}, "iterations must be a whole number, got 2.5", ""),
+        ({"iterations": True}, "iterations must be a whole number, got True", ""),
+        ({"iterations": 0}, "iterations must be at least 1", ""),
+        ({"seed": "x"}, "seed must be a whole number", ""),
+        ({"rtol": "x"}, "rtol must be a number or None, got 'x'", ""),
+        ({"rtol": 2}, "cannot fail", ""),
+        ({"timeout": "1"}, "timeout must be a number of seconds", ""),
+        ({"timeout": float("inf")}, "timeout must be a number of seconds", ""),
+        ({"dims": [("N", 1)]}, "dims must be sizes by name", ""),
+        ({"dims": {"N": "1"}}, "dims must be sizes by name", ""),
+        ({"input_range": 1}, "input_range must be two numbers", ""),
+        ({"input_range": (1, 0)}, "input_range must be two numbers, the lower one first", ""),
+        ({"runtime": None}, "runtime must be a text, got None", ""),
+        ({"runtime": "nonesuch"}, "'nonesuch'", "one of iree"),
+        ({"debug_ir": 1}, "debug_ir must be a path or None", ""),
+        ({"recompute": "no"}, "recompute must be True or False, got 'no'", ""),
+        ({"model": None}, "model must be the path of a model's file, got None", ""),
+        ({"model": b"x.onnx"}, "model must be the path of a model's file", ""),
+        ({"model": "nowhere.onnx"}, "no such file", ""),
+        ({"board": Path("sim")}, "board must be what hil.connect returns, got PosixPath", "with hil.connect"),
+        ({"board": "sim"}, "board must be what hil.connect returns, got 'sim'", "with hil.connect"),
+        ({"shop": "x"}, "shop must be", ""),
+    ],
+    ids=lambda value: None if isinstance(value, str) else next(iter(value)),
+)
+def test_what_is_wrong_in_a_run_is_told_with_what_was_expected(board, doubling, arguments, message, hint):
+    with pytest.raises(UsageError, match=message) as caught:
+        hil.run(**{"model": doubling, "board": board, **arguments})
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"board": 3}, "board must be a board's name, address or config file, got 3"),
+        ({"board": None}, "board must be a board's name"),
+        ({"board": Path("nowhere.toml")}, "no such board config: nowhere.toml"),
+        ({"board": "smi"}, "unknown board 'smi'"),
+        ({"hw_type": 1}, "hw_type must be a text"),
+        ({"faults": "crash"}, "faults must be a sequence of texts, got 'crash'"),
+        ({"wait_s": "5"}, "wait_s must be a number of seconds"),
+        ({"wait_s": float("nan")}, "wait_s must be a number of seconds"),
+        ({"runtime": ["iree"]}, "runtime must be a text, got a list of str"),
+    ],
+)
+def test_what_is_wrong_in_a_connect_is_told_with_what_was_expected(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        hil.connect(**arguments)
+
+
+def test_what_python_calls_alike_is_taken(board, doubling, tmp_path):
+    case = hil.run(
+        str(doubling),
+        board,
+        {"x": [np.float32(value) for value in range(4)]},
+        iterations=np.int64(2),
+        rtol=np.float32(0.1),
+        references=["onnxruntime"],
+        compile_flags=["--iree-opt-level=O1"],
+        dims={},
+        debug_ir=str(tmp_path / "ir"),
+        input_range=[0, 1],
+    )
+    assert case and len(case.result.device_ns) == 2 and case.options.iterations == 2
+    assert (tmp_path / "ir" / "imported.mlir").exists()
+
+
+def test_a_board_config_may_be_a_path(tmp_path):
+    with hil.connect(DIGITS.parents[1] / "board_configs" / "sim.toml") as connected:
+        assert connected.config.hw_type == "sim"
+
+
+def test_a_shared_workshop_makes_anew_whenever_it_is_asked_to(board, doubling, tmp_path):
+    with Isolated(1) as isolated:
+        shop = Workshop(Cache(tmp_path / "cache"), isolated)
+        cached = [
+            hil.run(doubling, board, {"x": X}, shop=shop, recompute=recompute).artifact.cached
+            for recompute in (False, False, True, True)
+        ]
+    assert cached == [False, True, False, False]
+
+
+def test_a_board_that_was_given_back_runs_nothing(doubling):
+    with hil.connect("sim") as board:
+        pass
+    with pytest.raises(UsageError, match="sim was given back"):
+        hil.run(doubling, board)

@@ -1,0 +1,83 @@
+"""The fork server as the agent sees it: each worker is the one that was asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hil.agent import forks, framing
+from hil.agent.forks import ForkServer
+from hil.errors import BoardError
+
+
+class Runtime:
+    """A runtime that does nothing."""
+
+    @staticmethod
+    def describe() -> dict[str, object]:
+        return {"name": "none"}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    # The fork server's process imports this very module.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    made = ForkServer("test_forks:Runtime")
+    assert made.start() == {"name": "none"}
+    yield made
+    made.stop()
+
+
+def fork(server: ForkServer) -> tuple[int, framing.Channel, threading.Event]:
+    """A worker's number, our end of its channel, and what is set when it has exited."""
+    ours, theirs = socket.socketpair()
+    exited = threading.Event()
+    with theirs, Path(os.devnull).open("r+b") as null:
+        fds = [theirs.fileno(), null.fileno(), null.fileno(), null.fileno()]
+        try:
+            pid = server.fork(fds, lambda _: exited.set())
+        except BaseException:
+            ours.close()
+            raise
+    return pid, framing.Channel(ours), exited
+
+
+def test_workers_that_are_asked_for_at_once_are_each_their_own(server: ForkServer):
+    with ThreadPoolExecutor(8) as pool:
+        workers = list(pool.map(lambda _: fork(server), range(24)))
+
+    assert len({pid for pid, _, _ in workers}) == 24
+    for _, channel, exited in workers:
+        channel.close()
+        assert exited.wait(30), "the worker whose channel was closed is another one"
+
+
+def test_an_answer_that_comes_late_is_nobody_elses(server: ForkServer, monkeypatch: pytest.MonkeyPatch):
+    stopped = server._process
+    assert isinstance(stopped, subprocess.Popen)
+    monkeypatch.setattr(forks, "_FORK_S", 0.5)
+    os.kill(stopped.pid, signal.SIGSTOP)
+
+    with pytest.raises(BoardError, match="does not answer"):
+        fork(server)
+
+    assert stopped.wait(30) == -signal.SIGKILL
+    monkeypatch.undo()
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    _, channel, exited = fork(server)
+    channel.close()
+    assert exited.wait(30)
+
+
+def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(forks.sys, "executable", "/no/such/python")
+
+    assert "No such file" in ForkServer("test_forks:Runtime").start()["error"]
