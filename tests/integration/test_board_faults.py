@@ -3,7 +3,6 @@ running on either side, and with a board on which the next run passes."""
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -11,61 +10,32 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from models import DIGITS, save_model
-from onnx import TensorProto, helper, numpy_helper
+from accidents import (
+    MB,
+    PATIENCE_S,
+    Run,
+    agents_processes,
+    is_quiet,
+    model_with_output,
+    model_with_weights,
+    traffic,
+    until,
+    working,
+)
+from models import DIGITS
 
 from hil.testing.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 
-FLOAT = TensorProto.FLOAT
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
-MB = 1_000_000
 # A run that goes on for so long, at some 0.3 ms an iteration, that whatever happens to it happens in its middle.
 LONG = ("--iterations", "60000")
-# More than any outcome takes: a link that is gone is noticed within 15 s, looked for, and given up.
-PATIENCE_S = 150
 CUT_S = 5
-
-
-@dataclass
-class Run:
-    """A `hil run` that goes on."""
-
-    process: subprocess.Popen[str]
-    mark: str
-    record: dict[str, Any] = field(default_factory=dict)
-    err: str = ""
-
-    def end(self) -> dict[str, Any]:
-        """Wait for it; its one case."""
-        out, self.err = self.process.communicate(timeout=PATIENCE_S)
-        assert "Traceback" not in self.err, self.err
-        self.record = json.loads(out)
-        return self.record["cases"][0]
-
-    def left_behind(self) -> list[str]:
-        """Command lines of what it started on this machine and what is still there."""
-        return [line for pid, line in _processes() if self.mark.encode() in _read(f"/proc/{pid}/environ")]
-
-
-def _processes() -> Iterator[tuple[str, str]]:
-    for place in Path("/proc").glob("[0-9]*"):
-        pid = place.name
-        yield pid, _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +61,8 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[...,
 
     yield make
     for run in runs:
-        run.process.kill()
-        run.process.wait()
+        with run.process:  # and its pipes
+            run.process.kill()
 
 
 @pytest.fixture
@@ -115,68 +85,6 @@ def ready(board: VirtualBoard, passes) -> VirtualBoard:
     return board
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.002)
-    raise AssertionError(f"after {seconds:g} s still not: {what}")
-
-
-def traffic(board: VirtualBoard, way: str) -> int:
-    """Bytes to (``tx``) or from (``rx``) the board so far."""
-    return int(Path(f"/sys/class/net/{board.link}/statistics/{way}_bytes").read_text())
-
-
-def working(board: VirtualBoard) -> bool:
-    """Whether a program runs there: some process of the agent's computes all the time."""
-
-    def ticks() -> dict[str, int]:
-        script = "for p in $(pgrep -f hil.agent); do cat /proc/$p/stat 2>/dev/null; done; true"
-        rows = [line.split() for line in board.run(["sh", "-c", script]).stdout.splitlines()]
-        return {row[0]: int(row[13]) for row in rows}
-
-    before = ticks()
-    time.sleep(0.3)
-    return any(spent - before.get(pid, spent) > 20 for pid, spent in ticks().items())
-
-
-def agents_processes(board: VirtualBoard) -> list[str]:
-    """The processes of hil's on the board, without their numbers."""
-    rows = board.run(["ps", "-eo", "args="]).stdout.splitlines()
-    return sorted(row.split(".hil", 1)[-1] for row in rows if ".hil/" in row or "hil.agent" in row)
-
-
-def is_quiet(board: VirtualBoard, before: list[str]) -> bool:
-    return len(agents_processes(board)) <= len(before)
-
-
-def model_with_weights(folder: Path, megabytes: int) -> Path:
-    """A model of that size; a sum would differ by the order in which it is added up, a maximum does not."""
-    weights = np.random.default_rng(0).standard_normal(megabytes * MB // 4).astype(np.float32)
-    nodes = [helper.make_node("Mul", ["x", "w"], ["z"]), helper.make_node("ReduceMax", ["z"], ["y"], keepdims=1)]
-    return save_model(
-        folder / "heavy.onnx",
-        nodes,
-        [("x", FLOAT, [1])],
-        [("y", FLOAT, [1])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-
-
-def model_with_output(folder: Path, megabytes: int) -> Path:
-    """A small input, and as much to fetch."""
-    shape = numpy_helper.from_array(np.array([megabytes * MB // 4 // 1000, 1000]), "shape")
-    return save_model(
-        folder / "loud.onnx",
-        [helper.make_node("Expand", ["x", "shape"], ["y"])],
-        [("x", FLOAT, [1, 1000])],
-        [("y", FLOAT, [megabytes * MB // 4 // 1000, 1000])],
-        [shape],
-    )
-
-
 @pytest.fixture
 def cut_when(board: VirtualBoard) -> Iterator[Callable[..., None]]:
     """Pulls the cable as soon as something holds; it is plugged in again at the test's end at the latest."""
@@ -197,7 +105,7 @@ def check_lost(run: Run, case: dict[str, Any], stage: str) -> None:
     assert run.process.returncode == 4
     assert case["stage"] == stage, case["reason"]
     assert case["verdicts"] == []
-    until(lambda: not run.left_behind(), "nothing of it runs here", 10)
+    until(lambda: not run.left_behind(), "nothing of it runs here")
 
 
 # Each: what makes the traffic, which way, and the stage it is of.
@@ -289,8 +197,8 @@ def test_a_controller_that_is_killed_leaves_the_board_free(start, passes, ready)
     until(lambda: working(ready), "the program runs")
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
-    until(lambda: not run.left_behind(), "nothing of it runs here", 20)
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board", 20)
+    until(lambda: not run.left_behind(), "nothing of it runs here")
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
     passes(ready)
 
 
@@ -301,8 +209,8 @@ def test_a_controller_that_is_interrupted_leaves_the_board_free(start, passes, r
     run.process.send_signal(signal.SIGINT)
     run.process.communicate(timeout=PATIENCE_S)
     assert run.process.returncode == 130
-    assert not run.left_behind()
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board", 20)
+    until(lambda: not run.left_behind(), "nothing of it runs here")
+    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
     passes(ready)
 
 

@@ -91,15 +91,16 @@ def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoa
     assert "hil.agent" not in on(board, "ps -eo args")
 
 
-def test_somebody_who_is_not_root_gets_an_agent_of_their_own(board_x86: VirtualBoard, log_in: LogIn):
-    shell = log_in(board_x86, "tester")
+def test_somebody_who_is_not_root_gets_an_agent_of_their_own(make_board: MakeBoard, log_in: LogIn):
+    board = make_board(arch="x86_64")
+    shell = log_in(board, "tester")
 
     place = put(shell)
 
     assert place.folder == "/home/tester/.hil"
     assert usable_runtimes(shell, place) == {"iree"}
-    assert set(on(board_x86, "find /home/tester/.hil -printf '%u\\n'").split()) == {"tester"}
-    assert on(board_x86, "find /home/tester/.hil -perm /077") == ""
+    assert set(on(board, "find /home/tester/.hil -printf '%u\\n'").split()) == {"tester"}
+    assert on(board, "find /home/tester/.hil -perm /077") == ""
     deploy.clean(shell, "")
 
 
@@ -256,21 +257,23 @@ def memory_of(build: str) -> int:
     return total
 
 
-def test_an_agent_on_an_arm_board_is_small(board_aarch64: VirtualBoard, log_in: LogIn):
-    shell = log_in(board_aarch64)
+def test_an_agent_on_an_arm_board_is_small(make_board: MakeBoard, log_in: LogIn):
+    board = make_board(arch="aarch64")
+    shell = log_in(board)
 
     place = put(shell)
 
     assert usable_runtimes(shell, place) == {"iree"}
     assert put(shell).pushed_bytes == 0
-    assert int(on(board_aarch64, "du -s -B1 /root/.hil").split()[0]) < 75e6
+    assert int(on(board, "du -s -B1 /root/.hil").split()[0]) < 75e6
     assert 30e6 < memory_of(place.build) < 60e6
     deploy.clean(shell, "")
-    assert ".hil" not in on(board_aarch64, "ls -A /root").split()
+    assert ".hil" not in on(board, "ls -A /root").split()
 
 
-def test_clean_does_not_end_anothers_work(board_x86: VirtualBoard, log_in: LogIn):
-    shell = log_in(board_x86)
+def test_clean_does_not_end_anothers_work(make_board: MakeBoard, log_in: LogIn):
+    board = make_board(arch="x86_64")
+    shell = log_in(board)
     place = put(shell)
     tunnel = open_tunnel(shell, place.socket)
     client = AgentClient(Target(tunnel.address), "board")

@@ -109,6 +109,13 @@ def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) ->
     before = ask(shell, "status", folder, board=name)
     seen = ask(shell, "clean", folder, _manner(force), board=name)
     _refuse_if_busy(seen, name)
+    if seen.deploying:
+        raise BoardBusy(
+            "somebody puts an agent on the board just now",
+            board=name,
+            stage=STAGE,
+            hint="try again in a moment; --force does not wait for them",
+        )
     if seen.left:
         raise BoardError(
             f"not all of {seen.folder} could be removed",
@@ -126,7 +133,7 @@ def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
     Raises:
         BoardError: the board cannot be asked.
     """
-    return ask_text(shell, "logs", folder, str(lines))
+    return ask_text(shell, "logs", folder, str(lines), board=shell.address)
 
 
 def _manner(force: bool) -> str:

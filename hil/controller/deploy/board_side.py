@@ -5,7 +5,7 @@ gzipped tar. The answer is one JSON line on stdout with a ``status``:
 
 ``ok``       the agent of that build runs and takes connections
 ``locked``   another deploy is at work; nothing was read
-``missing``  a package is neither there nor was it sent (it was removed meanwhile)
+``missing``  a package is neither there nor was it sent, or the folder itself is gone: it was removed meanwhile
 ``busy``     the agent of another build runs, and somebody has the device; it leaves once that session ends
 ``failed``   with ``why`` and ``errno``, and for an agent that did not start, the end of its ``log``
 """
@@ -35,6 +35,8 @@ STALL_S = 30
 LEAVE_S = 3.0
 START_S = 90.0
 LOG_TAIL = 4000
+# As board_side.sh writes it.
+MARKER = "hil keeps its agent here; hil board clean removes it.\n"
 _PIECE = 1 << 18
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -57,8 +59,10 @@ class Frame:
 
     def read(self, size: int = _PIECE) -> bytes:
         """At most so many bytes; b"" at the frame's end."""
+        # Around the waiting alone: what comes after it, a slow card's writes, may take its time.
         signal.alarm(STALL_S)
         data = self._stream.read1(min(size, self._left))
+        signal.alarm(0)
         if self._left and not data:
             raise Refused("failed", why="the link broke in the middle of a package", errno=errno.EPIPE)
         self._left -= len(data)
@@ -77,13 +81,16 @@ class Place:
         self.socket = self.run / "agent.sock"
         self.pid_file = self.run / "agent.pid"
         self.log = self.run / "agent.log"
+        self._marker = folder / "hil.txt"
+        if not self._marker.exists():
+            raise Refused("missing", packages=[])
         for path in (folder, self.packages, self.agents, self.run, self.store):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def lock(self) -> int:
-        """Keep every other deploy out until this process ends."""
+        """Keep every other deploy, and `clean`, out until this process ends."""
         path = self.run / "deploy.lock"
-        while True:
+        try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,10 +98,13 @@ class Place:
                 if error.errno in _NO_LOCKS:
                     return file
                 raise Refused("locked") from error
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(file).st_ino:
-                    return file
-            os.close(file)  # `clean` removed it meanwhile
+            if path.stat().st_ino != os.fstat(file).st_ino:
+                raise FileNotFoundError
+        except FileNotFoundError as error:  # `clean` removed it meanwhile
+            raise Refused("missing", packages=[]) from error
+        if not self._marker.exists():  # likewise; what is there now was made above
+            self._marker.write_text(MARKER)
+        return file
 
     def running(self) -> tuple[int, str]:
         """The agent that runs: process and build; (0, "") where none does."""
@@ -108,6 +118,7 @@ class Place:
     def accepts(self) -> bool:
         """Whether somebody takes connections on the socket."""
         with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)  # one that hangs, with others waiting for it, would keep us as well
             try:
                 probe.connect(str(self.socket))
             except OSError:
@@ -173,7 +184,6 @@ def install(place: Place, stream: BufferedReader, frames: list[dict[str, Any]]) 
             raise Refused("failed", why=f"package {wanted['id']} arrived damaged: {error}", errno=errno.EIO) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    signal.alarm(0)
     sync(place.packages)
 
 
@@ -181,7 +191,8 @@ def make_way(place: Place, build: str) -> int:
     """Have the agent of any other build leave; returns the process of one of this build that runs already, or 0."""
     pid, old = place.running()
     if pid and old != build:
-        os.kill(pid, signal.SIGHUP)
+        with contextlib.suppress(ProcessLookupError):  # it left by itself just now
+            os.kill(pid, signal.SIGHUP)
         deadline = time.monotonic() + LEAVE_S
         while place.running()[0] == pid:
             if time.monotonic() > deadline:
@@ -237,7 +248,8 @@ def record(place: Place, order: dict[str, Any]) -> None:
     place.write(place.agents / order["build"], "".join(f"{key}\t{value}\n" for key, value in facts.items()))
     place.write(place.agents / "current", f"{order['build']}\n")
     agents = [path for path in place.agents.iterdir() if path.name != "current"]
-    agents.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    # A board without a clock of its own may have been in the future before: this agent is the newest whatever it says.
+    agents.sort(key=lambda path: (path.name == order["build"], path.stat().st_mtime_ns), reverse=True)
     needed = set(order["packages"])
     for agent in agents[:2]:
         lines = (line.partition("\t") for line in agent.read_text().splitlines())
@@ -251,7 +263,9 @@ def record(place: Place, order: dict[str, Any]) -> None:
 
 def carry_out(stream: BufferedReader) -> dict[str, Any]:
     """Do what the order on the stream says; returns the answer."""
+    signal.alarm(STALL_S)
     order = json.loads(stream.readline())
+    signal.alarm(0)
     os.umask(0o077)
     try:
         place = Place(Path(order["folder"]))

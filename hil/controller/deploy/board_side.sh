@@ -146,6 +146,11 @@ folder_works() {
 
 # probe FOLDER RECIPE RUNTIME...: enough to know what is missing, and no more than that.
 probe() {
+    # What somebody else may write to must never be run: it would run as this login.
+    if [ -e "$folder" ] && [ ! -O "$folder" ]; then
+        say "unusable${tab}it belongs to another user"
+        return
+    fi
     if installed; then
         if serves "$@" && running && [ "$build" = "$has_build" ] && [ -S "$folder/run/agent.sock" ]; then
             say "up$tab$pid$tab$build"
@@ -204,10 +209,27 @@ stop() {
     if [ -n "$was" ]; then say "stopped$tab$was"; fi
 }
 
+# Keeps deploys out until this script ends, where the board has the command for it.
+lock() {
+    command -v flock >/dev/null 2>&1 && [ -d "$folder/run" ] || return 0
+    exec 9>>"$folder/run/deploy.lock" || return 0
+    turns=0
+    while [ $turns -lt 50 ]; do
+        flock -n 9 && return
+        nap
+        turns=$((turns + 1))
+    done
+    return 1
+}
+
 # clean FOLDER polite|force: what hil made goes (`command` is of boards that are served without an agent), and the folder
 # too unless somebody keeps other things in it.
 clean() {
     [ -d "$folder" ] || return 0
+    if ! lock && [ "$1" != force ]; then
+        say deploying
+        return
+    fi
     stop "$1" || return 0
     cd "$folder" || return 0
     why=$(rm -rf command/programs command/runs 2>&1) || say "left$tab$folder/command$tab$why"

@@ -18,7 +18,7 @@ from hil.controller.deploy.own import own_files, own_title
 from hil.controller.deploy.packages import FORMAT, File, Package, archive_of, package_id, write_package
 from hil.controller.deploy.platforms import Interpreter
 from hil.controller.deploy.probe import Seen, ask
-from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoAgentHere, NoPython, NoWheels
+from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoAgentHere, NoPython, NoWheels, at_home
 from hil.controller.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.errors import BoardBusy, BoardError
 
@@ -37,6 +37,10 @@ _LONGEST_SOCKET = 107
 _POLL_S = 0.5
 # Somebody else's deploy over a slow link, and somebody else's session with another agent.
 _WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
+_WAITING = {
+    "locked": "another deploy to this board is under way; waiting for it",
+    "busy": "the agent of another version on this board is in use; waiting for its session to end",
+}
 _NAMED = 3
 
 
@@ -110,20 +114,22 @@ def ensure_agent(shell: Shell, *, folder: str, runtimes: tuple[str, ...], board:
         BoardBusy: an agent of another build is there, and somebody goes on using it.
         BoardError: the folder cannot be used, the disk is full, the agent does not start.
         BoardLost: the board stopped answering.
+        StorageError: there is no room here for what is to be sent.
     """
     return put_agent(shell, Recipe.of(runtimes), folder=folder, board=board, say=say)
 
 
 def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
     """Have an agent of a recipe run on a board; raises as :func:`ensure_agent`."""
-    started = time.monotonic()
+    # When the deploy began to wait for each thing. Not set back: two things may go on taking turns.
+    since: dict[str, float] = {}
     pushed_bytes = 0
     status = ""
     while True:
         seen = ask(shell, "probe", folder, recipe.digest, *recipe.runtime_names, board=board)
         if seen.running:
             return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], pushed_bytes)
-        with tempfile.TemporaryDirectory(prefix="hil-own-") as place:
+        with at_home(), tempfile.TemporaryDirectory(prefix="hil-own-") as place:
             plan, packages = _plan(seen, recipe, Path(place), board, say)
             missing = [package for package in packages if package.id not in seen.packages]
             # While another deploy is at work it sends what we would: ask first whether it is done.
@@ -139,26 +145,22 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
             return AgentPlace(answer["socket"], plan.folder, plan.build, pushed_bytes)
         if answer["status"] not in _WAIT_S:
             raise _failed(answer, seen, board)
-        if answer["status"] != status:
-            started = time.monotonic()
         status = answer["status"]
-        _wait(status, started, board, say)
+        _wait(status, since, board, say)
 
 
-def _wait(status: str, since: float, board: str, say: Say) -> None:
-    if time.monotonic() - since > _WAIT_S[status]:
+def _wait(status: str, since: dict[str, float], board: str, say: Say) -> None:
+    if status not in since and status in _WAITING:
+        say(_WAITING[status])
+    if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
         raise BoardBusy(
             "another deploy to the board does not end"
             if status != "busy"
             else "an agent of another version is on the board, and somebody uses it",
             board=board,
             stage=STAGE,
-            hint="try again once they are done; `hil board clean` ends what runs there",
+            hint="try again once they are done; `hil board clean --force` ends what runs there",
         )
-    if status == "locked":
-        say("another deploy to this board is under way; waiting for it")
-    elif status == "busy":
-        say("the agent of another version on this board is in use; waiting for its session to end")
     time.sleep(_POLL_S)
 
 

@@ -57,6 +57,7 @@ def install(shell: Shell, plan: Plan, pushed: Sequence[Package], *, board: str) 
     Raises:
         BoardError: the command itself failed on the board.
         BoardLost: the board stopped answering.
+        OSError: there is no room here for what is to be sent.
     """
     script = _SCRIPT.read_bytes()
     order = {

@@ -59,6 +59,7 @@ class Seen:
         left: (path, why) of what cleaning left behind.
         busy: the process of an agent that did not leave because somebody has the device, or 0.
         stopped: the process of an agent that was ended, or 0.
+        deploying: somebody puts an agent there just now, which kept `clean` out.
     """
 
     folder: str = ""
@@ -77,6 +78,7 @@ class Seen:
     left: tuple[tuple[str, str], ...] = ()
     busy: int = 0
     stopped: int = 0
+    deploying: bool = False
 
 
 def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str) -> Seen:
@@ -86,23 +88,30 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str) -> See
         BoardError: it has no usable sh, or answered something else.
         BoardLost: it did not answer.
     """
-    text = ask_text(shell, act, folder, *arguments)
+    text = ask_text(shell, act, folder, *arguments, board=board)
     seen = parse(text)
     if not seen.folder:
-        raise BoardError(
-            f"the board did not answer `{act}` as a Unix system would",
-            board=board,
-            stage=STAGE,
-            hint="hil needs a login with a POSIX sh on the board",
-            detail=text[-2000:],
-        )
+        raise _strange(act, text, board)
     return seen
 
 
-def ask_text(shell: Shell, act: str, folder: str, *arguments: str) -> str:
-    """The bare answer to a question."""
+def ask_text(shell: Shell, act: str, folder: str, *arguments: str, board: str) -> str:
+    """The bare answer to a question; raises as :func:`ask`."""
     command = ["sh", "-s", "--", act, folder, *arguments]
-    return shell.run(command, stdin=_SCRIPT.read_bytes(), timeout=_ANSWER_S).out.decode(errors="replace")
+    done = shell.run(command, stdin=_SCRIPT.read_bytes(), timeout=_ANSWER_S, check=False)
+    if done.code:  # the script itself ends with 0 whatever it finds
+        raise _strange(act, done.err or done.text, board)
+    return done.out.decode(errors="replace")
+
+
+def _strange(act: str, said: str, board: str) -> BoardError:
+    return BoardError(
+        f"the board did not answer `{act}` as a Unix system would",
+        board=board,
+        stage=STAGE,
+        hint="hil needs a login with a POSIX sh on the board",
+        detail=said.strip()[-2000:],
+    )
 
 
 def parse(text: str) -> Seen:
@@ -138,6 +147,7 @@ def parse(text: str) -> Seen:
         left=tuple((values[0], values[-1]) for values in found.get("left", []) if values),
         busy=_number(one("busy")) or 0,
         stopped=_number(one("stopped")) or 0,
+        deploying="deploying" in found,
     )
 
 

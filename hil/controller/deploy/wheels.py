@@ -144,7 +144,9 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str) -> 
                 f"pip could not fetch the agent's packages for {interpreter.text}",
                 board=board,
                 stage=STAGE,
-                hint="the first deploy for a platform needs a package index: see pip's words below",
+                hint="pip is missing beside hil: python -m ensurepip"
+                if "No module named pip" in done.stderr
+                else "the first deploy for a platform needs a package index: see pip's words below",
                 detail=done.stderr.strip()[-4000:],
             )
         name = missing[1].lower().replace("_", "-")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from hil.errors import UsageError
 
 SSH_PORT = 22
+# As OpenSSH does it, no user's name may hold what a shell reads: the ssh config may hand it to one.
 _ADDRESS = re.compile(
     r"(?:ssh:(?://)?)?"
-    r"(?:(?P<user>[^\s:/\[\]'\"-][^\s:/\[\]'\"]*)@)?"
+    r"(?:(?P<user>[^-\s:/\[\]'\"`;&<>|(){}\\][^\s:/\[\]'\"`;&<>|(){}]*)@)?"
     r"(?:\[(?P<bracketed>[0-9a-fA-F:.]+(?:%[\w.]+)?)\]|(?P<bare6>[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%[\w.]+)?)"
     r"|(?P<host>[\w][\w.-]*))"
     r"(?::(?P<port>\d{1,5}))?"

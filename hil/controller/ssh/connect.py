@@ -6,6 +6,8 @@ way is checked against pinned ones before anything is sent to it, and jumps are 
 
 from __future__ import annotations
 
+import errno
+import getpass
 import logging
 import os
 import socket
@@ -31,6 +33,8 @@ from hil.errors import BoardUnreachable, UsageError
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _TRIES = 3
+# paramiko's words for a server, or for one behind a jump, that said nothing until the time was over.
+_SILENT = ("No existing session", "Timeout opening channel")
 _END_S = 2.0
 
 
@@ -85,8 +89,9 @@ def connect(address: Address, settings: Connection, *, board: str, base: Path, t
         HostKeyRefused: a host key is not the pinned one.
         BoardUnreachable: nobody answers, or we are not let in.
     """
+    _check_login()
     wish = _Wish(settings, board, base, timeout)
-    config = read_ssh_config()
+    config = read_ssh_config(address)
     hops: list[Hop] = []
     try:
         for machine in route(config, address):
@@ -95,6 +100,18 @@ def connect(address: Address, settings: Connection, *, board: str, base: Path, t
         close(hops)
         raise
     return tuple(hops)
+
+
+def _check_login() -> None:
+    """See that this user has a name and a home, as not everybody in a container has: both are used everywhere below."""
+    try:
+        Path.home()
+        getpass.getuser()
+    except (RuntimeError, KeyError, OSError) as error:
+        raise UsageError(
+            "this login has no name or no home, which SSH needs for its keys and settings",
+            hint="set HOME and USER in the environment",
+        ) from error
 
 
 def close(hops: Sequence[Hop]) -> None:
@@ -114,11 +131,18 @@ class _Wish:
 
     @property
     def identity(self) -> Path | None:
-        return self.base / Path(self.settings.identity).expanduser() if self.settings.identity else None
+        return self._file(self.settings.identity)
 
     @property
     def known_hosts(self) -> list[Path]:
-        return [self.base / Path(self.settings.known_hosts).expanduser()] if self.settings.known_hosts else []
+        path = self._file(self.settings.known_hosts)
+        return [path] if path else []
+
+    def _file(self, name: str) -> Path | None:
+        try:
+            return self.base / Path(name).expanduser() if name else None
+        except RuntimeError as error:
+            raise UsageError(f"{name} lies in the home of a user that there is not", board=self.board) from error
 
 
 class _Door:
@@ -169,7 +193,7 @@ class _Door:
         connection.host = connection.host.lower()  # as known_hosts files have it
         login = Login(
             connection.user,
-            self._address.host,
+            str(Address(self._address.host, port=connection.port)),
             identity=self._identity,
             identities=self._host.identities,
             password=os.environ.get(PASSWORD_VARIABLE, "") if self._is_board else "",
@@ -207,14 +231,14 @@ class _Door:
             transport = connection.client.get_transport()
             hung_up = transport is None or not transport.is_active()
             return login.refused(error.result, str(place), hung_up).located(board=self._wish.board)
-        if isinstance(error, socket.gaierror):
+        # Of a name that cannot be one, its parts empty or too long, Python says the latter.
+        if isinstance(error, (socket.gaierror, UnicodeError)):
             return NoSuchHost(
                 f"there is no host {connection.host!r}",
                 board=self._wish.board,
                 hint="is the name right? ssh config is read, too",
             )
-        # paramiko's word for a server that said nothing until the time was over is the latter.
-        if isinstance(error, TimeoutError) or "No existing session" in str(error):
+        if isinstance(error, TimeoutError) or str(error).startswith(_SILENT):
             return self._unreachable(
                 f"{server} did not answer within {self._wish.timeout:g} s", "is it on, and in this network? try: ping"
             )
@@ -225,7 +249,12 @@ class _Door:
             )
         if isinstance(error, paramiko.ChannelException):
             return self._unreachable(
-                f"{server} cannot be reached from {self._via[-1].connection.host}: {error.text}", ""
+                f"{server} cannot be reached from {self._via[-1].connection.host}: {error.text}",
+                "is it on, and does that machine allow to go through it?",
+            )
+        if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            return self._unreachable(
+                f"{server} cannot be reached: {error.strerror}", "is it on, and is this machine in its network?"
             )
         if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
             said = str(error) or "the connection was closed"

@@ -47,7 +47,7 @@ class Files:
             try:
                 self._write(sftp, source, part, mode, progress)
                 sftp.posix_rename(part, remote)
-            except OSError:
+            except (OSError, KeyboardInterrupt):
                 with contextlib.suppress(OSError, EOFError):
                     sftp.remove(part)
                 raise

@@ -151,7 +151,10 @@ class Login(AuthStrategy):
             return _worked[prompt]
         if not (sys.stdin and sys.stdin.isatty()):
             return ""
-        self._asked[prompt] = getpass.getpass(prompt)
+        try:
+            self._asked[prompt] = getpass.getpass(prompt)
+        except EOFError:  # Ctrl-D: whoever was asked has no answer
+            return ""
         return self._asked[prompt]
 
 

@@ -141,21 +141,26 @@ class Shell:
         Raises:
             BoardError: it cannot be read there.
             BoardLost: the link broke.
-            StorageError: there is no room for it here.
+            StorageError: it cannot be written here.
         """
         part = local.with_name(f"{local.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("wb") as sink, self._seam(f"reading {remote}", f"cannot read {remote}"):
                 self._files.get(remote, _Stored(sink))
             part.replace(local)
+        except OSError as error:  # the last piece of a file is written when it is closed
+            raise StorageError(f"cannot write {local}: {error.strerror}") from error
         finally:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
     def interactive(self, argv: Sequence[str] = ()) -> int:
         """Give the terminal to a command, or to the login's own shell; returns its exit code.
 
+        OpenSSH's client, where there is one, says itself what went wrong with the link, and ends with 255.
+
         Raises:
-            BoardLost: the link broke.
+            BoardLost: the link broke, where there is no such client.
         """
         if openssh.can_log_in(self.hops):
             with openssh.private_folder() as folder:

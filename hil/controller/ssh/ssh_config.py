@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,8 +39,8 @@ class HostSettings:
     proxy_command: str = ""
 
 
-def read_ssh_config() -> paramiko.SSHConfig:
-    """Both files, the user's first.
+def read_ssh_config(address: Address | None = None) -> paramiko.SSHConfig:
+    """Both files, the user's first; before them what an address says itself, so that a ProxyCommand has it, too.
 
     Raises:
         UsageError: one cannot be read or understood.
@@ -47,13 +48,16 @@ def read_ssh_config() -> paramiko.SSHConfig:
     import paramiko
 
     config = paramiko.SSHConfig()
+    if address:
+        given = {"User": address.user, "Port": str(address.port or "")}
+        config.parse([f"Host {address.host}", *(f"{key} {value}" for key, value in given.items() if value)])
     user = Path.home() / ".ssh"
     for path, folder in ((user / "config", user), (_SYSTEM / "ssh_config", _SYSTEM)):
-        if path.is_file():
-            try:
+        try:
+            if path.is_file():
                 config.parse(_lines(path, folder, ["Host *"]))
-            except (paramiko.ConfigParseError, OSError, ValueError, RecursionError) as error:
-                raise UsageError(f"cannot read {path}: {error}", hint="`ssh -G HOST` tells what is wrong") from error
+        except (paramiko.ConfigParseError, OSError, ValueError, RuntimeError) as error:
+            raise UsageError(f"cannot read {path}: {error}", hint="`ssh -G HOST` tells what is wrong") from error
     return config
 
 
@@ -62,7 +66,7 @@ def _lines(path: Path, folder: Path, block: list[str], depth: int = 0) -> Iterat
     if depth > _DEEPEST:
         raise RecursionError(f"{path} is included too deeply")
     for line in path.read_text().splitlines():
-        keyword, _, rest = line.strip().partition(" ")
+        keyword, rest = (*re.split(r"\s*=\s*|\s+", line.strip(), maxsplit=1), "")[:2]
         if keyword.lower() in ("host", "match"):
             block[:] = [line]
         if keyword.lower() != "include":
@@ -79,8 +83,19 @@ def settings_for(config: paramiko.SSHConfig, host: str) -> HostSettings:
     """What the config says about a host, by the name that the user calls it.
 
     Raises:
-        UsageError: a jump is written wrongly.
+        UsageError: it says something that makes no sense.
     """
+    import paramiko
+
+    try:
+        return _settings(config, host)
+    except (paramiko.SSHException, ValueError, RuntimeError) as error:  # RuntimeError: ~USER of nobody
+        raise UsageError(
+            f"the ssh config for {host} is wrong: {error}", hint="`ssh -G HOST` tells what is wrong"
+        ) from error
+
+
+def _settings(config: paramiko.SSHConfig, host: str) -> HostSettings:
     found = config.lookup(host)
     jump = found.get("proxyjump", "none")
     jumps = () if jump.lower() == "none" else tuple(parse_address(hop.strip()) for hop in jump.split(","))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -19,11 +21,14 @@ _POLL_S = 0.002
 _CLOSE_S = 5.0
 # A socket's path that ssh's LocalForward takes as it is.
 _PLAIN_PATH = re.compile(r"/[\w./+,@=-]*")
-# Runs a command for as long as its stdin is open: when this process ends, however it ends, so does the command.
+# Runs a command for as long as its stdin is open: when this process ends, however it ends, so does the command, and
+# the folder that it read from goes.
 _WHILE_WE_LIVE = """
+folder=$1
+shift
 exec 3<&0 </dev/null
-"$@" 3<&- & command=$!
-{ read -r line <&3; kill "$command"; } & watch=$!
+"$@" <&3 3<&- & command=$!
+{ read -r line <&3; rm -rf "$folder"; kill "$command"; } & watch=$!
 wait "$command"
 kill "$watch"
 """
@@ -98,12 +103,15 @@ class _OpenSSH:
     """A tunnel that an ``ssh -L`` of our own keeps."""
 
     def __init__(self, shell: Shell, folder: Path, socket: Path, remote_socket: str) -> None:
-        command = [*openssh.command(shell.hops, folder), "-N", "-T", "-L", f"{socket}:{remote_socket}", openssh.BOARD]
+        # A command, and not -N: sshd sends small pieces at once only on a connection on which one was run. This one
+        # ends with its input, which is ours.
+        forward = ["-T", "-L", f"{socket}:{remote_socket}", openssh.BOARD, "exec cat"]
+        command = [*openssh.command(shell.hops, folder), *forward]
         self._log = folder / "log"
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C in the terminal is the controller's to handle.
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", *command],
+                ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", str(folder), *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -129,7 +137,7 @@ class _OpenSSH:
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # the sh and its ssh
             self._process.wait()
 
     def _wait(self, socket: Path, shell: Shell) -> None:

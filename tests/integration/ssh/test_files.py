@@ -11,7 +11,7 @@ import pytest
 from sshd import IS_ROOT, running_sshd
 
 from hil.controller.ssh.shell import Shell
-from hil.errors import BoardError
+from hil.errors import BoardError, StorageError
 
 
 @pytest.fixture(params=["sftp", "cat"])
@@ -53,6 +53,11 @@ def test_a_folder_that_is_not_there(any_shell: Shell, tmp_path: Path) -> None:
     with pytest.raises(BoardError, match=r"cannot read /nowhere/x: .*No such file"):
         any_shell.get("/nowhere/x", tmp_path / "back")
     assert not list(tmp_path.glob("back*"))
+
+
+def test_a_folder_here_that_cannot_be_written_is_not_the_boards_fault(any_shell: Shell, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"cannot write .*/nowhere/back: No such file"):
+        any_shell.get("/etc/passwd", tmp_path / "nowhere" / "back")
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root's sshd has a small disk of its own mounted")

@@ -112,14 +112,35 @@ def test_a_password_is_asked_for_once_where_somebody_can_type(
     assert PASSWORD.encode() not in said
 
 
+@needs_passwords
+def test_who_has_no_answer_is_asked_no_second_time(sshd: Sshd, in_terminal: Callable[..., tuple[bytes, int]]) -> None:
+    address = f"{PASSWORD_USER}@{LOOPBACK}:{sshd.port}"
+    end_of_input = b"\x04"
+    said, _ = in_terminal(ASKED, address, str(sshd.known_hosts), prompt=b"password: ", answer=end_of_input)
+    assert said.count(b"password: ") == 1
+    assert b"did not let us in" in said
+
+
+def test_who_has_no_home_is_told_to_name_one(log_in: LogIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError("no such user")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    with pytest.raises(UsageError, match="no home") as refused:
+        log_in("root@host")
+    assert "HOME" in refused.value.hint
+
+
 def test_a_port_where_nothing_listens(sshd: Sshd, log_in: LogIn) -> None:
     with pytest.raises(BoardUnreachable, match="cannot be reached: Connection refused"):
         log_in(f"{sshd.user}@{LOOPBACK}:{free_port()}")
 
 
-def test_a_name_that_does_not_exist(log_in: LogIn) -> None:
-    with pytest.raises(BoardUnreachable, match=r"there is no host 'no-such-board\.invalid'"):
-        log_in("root@no-such-board.invalid")
+@pytest.mark.parametrize("name", ["no-such-board.invalid", "a..b", "a" * 70])
+def test_a_name_that_does_not_exist(log_in: LogIn, name: str) -> None:
+    with pytest.raises(BoardUnreachable, match=rf"there is no host '{name}'"):
+        log_in(f"root@{name}")
 
 
 @pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "no ssh"])

@@ -58,7 +58,7 @@ def test_what_was_given_wins_over_the_config(sshd: Sshd, log_in: LogIn, home: Pa
 def test_included_files_count_and_end_where_they_end(sshd: Sshd, log_in: LogIn, home: Path) -> None:
     (home / ".ssh/boards").mkdir()
     (home / ".ssh/boards/pi").write_text(entry("pi", sshd))
-    (home / ".ssh/config").write_text(f"Include boards/*\nIdentityFile {sshd.identity}\n")
+    (home / ".ssh/config").write_text(f"Include=boards/*\nIdentityFile {sshd.identity}\n")
     log_in("ssh:pi", identity="", known_hosts="")
     log_in(identity="")
 
@@ -155,7 +155,22 @@ def test_a_command_in_place_of_a_connection(
     assert proxy is not None and proxy.poll() is not None
 
 
-@pytest.mark.parametrize("text", ["Host pi\n Port many\n", "Host pi\n ProxyJump a b c\n", "Host pi\n ???\n"])
+def test_a_port_that_was_given_reaches_the_command(log_in: LogIn, sshd: Sshd, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "relay.py").write_text(RELAY)
+    command = shlex.join([sys.executable, str(tmp_path / "relay.py")])
+    elsewhere = entry("pi", sshd, f"ProxyCommand {command} %h %p").replace(f"Port {sshd.port}", "Port 1")
+    (home / ".ssh/config").write_text(elsewhere)
+    assert log_in(f"ssh:pi:{sshd.port}", identity="", known_hosts="").run(["id", "-un"]).text == sshd.user
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Host pi\n Port many\n", "Host pi\n ProxyJump a b c\n", "Host pi\n ???\n"),
+        *("Host pi\n UserKnownHostsFile ~nobody-of-that-name/known\n", "Host pi\n UserKnownHostsFile 'a\n"),
+        "CanonicalizeHostname yes\nCanonicalDomains invalid\nCanonicalizeFallbackLocal no\n",
+    ],
+)
 def test_a_config_that_makes_no_sense_is_the_users_mistake(log_in: LogIn, home: Path, text: str) -> None:
     (home / ".ssh/config").write_text(text)
     with pytest.raises(UsageError):

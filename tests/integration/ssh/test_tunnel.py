@@ -151,7 +151,8 @@ from hil.controller.ssh.tunnel import open_tunnel
 connection = Connection(identity=sys.argv[2], known_hosts=sys.argv[3])
 shell = open_shell(sys.argv[1], connection, board="b", base=Path("/"))
 tunnel = open_tunnel(shell, "/nothing.sock", openssh_client=True)
-print("ready", flush=True)
+print("ready")
+print(tunnel.address, flush=True)
 time.sleep(1000)
 """
 
@@ -161,11 +162,14 @@ def test_no_ssh_outlives_a_controller_that_was_killed(sshd: Sshd, tmp_path: Path
     arguments = [str(tmp_path / "holder.py"), sshd.address, str(sshd.identity), str(sshd.known_hosts)]
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
+        folder = Path(holder.stdout.readline().decode().strip().removeprefix("unix:")).parent
+        assert folder.exists()
         started = descendants(holder.pid)
         assert len(started) >= 2
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     wait_for(lambda: not any(is_running(pid) for pid in started), "an ssh was left behind")
+    assert not folder.exists()
 
 
 def is_running(pid: int) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,26 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deploying import Small, accepts, put
 
 from hil.controller import deploy
 from hil.controller.client import AgentClient, Target
 from hil.controller.deploy import ensure
-from hil.controller.deploy.ensure import AgentPlace, Recipe, put_agent
+from hil.controller.deploy.ensure import AgentPlace
 from hil.controller.deploy.install import Plan, install
 from hil.controller.deploy.packages import File, Package, write_package
 from hil.controller.deploy.probe import ask
 from hil.errors import BoardBusy, BoardError
-
-Small = Callable[..., Recipe]
-
-
-def put(shell: Any, recipe: Recipe, say: Callable[[str], None] = print, folder: str = "") -> AgentPlace:
-    return put_agent(shell, recipe, folder=folder, board="here", say=say)
-
-
-def accepts(place: AgentPlace) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(place.socket) == 0
 
 
 def is_gone(pid: int) -> bool:
@@ -167,6 +157,19 @@ def test_an_agent_that_stays_in_use_is_left_alone(shell: Any, small: Small, monk
     assert not accepts(place)
 
 
+def test_waiting_ends_though_two_reasons_take_turns(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
+    answers = itertools.cycle([{"status": "busy"}, {"status": "locked"}])
+    monkeypatch.setattr(ensure, "install", lambda *_, **__: next(answers))
+    monkeypatch.setattr(ensure, "_POLL_S", 0.01)
+    monkeypatch.setattr(ensure, "_WAIT_S", {"busy": 0.3, "locked": 60.0})
+    said: list[str] = []
+
+    with pytest.raises(BoardBusy):
+        put(shell, small(), said.append)
+
+    assert len([text for text in said if "waiting" in text]) == 2
+
+
 def test_an_agent_that_was_killed_is_started_again_from_what_is_there(shell: Any, small: Small):
     place = put(shell, small())
     old = pid_of(shell)
@@ -277,73 +280,6 @@ def test_the_agents_words_are_kept(shell: Any, small: Small):
     )
 
     assert "hello from the agent" in deploy.logs(shell, "")
-
-
-@pytest.mark.parametrize(
-    ("folder", "reason"),
-    [("/proc/hil", "cannot be used"), ("a:b", "path list"), ("deep/" * 22, "too long")],
-)
-def test_a_folder_that_will_not_do_is_told(shell: Any, small: Small, folder: str, reason: str):
-    with pytest.raises(BoardError) as caught:
-        put(shell, small(), folder=folder)
-
-    assert reason in caught.value.message
-    assert "folder" in caught.value.hint
-
-
-def test_a_disk_without_room_is_told_before_anything_is_sent(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ensure, "_MARGIN_BYTES", 1 << 60)
-
-    with pytest.raises(BoardError, match="MB left"):
-        put(shell, small())
-
-    assert not (shell.home / ".hil" / "packages").exists()
-
-
-@pytest.mark.parametrize("folder", ["", "elsewhere/hil", "~/at home", "{home}/absolute/"])
-def test_the_folder_is_the_logins_own_or_where_it_is_said(shell: Any, small: Small, folder: str):
-    chosen = folder.format(home=shell.home)
-
-    place = put(shell, small(), folder=chosen)
-
-    assert Path(place.folder) == shell.home / (chosen.removeprefix("~/") or ".hil")
-    assert accepts(place)
-    assert put(shell, small(), folder=chosen).pushed_bytes == 0
-    deploy.clean(shell, chosen)
-    assert not Path(place.folder).exists()
-
-
-def test_a_folder_of_somebodys_own_is_neither_used_nor_removed(shell: Any, small: Small):
-    (shell.home / "store").mkdir()
-    (shell.home / "store" / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(BoardError, match="none of hil's"):
-        put(shell, small(), folder="~/")
-    with pytest.raises(BoardError, match="could be removed"):
-        deploy.clean(shell, "~/")
-
-    assert (shell.home / "store" / "thesis.txt").exists()
-
-
-def test_what_a_board_without_an_agent_kept_is_removed_too(shell: Any):
-    for name in ("programs", "runs"):
-        (shell.home / ".hil" / "command" / name).mkdir(parents=True)
-
-    assert deploy.clean(shell, "")
-
-    assert list(shell.home.iterdir()) == []
-
-
-def test_cleaning_keeps_what_is_none_of_hils(shell: Any, small: Small):
-    place = put(shell, small())
-    (Path(place.folder) / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(BoardError, match="could be removed") as caught:
-        deploy.clean(shell, "")
-
-    assert "thesis.txt" in caught.value.detail
-    assert [path.name for path in Path(place.folder).iterdir()] == ["thesis.txt"]
-    (Path(place.folder) / "thesis.txt").unlink()
 
 
 def test_nothing_of_the_connection_stays_with_the_agent(shell: Any, small: Small):

@@ -31,6 +31,7 @@ def test_addresses(text: str, address: Address, shown: str) -> None:
     [
         *("", "@", "root@", "@host", "ssh:", "ssh://", "root@-v", "-v@host", "root@a b", "root@host\n", "root@host:0"),
         *("root@host:65536", "root@host:", "root@host:x", "root@[::1", "root@$(id)", "root@a/b", "'@host", "u:pw@host"),
+        *("a;id@host", "a|id@host", "`id`@host", "\\@host"),
     ],
 )
 def test_what_is_none(text: str) -> None:

@@ -1,0 +1,69 @@
+"""A board that was connected to and is used later: what became of its agent meanwhile does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from accidents import until
+from boards import MakeBoard
+
+from hil.controller import deploy
+from hil.controller.board import Board
+from hil.controller.choice import choose
+from hil.errors import BoardUnreachable
+from hil.testing.virtual_board import VirtualBoard
+
+pytestmark = pytest.mark.board
+
+
+@pytest.fixture(scope="module")
+def machine(start_board: MakeBoard) -> VirtualBoard:
+    return start_board(name="kept")
+
+
+@pytest.fixture
+def connect(machine: VirtualBoard) -> Iterator[Callable[[], Board]]:
+    with ExitStack() as opened:
+        yield lambda: opened.enter_context(
+            Board(choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts))
+        )
+
+
+def test_an_agent_that_left_before_it_was_used_is_started_again(machine: VirtualBoard, connect):
+    board = connect()
+    machine.run(["pkill", "-HUP", "-f", "--", "-m hil.agent --"], check=True)
+    until(lambda: not machine.run(["pgrep", "-f", "--", "-m hil.agent --"]).stdout, "the agent has left")
+
+    board.take()
+
+    assert machine.run(["pgrep", "-f", "--", "-m hil.agent --"]).stdout
+    assert board.logs("") == []
+
+
+def test_an_agent_of_another_version_is_not_taken_for_ours(machine: VirtualBoard, connect):
+    board = connect()
+    ours = board.info["build"]
+    other = connect()
+    assert other.shell is not None
+    place = deploy.ensure_agent(
+        other.shell, folder="", runtimes=("iree", "onnxruntime"), board=machine.name, say=lambda text: None
+    )
+    assert place.build != ours
+
+    board.take()
+
+    assert board.look() == []
+    assert board.info["build"] == board._link.build == place.build
+
+
+def test_an_agent_that_hangs_is_told_of_with_what_ends_it(machine: VirtualBoard, connect):
+    connect()
+    machine.run(["pkill", "-STOP", "-f", "--", "-m hil.agent --"], check=True)
+    try:
+        with pytest.raises(BoardUnreachable) as caught:
+            connect()
+        assert "hil board clean --force" in caught.value.hint
+    finally:
+        machine.run(["pkill", "-CONT", "-f", "--", "-m hil.agent --"], check=True)
