@@ -18,6 +18,8 @@ from hil.agent.server import Agent, AgentConfig
 from hil.errors import HilError, UsageError
 
 _LOOK_S = 0.5
+# Without a session for so long, the agent keeps nothing in memory but itself.
+_REST_S = 60.0
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -85,10 +87,14 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
 
         threading.Thread(target=wait_for_end, daemon=True, name="lifeline").start()
     print(json.dumps({"address": address, "pid": os.getpid()}), flush=True)
+    rested = False
     while not stop.wait(_LOOK_S):
         idle_s = agent.idle_s()
         if (leaving.is_set() and idle_s) or 0 < idle_exit < idle_s:
             break
+        if idle_s > _REST_S and not rested:
+            agent.rest()
+        rested = idle_s > _REST_S
     agent.stop()
 
 

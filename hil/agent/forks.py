@@ -41,7 +41,7 @@ class ForkServer:
 
     def describe(self) -> dict[str, Any]:
         """What the runtime says of itself. One that did not work is tried again now and then."""
-        if "error" in self.described and time.monotonic() - self._failed_at < _RETRY_S:
+        if self.described and ("error" not in self.described or time.monotonic() - self._failed_at < _RETRY_S):
             return self.described
         return self.start()
 
@@ -95,10 +95,14 @@ class ForkServer:
             LoadFailed: the runtime cannot be imported here.
             BoardError: no process could be started.
         """
-        described = self.start()
-        if "error" in described:
-            raise LoadFailed(f"the runtime does not work on this board: {described['error']}")
-        with self._forking, self._lock:
+        with self._forking:
+            described = self.start()
+            if "error" in described:
+                raise LoadFailed(f"the runtime does not work on this board: {described['error']}")
+            return self._fork(fds, on_exit)
+
+    def _fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
+        with self._lock:
             if self._channel is None or self._process is None:
                 raise BoardError("the agent's fork server died")
             try:
@@ -115,19 +119,25 @@ class ForkServer:
             self._watching[pid] = on_exit
             return pid
 
+    def rest(self) -> None:
+        """End it, and with it every worker, until one is needed again."""
+        with self._forking:
+            self.stop()
+
     def stop(self) -> None:
         """End it, and with it every worker."""
         with self._lock:
             channel, self._channel = self._channel, None
+            process, self._process = self._process, None
         if channel is not None:
             with contextlib.suppress(OSError):
                 channel.sock.shutdown(socket.SHUT_RDWR)
-        if self._process is not None:
+        if process is not None:
             try:
-                self._process.wait(2)
+                process.wait(2)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
 
     def _listen(self, channel: framing.Channel) -> None:
         early: dict[int, int] = {}

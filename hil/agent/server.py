@@ -119,6 +119,10 @@ class Agent:
         """For how many seconds no session has been open."""
         return self._sessions.idle_s()
 
+    def rest(self) -> None:
+        """End what is kept ready for the next program, while nobody has the device."""
+        self._supervisor.rest()
+
     def stop(self) -> None:
         """Stop serving and end every worker."""
         self._health.enter_graceful_shutdown()

@@ -116,6 +116,8 @@ class Worker:
     def kill(self, because: HilError | None = None) -> None:
         """End the worker and everything it started, now."""
         self.ended_because = self.ended_because or because
+        if self._exited.is_set():
+            return  # its number may be another process's by now
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -203,6 +205,15 @@ class Supervisor:
     def refill(self, runtime: str, device: str) -> None:
         """Make another worker ready in the background."""
         threading.Thread(target=self._refill, args=(runtime, device), daemon=True).start()
+
+    def rest(self) -> None:
+        """Give back the memory of what is kept ready; it is made again when it is needed."""
+        with self._lock:
+            spares, self._spares = self._spares, {}
+        for worker in spares.values():
+            worker.close()
+        for server in self._servers.values():
+            server.rest()
 
     def close(self) -> None:
         """End every worker and fork server."""

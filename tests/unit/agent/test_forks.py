@@ -81,3 +81,18 @@ def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(forks.sys, "executable", "/no/such/python")
 
     assert "No such file" in ForkServer("test_forks:Runtime").start()["error"]
+
+
+def test_one_that_rests_ends_its_workers_and_starts_again_when_it_is_needed(server):
+    pid, channel, _ = fork(server)
+    server.rest()
+    with pytest.raises(framing.Closed):
+        channel.receive(timeout=60)
+    channel.close()
+    assert server.describe() == {"name": "none"}
+    assert server._process is None, "what it said is known, so nothing has to be started to say it again"
+    again, channel, exited = fork(server)
+    assert again != pid
+    os.kill(again, signal.SIGKILL)
+    assert exited.wait(60)
+    channel.close()
