@@ -6,6 +6,7 @@ folder, and those that come with hil.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -105,8 +106,10 @@ def folders() -> Iterator[Path]:
     if "HIL_BOARDS" in os.environ:
         yield Path(os.environ["HIL_BOARDS"])
     yield Path("board_configs")
-    config_home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    yield Path(config_home) / "hil" / "boards"
+    # Without a home, as some services run, there are no boards of the user's.
+    with contextlib.suppress(RuntimeError):
+        config_home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+        yield Path(config_home) / "hil" / "boards"
     here = Path(__file__).resolve().parent
     yield here / "board_configs"
     yield here.parent / "board_configs"
