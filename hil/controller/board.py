@@ -127,7 +127,8 @@ class Board:
             self._link.renew()
         self._client = AgentClient(self._link.target, self.name)
         self._client.payload_bytes_sent = sent
-        self._client.describe()
+        # What happened until now happened to no run.
+        self.info = self._describe()
         self._pings = []
 
     @property
