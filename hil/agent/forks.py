@@ -41,9 +41,14 @@ class ForkServer:
 
     def describe(self) -> dict[str, Any]:
         """What the runtime says of itself. One that did not work is tried again now and then."""
-        if self.described and ("error" not in self.described or time.monotonic() - self._failed_at < _RETRY_S):
-            return self.described
-        return self.start()
+        return self.described if self.is_known else self.start()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether :meth:`describe` starts nothing."""
+        if "error" in self.described:
+            return time.monotonic() - self._failed_at < _RETRY_S
+        return bool(self.described)
 
     def start(self) -> dict[str, Any]:
         """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""

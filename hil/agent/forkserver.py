@@ -47,10 +47,11 @@ def main() -> None:
                 _reap(control, children)
             if control.sock in ready:
                 _, fds = control.receive_fds(4)
+                ours = os.getpid()
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
-                    _become_worker([control.sock, wake_read, wake_write], fds)
+                    _become_worker(ours, [control.sock, wake_read, wake_write], fds)
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)
@@ -59,8 +60,10 @@ def main() -> None:
         pass
     finally:
         for pid in children:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+            # By its own number too: a worker that was forked just now has no group of its own yet.
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(pid, signal.SIGKILL)
 
 
 def _describe(reference: str) -> dict[str, Any]:
@@ -105,7 +108,7 @@ def _reap(control: framing.Channel, children: set[int]) -> None:
         control.send({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
 
-def _become_worker(inherited: list[socket.socket], fds: list[int]) -> None:
+def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int]) -> None:
     """In the forked child: a session of its own, stderr into the agent's pipe, then orders until the end."""
     try:
         os.setsid()
@@ -119,7 +122,7 @@ def _become_worker(inherited: list[socket.socket], fds: list[int]) -> None:
         os.dup2(stderr_fd, 2)
         os.close(stderr_fd)
         _no_core_file()
-        _die_with_parent()
+        _die_with(parent)
         faulthandler.enable()
         worker.serve(framing.Channel(socket.socket(fileno=sock_fd)), Arena(in_fd), Arena(out_fd))
     except BaseException:
@@ -135,12 +138,14 @@ def _no_core_file() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     """On Linux a worker also dies with a killed fork server (PR_SET_PDEATHSIG); elsewhere the agent kills it."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before that
 
 
 if __name__ == "__main__":

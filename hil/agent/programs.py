@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hil import clock, wire
-from hil.agent.machine import memory_bytes
+from hil.agent import machine
 from hil.agent.session import Session, Sessions
 from hil.agent.shm import aligned
 from hil.agent.store import BlobStore
@@ -120,7 +121,7 @@ class Programs:
         self._store = store
         self._supervisor = supervisor
         self._sessions = sessions
-        self._limit = memory_limit or memory_bytes() or 1 << 62
+        self._limit = memory_limit or machine.memory_bytes() or 1 << 62
         self._loaded: dict[str, Loaded] = {}
         self._freeing: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -236,6 +237,9 @@ class Programs:
             done.outputs.append(message)
             if streamed:
                 streams.append(data)
+        if start.state:
+            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
+            done.state.CopyFrom(state)
         done.ready_ns = clock.now_ns()
         return done, streams
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ MAX_WAITING = 8
 _SHORT = 200
 
 
+@functools.cache
 def agent_version() -> str:
     """The installed hil's version."""
     try:

@@ -118,8 +118,10 @@ class Worker:
         self.ended_because = self.ended_because or because
         if self._exited.is_set():
             return  # its number may be another process's by now
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
+        # By its own number too: one that was forked just now has no group of its own yet.
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(OSError):
+                kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the worker and give back what it held."""
@@ -181,7 +183,7 @@ class Supervisor:
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Each runtime's version and devices, or its error; starts what has not been started."""
-        threads = [threading.Thread(target=server.describe) for server in self._servers.values()]
+        threads = [threading.Thread(target=server.describe) for server in self._servers.values() if not server.is_known]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
 
 _PUSH_TRIES = 4
+_PINGS_LAST_NS = 1_000_000_000
 
 
 class Board:
@@ -66,6 +67,7 @@ class Board:
         self._wait_s = wait_s
         self._say = say
         self._pings: list[clock.Ping] = []
+        self._last_pings: list[clock.Ping] = []
         self._link: Link = open_link(choice.address, choice.config, faults=faults, runtime=runtime, say=say)
         self._client = AgentClient(self._link.target, self.name)
         try:
@@ -84,9 +86,10 @@ class Board:
     def _describe(self) -> dict[str, Any]:
         return MessageToDict(self._client.describe(), preserving_proto_field_name=True)
 
-    def look(self) -> list[str]:
-        """Describe it anew in :attr:`info`; what happened to it since the last time (see :func:`changed`)."""
-        before, self.info = self.info, self._describe()
+    def note(self, seen: Invocation) -> list[str]:
+        """Keep in :attr:`info` what a run's answer says of the board; what happened since the last time (see
+        :func:`changed`)."""
+        before, self.info = self.info, {**self.info, **seen.state}
         return changed(before, self.info)
 
     @property
@@ -117,7 +120,7 @@ class Board:
             if mended or self._link.renew is None:
                 raise gone
             self._connect_anew()
-        self._pings = self._client.pings()
+        self._pings = self._last_pings = self._client.pings()
 
     def _connect_anew(self) -> None:
         """A new link and client; what the old one had of the board is given up."""
@@ -129,7 +132,7 @@ class Board:
         self._client.payload_bytes_sent = sent
         # What happened until now happened to no run.
         self.info = self._describe()
-        self._pings = []
+        self._pings = self._last_pings = []
 
     @property
     def payload_bytes_sent(self) -> int:
@@ -209,8 +212,13 @@ class Board:
             return []
 
     def clock_fit(self) -> clock.ClockFit:
-        """The board's clock beside the host's, from pings at the session's start, where we have one, and now."""
-        return clock.fit(self._pings or self._client.pings(), self._client.pings(4))
+        """The board's clock beside the host's, from pings at the session's start, where we have one, and now.
+
+        Pings of the last second will do: clocks drift less in it than a ping is off.
+        """
+        if not self._last_pings or clock.now_ns() - self._last_pings[-1].received_ns > _PINGS_LAST_NS:
+            self._last_pings = self._client.pings(4)
+        return clock.fit(self._pings or self._last_pings, self._last_pings)
 
     def close(self) -> None:
         """Give the board back."""
@@ -256,13 +264,13 @@ class LoadedProgram:
             RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
         """
         invocation = self._client.invoke(
-            self.loaded.program_id, inputs, warmup=warmup, iterations=iterations, timeout=timeout
+            self.loaded.program_id, inputs, warmup=warmup, iterations=iterations, timeout=timeout, state=True
         )
         outputs = invocation.outputs
         if len(names) == len(outputs):
             outputs = dict(zip(names, outputs.values(), strict=True))
         fit = self._board.clock_fit()
-        notes = self._board.look()
+        notes = self._board.note(invocation)
         info, shell = self._board.info, self._board.shell
         runtime: dict[str, Any] = next(
             (one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {}

@@ -251,6 +251,7 @@ class AgentClient:
         iterations: int = 1,
         timeout: float = 60.0,
         into: Mapping[str, Array] | None = None,
+        state: bool = False,
     ) -> Invocation:
         """Run a program once warm, ``iterations`` times, and fetch the last outputs.
 
@@ -261,6 +262,7 @@ class AgentClient:
             iterations: timed runs.
             timeout: seconds for warm-up and iterations together.
             into: arrays that large outputs are written into (by output name), where they fit.
+            state: have the board say how it is after the run, too.
 
         Raises:
             UsageError: the program does not take these inputs.
@@ -269,7 +271,9 @@ class AgentClient:
         """
         if self._invoke is None or self._invoke.broken:
             self._invoke = InvokeStream(self._stub, self._token())
-        start = pb.InvokeStart(program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout)
+        start = pb.InvokeStart(
+            program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
+        )
         streams: list[memoryview] = []
         for name, array in inputs.items():
             data = tensors.to_bytes(array)

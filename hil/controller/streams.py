@@ -6,11 +6,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.json_format import MessageToDict
 
 from hil import errors, wire
 from hil.behind import StreamHasher
@@ -23,7 +24,7 @@ class Invocation:
     """One call's answer. Stamps are of the board's clock, seconds of the host's.
 
     ``busy_ns`` is the time on the board between the last input byte and the first output byte, so the wall time
-    less that is what moving the tensors cost.
+    less that is what moving the tensors cost. ``state`` is what Describe says of what changes, where it was asked for.
     """
 
     outputs: dict[str, Array]
@@ -33,6 +34,7 @@ class Invocation:
     peak_memory_bytes: int
     send_s: float
     fetch_s: float
+    state: dict[str, Any] = field(default_factory=dict)
 
 
 class Hold:
@@ -127,6 +129,7 @@ class InvokeStream:
             done.peak_memory_bytes,
             max(answered - begin - busy / 1e9, 0.0),
             time.monotonic() - answered,
+            MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
         )
 
     def close(self) -> None:

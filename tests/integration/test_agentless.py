@@ -297,18 +297,19 @@ class BusyboxOnly:
         return getattr(self._shell, name)
 
 
-def test_busybox_is_all_that_a_board_needs(connect, board_x86, artifact_for):
+def test_busybox_is_all_that_a_board_needs(connect, make_board, artifact_for):
     # Not on the emulated board: Debian's busybox starts its tools by names that qemu does not hand on.
-    board_x86.run(["sh", "-c", "mkdir -p /tmp/busybox && busybox --install -s /tmp/busybox"], check=True)
-    opened = connect(board_x86, through=lambda shell: BusyboxOnly(shell, "/tmp/busybox"))
+    board = make_board(arch="x86_64")
+    board.run(["sh", "-c", "mkdir -p /tmp/busybox && busybox --install -s /tmp/busybox"], check=True)
+    opened = connect(board, through=lambda shell: BusyboxOnly(shell, "/tmp/busybox"))
     assert "BusyBox" in opened.shell.run(["sh", "--help"], check=False).err
     artifact = artifact_for("x86_64", "main")
     inputs = (np.ones(4, np.float32), np.array(1, np.int32))
     assert list(call(opened, artifact, *inputs).outputs.values())[1] == 2
     with pytest.raises(StageTimeout):
         call(opened, artifact_for("x86_64", "hangs"), np.array(1, np.int32), timeout=1)
-    assert running(board_x86) == []
-    assert connect(board_x86).push(artifact) == 0
+    assert running(board) == []
+    assert connect(board).push(artifact) == 0
 
 
 def test_a_link_with_delay_and_loss_will_do(connect, make_board, artifact_for):

@@ -20,16 +20,25 @@ SILENCE_S = 12
 NAMELESS_SIGNAL = 128
 
 
+_TCP = (socket.AF_INET, socket.AF_INET6)
+# Linux's acknowledgement at once. Until sshd has run a command on a connection, its second small piece waits for that
+# of the first, which would come after 40 ms. The kernel forgets the wish again, so it is told with every piece.
+_QUICKACK = getattr(socket, "TCP_QUICKACK", 0)
+
+
 class _Listened:
-    """A socket that remembers whether something was received."""
+    """A socket that remembers whether something was received, and acknowledges it at once."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
+        self._acknowledges = bool(_QUICKACK) and isinstance(sock, socket.socket) and sock.family in _TCP
         self.heard = True
 
     def recv(self, size: int) -> bytes:
         data: bytes = self._sock.recv(size)
         self.heard = True
+        if self._acknowledges:
+            self._sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         return data
 
     def __getattr__(self, name: str) -> Any:
@@ -65,7 +74,7 @@ class Transport(paramiko.Transport):
 
     def __init__(self, sock: Any, **options: Any) -> None:
         # Two small sends in a row would wait for each other 40 ms.
-        if isinstance(sock, socket.socket) and sock.family in (socket.AF_INET, socket.AF_INET6):
+        if isinstance(sock, socket.socket) and sock.family in _TCP:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._listened = _Listened(sock)
         self._opening = threading.Lock()

@@ -359,18 +359,20 @@ class InvokeRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[InvokeStart, _Mapping]] = ..., data: _Optional[bytes] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
 
 class InvokeStart(_message.Message):
-    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s")
+    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s", "state")
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     program_id: str
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     warmup: int
     iterations: int
     timeout_s: float
-    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    state: bool
+    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ...) -> None: ...
 
 class InvokeReply(_message.Message):
     __slots__ = ("done", "data", "digests")
@@ -389,7 +391,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +399,7 @@ class InvokeDone(_message.Message):
     RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
     READY_NS_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -404,7 +407,18 @@ class InvokeDone(_message.Message):
     received_ns: int
     ready_ns: int
     peak_memory_bytes: int
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ...) -> None: ...
+    state: State
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
+
+class State(_message.Message):
+    __slots__ = ("clock_ns", "wall_ns", "readings")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    WALL_NS_FIELD_NUMBER: _ClassVar[int]
+    READINGS_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    wall_ns: int
+    readings: _containers.RepeatedCompositeFieldContainer[Reading]
+    def __init__(self, clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ("program_id",)

@@ -474,6 +474,10 @@ def test_the_whole_reference_is_looked_at_before_a_tolerance_is_refused() -> Non
     refuse_vacuous("y", np.array(["a"], object), Tolerance(0.0, 2.0))
 
 
+def test_a_signalling_nan_is_read_without_a_warning():
+    refuse_vacuous("y", np.array([0x7F81, 0x3F80], np.uint16).view(ml_dtypes.bfloat16), Tolerance(1e-3, 1e-3))
+
+
 def test_a_default_tolerance_is_never_refused() -> None:
     assert agrees(f32(1e-9, 0), f32(1e-9, 0))
     assert agrees(f32(1e-9, 0), f32(1e-9, 0), rtol=0.1)
