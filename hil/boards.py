@@ -135,7 +135,7 @@ def load_board(name: str) -> BoardConfig:
         raise UsageError(
             f"unknown board {name!r}",
             hint=f"{did_you_mean(name, known_boards())}one of {', '.join(known_boards())}; "
-            "or USER@HOST, unix:PATH, HOST:PORT",
+            "or USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT",
         )
     try:
         data = tomllib.loads(path.read_text())

@@ -144,7 +144,7 @@ class SessionService:
                 if current and clock.now_ns() >= deadline:
                     raise BoardBusy(
                         f"{current.owner} has the board ({current.purpose or 'no purpose given'})",
-                        hint="wait longer with --wait, or take it with a higher fence",
+                        hint="wait longer with --wait",
                     )
                 if current:
                     yield pb.HoldReply(waiting=pb.SessionWaiting(holder=_holder(current)))

@@ -55,7 +55,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Round trips.")
 @json_option
 def ping(as_json: bool, count: int, **settings: Any) -> None:
-    """Time round trips to a board's agent, and tell its clock's offset; without an agent, commands over SSH."""
+    """Time round trips to a board's agent, and tell how well its clock is known; without agent, commands over SSH."""
     from hil import clock
     from hil.controller.cli.screen import print_json
 

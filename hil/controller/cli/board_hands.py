@@ -123,7 +123,11 @@ def _answer(choice: BoardChoice) -> str:
 @click.command(epilog="Example: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime")
 @board_place
 @click.option(
-    "--runtime", "runtimes", multiple=True, metavar="NAME", help="iree or onnxruntime; repeats (default: the board's)."
+    "--runtime",
+    "runtimes",
+    multiple=True,
+    type=click.Choice(["iree", "onnxruntime"]),
+    help="What it is to run programs with; repeats (default: the board's).",
 )
 @json_option
 def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:

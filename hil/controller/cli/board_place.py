@@ -59,7 +59,10 @@ def shell_at(choice: BoardChoice) -> Shell:
 
     where = address_of(choice)
     if not is_ssh_address(where):
-        raise UsageError(f"{choice.name} is not reached over SSH", hint="name a board as USER@HOST or ssh:ALIAS")
+        raise UsageError(
+            f"{choice.name} is not reached over SSH",
+            hint="name a board as USER@HOST or ssh:ALIAS, or one whose config has such an address",
+        )
     from hil.controller.ssh.shell import open_shell
 
     return open_shell(where, choice.config.connection, board=choice.name, base=choice.config.path.parent)

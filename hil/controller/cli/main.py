@@ -23,6 +23,7 @@ VERBS = {
 }
 
 
+_DETAIL_LINES = 12
 _TOLD = ("hint", "stage", "board", "detail")
 
 
@@ -114,6 +115,8 @@ def _tell(
         usage.show()
     else:
         print(f"hil: {error or text}", file=sys.stderr)
+        for line in error.detail.strip().splitlines()[-_DETAIL_LINES:] if error else ():
+            print(f"    {line}", file=sys.stderr)
     return code
 
 

@@ -20,7 +20,10 @@ def board_options(command: F) -> F:
     """What names a board and how it is reached: the arguments of :func:`hil.controller.choice.choose`."""
     options = [
         click.option(
-            "--board", default="", metavar="ADDR|NAME", help="USER@HOST, a name, a config file, unix:PATH or HOST:PORT."
+            "--board",
+            default="",
+            metavar="ADDR|NAME",
+            help="USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH or HOST:PORT.",
         ),
         click.option(
             "--runtime-hw-type",

@@ -245,7 +245,8 @@ class _Door:
         if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
             reasons = "; ".join(sorted({getattr(one, "strerror", None) or str(one) for one in error.errors.values()}))
             return self._unreachable(
-                f"{server} cannot be reached: {reasons}", "does sshd run there, on that port? another: USER@HOST:PORT"
+                f"{server} cannot be reached: {reasons}",
+                "is it on, and in this network? does sshd run there, on that port? another: USER@HOST:PORT",
             )
         if isinstance(error, paramiko.ChannelException):
             return self._unreachable(

@@ -120,7 +120,10 @@ class Login(AuthStrategy):
         elif not tried:
             hint = f"name a key with --identity FILE, add one to the ssh agent, or set {PASSWORD_VARIABLE}"
         else:
-            hint = f"`ssh-copy-id {place}` puts a key there; --identity FILE names another"
+            hint = (
+                f"`ssh-copy-id {place}` puts a key there; --identity FILE names another; "
+                f"{PASSWORD_VARIABLE} holds a password"
+            )
         what = "hung up before it let us in" if hung_up else "did not let us in"
         return LoginRefused(f"{place} {what}; tried: {ways}", hint=hint)
 
