@@ -70,7 +70,8 @@ def execute(
     with contextlib.closing(session) as channel:
         channel.exec_command(command)
         errors = _Tail(channel)
-        threading.Thread(target=_feed, args=(channel, source, progress), daemon=True).start()
+        feed = (channel, source, progress)
+        threading.Thread(target=_feed, args=feed, daemon=True, name="hil-ssh-input").start()
         taken = 0
         channel.settimeout(left())
         while piece := channel.recv(_PIECE):
@@ -106,8 +107,9 @@ class _Tail:
 
 
 def _feed(channel: paramiko.Channel, source: IO[bytes], progress: Callable[[int], None] | None) -> None:
-    # A command that ends before it has read everything closes the channel: what it made of it is told by its code.
-    with contextlib.suppress(OSError, EOFError):
+    # A command that ends before it has read everything closes the channel: what it made of it is told by its code. The
+    # source may be closed by then, too, which is a ValueError.
+    with contextlib.suppress(OSError, EOFError, ValueError):
         while piece := source.read(_PIECE):
             channel.sendall(piece)
             if progress:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sshd import IS_ROOT, Sshd
 
+from hil.controller.ssh.command import execute
 from hil.controller.ssh.shell import Shell
 from hil.errors import BoardError, BoardLost
 
@@ -26,6 +29,26 @@ def test_input_comes_from_bytes_or_a_file_and_otherwise_ends_at_once(shell: Shel
     assert shell.run(["cat"], stdin=b"bytes").out == b"bytes"
     assert shell.run(["cat"], stdin=tmp_path / "in").text == "from a file"
     assert shell.run(["cat"]).out == b""
+
+
+class Held(io.BytesIO):
+    """Input that is read only when that is allowed."""
+
+    allowed = threading.Event()
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.allowed.wait(60)
+        return super().read(size)
+
+
+def test_a_command_may_end_before_its_input_was_read(shell: Shell) -> None:
+    source = Held(b"unread")
+    assert execute(shell.transport, "true", source, io.BytesIO(), timeout=60)[0] == 0
+    source.close()
+    source.allowed.set()
+    # What a thread dies of is an error of the test.
+    for feeder in (thread for thread in threading.enumerate() if thread.name == "hil-ssh-input"):
+        feeder.join(60)
 
 
 def test_much_goes_both_ways_at_once(shell: Shell) -> None:

@@ -80,7 +80,7 @@ def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
 
     state = deploy.status(shell, "")
     assert state.build == first.build and state.used_bytes < 90e6
-    code = "import numpy.fft, numpy.linalg, numpy.ma, numpy.random, numpy.testing, iree.runtime, grpc, ml_dtypes; "
+    code = "import numpy.fft, numpy.linalg, numpy.ma, numpy.testing, iree.runtime, grpc, ml_dtypes; "
     code += "numpy.testing.assert_allclose(numpy.linalg.inv(numpy.eye(9) * 2), numpy.eye(9) / 2)"
     paths = ":".join(f"{first.folder}/packages/{name}" for name in state.packages)
     subprocess.run([state.python, "-B", "-c", code], env={"PYTHONPATH": paths}, check=True)
