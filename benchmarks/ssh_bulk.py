@@ -1,0 +1,143 @@
+"""Many bytes over SSH: a file to the board's disk, tensors to and from its memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import common
+from benchmarks.ssh_layers import DEVICE
+from benchmarks.ssh_rivals import FOLDER, GCM, BareTunnel, Rival
+from hil.bundle import Artifact
+from hil.controller.board import Board
+from hil.controller.choice import BoardChoice
+from hil.controller.client import AgentClient, Target
+from hil.controller.deploy import ensure_agent
+from hil.controller.ssh.shell import open_shell
+from hil.controller.ssh.tunnel import open_tunnel
+from hil.digest import digest_file
+from hil.testing.virtual_board import VirtualBoard
+
+FILE_BYTES = 200_000_000
+SIZE = 128 << 20
+COUNT = SIZE // 4
+TAKE = f"""
+func.func @main(%x: tensor<{COUNT}xf32>) -> tensor<1xf32> {{
+  %y = tensor.extract_slice %x[{COUNT - 1}] [1] [1] : tensor<{COUNT}xf32> to tensor<1xf32>
+  return %y : tensor<1xf32>
+}}
+"""
+GIVE = f"""
+func.func @main(%x: tensor<1xf32>) -> tensor<{COUNT}xf32> {{
+  %zero = arith.constant 0 : index
+  %value = tensor.extract %x[%zero] : tensor<1xf32>
+  %empty = tensor.empty() : tensor<{COUNT}xf32>
+  %y = linalg.fill ins(%value : f32) outs(%empty : tensor<{COUNT}xf32>) -> tensor<{COUNT}xf32>
+  return %y : tensor<{COUNT}xf32>
+}}
+"""
+
+
+def bulk_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: int) -> list[common.Row]:
+    """All of it."""
+    return [*file_rows(board, choice, folder, rounds), *tensor_rows(board, choice, folder, rounds)]
+
+
+def file_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: int) -> list[common.Row]:
+    """A file that the board does not have, hashed here and verified there, beside scp, which does neither."""
+    file = folder / "big.bin"
+    rival = Rival(board, folder)
+    content = bytearray(os.urandom(FILE_BYTES))
+
+    def change() -> None:
+        content[:8] = os.urandom(8)
+        file.write_bytes(content)
+
+    def forget() -> None:
+        board.run(["find", "/root/.hil/store", FOLDER, "-type", "f", "-size", "+100000k", "-delete"], check=True)
+
+    def hil() -> list[float]:
+        change()
+        begin = time.perf_counter()
+        pushed = opened.push(Artifact("iree", file.name, {file.name: file}, {file.name: digest_file(file)}, "", "none"))
+        taken = time.perf_counter() - begin
+        assert pushed == FILE_BYTES
+        forget()
+        return [taken]
+
+    def scp(*cipher: str) -> list[float]:
+        change()
+        with rival.master(*cipher) as through:
+            begin = time.perf_counter()
+            rival.scp([str(file)], f"{rival.address}:{FOLDER}/", through)
+            taken = time.perf_counter() - begin
+        forget()
+        return [taken]
+
+    with Board(choice, purpose="benchmark") as opened:
+        opened.take()
+        got = common.interleave({"hil": hil, "scp": scp, "gcm": lambda: scp(*GCM)}, rounds)
+    speed = {name: [FILE_BYTES / 1e6 / one for one in seconds] for name, seconds in got.items()}
+    case = "200 MB to the board's disk"
+    return [
+        common.beside(case, speed["hil"], "scp, open master", speed["scp"], 1, "MB/s", ">= 1.0"),
+        common.beside(case, speed["hil"], "scp, open master, gcm", speed["gcm"], 1, "MB/s", ">= 1.0"),
+    ]
+
+
+def tensor_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: int) -> list[common.Row]:
+    """Tensors through either kind of tunnel, beside a bare socket; the program's own time on the board aside."""
+    programs = {}
+    for name, text in (("take", TAKE), ("give", GIVE)):
+        (folder / f"{name}.mlir").write_text(text)
+        programs[name] = common.compile_mlir(folder / f"{name}.mlir")
+    data = np.random.default_rng(0).random(COUNT, dtype=np.float32)
+    into = np.zeros(COUNT, np.float32)
+    turn = 0
+    shell = open_shell(choice.address, choice.config.connection, board=board.name, base=folder)
+    place = ensure_agent(shell, folder="", runtimes=("iree",), board=board.name, say=print)
+    bare = BareTunnel(board, folder, SIZE)
+    rows = []
+
+    def there() -> list[float]:
+        begin = time.perf_counter()
+        done = client.invoke(take.program_id, {take.inputs[0].name: data})
+        taken = time.perf_counter() - begin - done.busy_ns / 1e9
+        assert next(iter(done.outputs.values()))[0] == data[-1]
+        return [taken]
+
+    def back() -> list[float]:
+        nonlocal turn
+        turn += 1
+        begin = time.perf_counter()
+        x = {give.inputs[0].name: np.array([turn], np.float32)}
+        done = client.invoke(give.program_id, x, into={give.outputs[0].name: into})
+        taken = time.perf_counter() - begin - done.busy_ns / 1e9
+        assert into[0] == into[-1] == turn
+        return [taken]
+
+    for kind, bar, openssh_client in (("ssh -L", ">= 0.8", True), ("paramiko", "", False)):
+        tunnel = open_tunnel(shell, place.socket, openssh_client=openssh_client)
+        client = AgentClient(Target(tunnel.address), board.name)
+        client.describe()
+        client.open_session("benchmark", on_wait=lambda said: None)
+        take, give = (common.load(client, programs[name], device=DEVICE) for name in ("take", "give"))
+        cases = {
+            "bare there": lambda: [bare.there(memoryview(data).cast("B"))],
+            "there": there,
+            "bare back": lambda: [bare.back(memoryview(into).cast("B"))],
+            "back": back,
+        }
+        got = common.interleave(cases, rounds)
+        client.close()
+        tunnel.close()
+        speed = {name: [SIZE / 1e6 / one for one in seconds] for name, seconds in got.items()}
+        for way, name in (("to", "there"), ("from", "back")):
+            case = f"gRPC, 128 MiB {way} the board, through {kind}"
+            rows.append(common.beside(case, speed[name], "bare ssh -L, gcm", speed[f"bare {name}"], 1, "MB/s", bar))
+    bare.close()
+    shell.close()
+    return rows

@@ -1,0 +1,73 @@
+"""What the agent takes of an aarch64 board's disk and memory.
+
+Measured on a whole machine (qemu-system-aarch64): its kernel counts the pages of the board's own processes, and no
+emulator is among them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import common
+from hil.controller import deploy
+from hil.controller.board import Board
+from hil.controller.choice import BoardChoice
+from hil.testing.virtual_board import VirtualBoard, start
+
+DISK_BAR_MB = 75.0
+MEMORY_BAR_MB = 60.0
+SETTLE_S = 3.0
+# The agent gives back what it keeps ready after a minute without a session.
+IDLE_S = 90.0
+# The processes of hil's, each with its resident memory and its fair share of what it has in common with others, in KiB.
+MEMORY = """
+for place in /proc/[0-9]*; do
+    case $(tr '\\0' ' ' 2>/dev/null <"$place/cmdline") in
+    /usr/bin/python*' -m hil.agent'*)
+        awk '/^Rss:/ {r=$2} /^Pss:/ {p=$2} END {if (r) print r, p}' "$place/smaps_rollup" ;;
+    esac
+done 2>/dev/null
+"""
+
+
+def memory_mb(board: VirtualBoard) -> list[tuple[float, float]]:
+    """Resident and proportional memory of each process of hil's, the largest first."""
+    lines = board.run(["sh", "-c", MEMORY], check=True).stdout.splitlines()
+    return sorted((tuple(int(word) * 1024 / 1e6 for word in line.split()) for line in lines), reverse=True)
+
+
+def footprint_rows(
+    folder: Path, choice_of: Callable[[VirtualBoard], BoardChoice], notes: list[str]
+) -> list[common.Row]:
+    """The agent with its IREE runtime just after its deploy, and once it has been idle for a while."""
+    print("starting an emulated machine ...", file=sys.stderr)
+    board = start(folder / "machine", name="machine", arch="aarch64", system=True)
+    try:
+        with Board(choice_of(board), purpose="benchmark") as opened:
+            assert opened.shell
+            opened.take()
+            time.sleep(SETTLE_S)
+            used = deploy.status(opened.shell, "").used_bytes / 1e6
+            held = memory_mb(board)
+        deadline = time.monotonic() + IDLE_S
+        while len(idle := memory_mb(board)) > 1 and time.monotonic() < deadline:
+            time.sleep(SETTLE_S)
+    finally:
+        board.down()
+
+    def row(case: str, value: float, bar: float) -> common.Row:
+        return common.Row(case, value, "MB", "the bar", bar, value / bar, "<= 1.0")
+
+    notes.append(
+        "memory is what the emulated machine's own kernel counts for hil's processes "
+        f"({len(held)} in a session, {len(idle)} idle), pages they have in common once"
+    )
+    return [
+        row("agent on an aarch64 board: disk, bytecode included", used, DISK_BAR_MB),
+        row("agent on an aarch64 board: memory, idle for a minute", sum(pss for _, pss in idle), MEMORY_BAR_MB),
+        common.Row("resident then (shared libraries counted whole)", sum(rss for rss, _ in idle), "MB"),
+        common.Row("memory in a session, no program loaded", sum(pss for _, pss in held), "MB"),
+    ]
