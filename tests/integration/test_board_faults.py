@@ -256,3 +256,18 @@ def test_a_disk_too_small_for_the_agent_is_told_of_before_anything_is_sent(start
     assert case["outcome"] == "BOARD_LOST"
     assert re.search(r"needs \d+ MB in /root/.hil on the board, which has \d+ MB left", case["reason"])
     assert board.run(["sh", "-c", "ls /root/.hil/packages 2>/dev/null"]).stdout == ""
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_in_a_run_is_told_of_and_disturbs_nothing(start, passes, make_board):
+    board = make_board(name="jumpy", arch="aarch64", system=True)
+    passes(board)
+    run = start(board, DIGITS_CNN, "--iterations", "1000")
+    until(lambda: working(board), "the program runs")
+    board.run(["date", "-s", "+1 hour"], check=True)
+    case = run.end()
+    assert case["outcome"] == "PASS", (case["reason"], run.err)
+    notes = case["provenance"]["notes"]
+    assert any(re.match(r"the board's wall clock was set 3\d{3} s forward", note) for note in notes), notes
+    assert max(case["device"]["samples_ns"]) < 60e9
+    passes(board)
