@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from hil.controller.care.conditions import changed
 from hil.controller.choice import BoardChoice, with_target
 from hil.controller.client import AgentClient, Loaded
 from hil.controller.links import Link, Say, open_link
+from hil.controller.provenance import provenance_of
 from hil.controller.streams import Invocation
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, SessionEnded
 from hil.results import RunResult
@@ -271,27 +271,22 @@ class LoadedProgram:
             outputs = dict(zip(names, outputs.values(), strict=True))
         fit = self._board.clock_fit()
         notes = self._board.note(invocation)
-        info, shell = self._board.info, self._board.shell
-        runtime: dict[str, Any] = next(
-            (one for one in info.get("runtimes", ()) if one["name"] == self._artifact.runtime), {}
-        )
+        name, device = self._artifact.runtime, self._device
+        versions = {one["name"]: one.get("version", "") for one in self._board.info.get("runtimes", ())}
+        version = versions.get(name, "")
         provenance = {
-            "board": self._board.name,
-            "board_id": info.get("board_id", ""),
-            "machine": info.get("machine", {}),
-            "readings": info.get("readings", []),
-            "simulated": info.get("simulated", []),
-            "agent_version": info.get("agent_version", ""),
-            "runtime": self._artifact.runtime,
-            "runtime_version": runtime.get("version", ""),
-            "device": self._device,
+            **provenance_of(
+                self._board.name,
+                self._board.info,
+                self._board.shell,
+                runtime=name,
+                version=version,
+                device=device,
+                notes=notes,
+            ),
             "clock": {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns},
-            "notes": notes,
-            "finished_at": time.time(),
         }
-        if shell is not None:
-            provenance["host_key"] = shell.fingerprint
-        source = f"{self._board.name}: {self._artifact.runtime} {runtime.get('version', '')} {self._device}".strip()
+        source = f"{self._board.name}: {name} {version} {device}".strip()
         result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
         return result, invocation
 

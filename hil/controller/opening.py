@@ -9,7 +9,7 @@ from hil.controller.board import Board, LoadedProgram
 from hil.controller.care.conditions import changed
 from hil.controller.care.power import answering, recover
 from hil.controller.choice import BoardChoice
-from hil.controller.links import Say
+from hil.controller.links import Say, refuse_faults
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def open_board(
 
     def connect() -> AnyBoard:
         if choice.config.command.kind == "command":
-            if faults:
-                raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
+            refuse_faults(faults)
             return _by_command(choice, runtime, wait_s, say)
         from hil.controller.deploy.trouble import NoAgentHere
 
@@ -65,7 +64,7 @@ def open_board(
 
 
 def _by_command(choice: BoardChoice, runtime: str, wait_s: float, say: Say) -> AnyBoard:
-    from hil.controller.commanded import open_command_board
+    from hil.controller.commanded import CommandBoard
     from hil.controller.ssh.address import is_ssh_address
     from hil.controller.ssh.shell import open_shell
 
@@ -80,7 +79,7 @@ def _by_command(choice: BoardChoice, runtime: str, wait_s: float, say: Say) -> A
     def login() -> Shell:
         return open_shell(where, connection, board=choice.name, base=choice.config.path.parent)
 
-    return open_command_board(choice, login(), runtime=runtime, wait_s=wait_s, say=say, reopen=login)
+    return CommandBoard(choice, login(), runtime=runtime, wait_s=wait_s, say=say, reopen=login)
 
 
 def regain(lost: AnyBoard, error: BoardError, reopen: Callable[[], AnyBoard]) -> AnyBoard | None:

@@ -18,7 +18,7 @@ from models import DIGITS
 from hil.boards import BoardConfig, Connection
 from hil.bundle import Artifact
 from hil.controller.choice import BoardChoice
-from hil.controller.commanded import CommandBoard, open_command_board
+from hil.controller.commanded import CommandBoard
 from hil.controller.ssh.shell import Shell, open_shell
 from hil.errors import BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
 from hil.runtime_command import RuntimeCommand
@@ -91,7 +91,7 @@ def connect(tmp_path: Path) -> Iterator[Callable[..., CommandBoard]]:
             return open_shell(address, connection, board="lab", base=tmp_path)
 
         through = options.pop("through", lambda shell: shell)
-        opened.append(open_command_board(BoardChoice(config, address), through(login()), reopen=login, **options))
+        opened.append(CommandBoard(BoardChoice(config, address), through(login()), reopen=login, **options))
         return opened[-1]
 
     yield make

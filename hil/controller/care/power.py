@@ -138,15 +138,22 @@ def answering(connect: Callable[[], T], boot_s: float) -> T:
 
 
 def _command(hook: Command, timeout: float, action: str, board: str) -> str:
-    settings = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        process = subprocess.Popen(hook.argv, text=True, errors="replace", start_new_session=True, **settings)  # type: ignore[call-overload]
+        process = subprocess.Popen(
+            hook.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     except OSError as error:
         raise UsageError(
             f"the {action} command cannot be started: {error}", board=board, hint=f"see [power] {action} in its config"
         ) from error
     try:
-        said = str(process.communicate(timeout=timeout)[0])
+        said = process.communicate(timeout=timeout)[0]
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -4,7 +4,7 @@ The board needs a POSIX shell, SFTP and the runtime's command; ``iree-run-module
 no other. What such a board cannot measure is absent from its results.
 """
 
-from hil.controller.commanded.board import CommandBoard, open_command_board
+from hil.controller.commanded.board import CommandBoard
 from hil.controller.commanded.program import CommandLoaded, CommandProgram
 
-__all__ = ["CommandBoard", "CommandLoaded", "CommandProgram", "open_command_board"]
+__all__ = ["CommandBoard", "CommandLoaded", "CommandProgram"]

@@ -40,7 +40,7 @@ _DEFAULT_DEVICES = {"iree": "local-task"}
 
 
 class CommandBoard:
-    """A board that runs programs by command. A context manager; it closes the shell that it was given.
+    """A board that runs programs by command. A context manager; it closes the shell it was given, also on failure.
 
     Args:
         choice: which board.
@@ -90,21 +90,28 @@ class CommandBoard:
         self._reopen = reopen
         self._cache = cache or Cache()
         self._isolated = Isolated(1)
-        if self.command.is_ours and self._runtime != "iree":
-            raise UsageError(
-                f"board {self.name} has no agent, and hil knows no command for the runtime {self._runtime!r}",
-                hint="--runtime iree, or a [runtime] table with a program in the board's config",
-            )
         self._where = choice.config.path.parent
-        with self.located(""):
-            self.folder, self.info = self._look(choice.config.connection.folder)
-        self.store = Store(self.folder, self.name)
-        self.config, self.target = with_target(choice.config, runtime, self.info["machine"])
+        try:
+            self._open(choice, runtime)
+        except BaseException:
+            self.close()
+            raise
         *first, last = NOT_MEASURED
         say(
             f"no agent on {self.name}: programs are run by the command {posixpath.basename(self.title)}; "
             f"{', '.join(first)} and {last} are not measured"
         )
+
+    def _open(self, choice: BoardChoice, runtime: str) -> None:
+        if self.command.is_ours and self._runtime != "iree":
+            raise UsageError(
+                f"board {self.name} has no agent, and hil knows no command for the runtime {self._runtime!r}",
+                hint="--runtime iree, or a [runtime] table with a program in the board's config",
+            )
+        with self.located(""):
+            self.folder, self.info = self._look(choice.config.connection.folder)
+        self.store = Store(self.folder, self.name)
+        self.config, self.target = with_target(choice.config, runtime, self.info["machine"])
 
     @property
     def title(self) -> str:
@@ -264,26 +271,3 @@ class CommandBoard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def open_command_board(
-    choice: BoardChoice,
-    shell: Shell,
-    *,
-    runtime: str = "",
-    wait_s: float = 60.0,
-    say: Say = lambda text: None,
-    reopen: Reopen | None = None,
-    cache: Cache | None = None,
-) -> CommandBoard:
-    """A board without an agent over a shell that is open, and that is closed with it; see :class:`CommandBoard`.
-
-    Raises:
-        UsageError: the config names a runtime that has no command.
-        BoardError: the board cannot be used; the shell is closed.
-    """
-    try:
-        return CommandBoard(choice, shell, runtime=runtime, wait_s=wait_s, say=say, reopen=reopen, cache=cache)
-    except BaseException:
-        shell.close()
-        raise

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
 from hil.controller.commanded import scripts
@@ -24,6 +24,7 @@ from hil.controller.commanded.values import (
     write_inputs,
 )
 from hil.controller.commanded.verdicts import failure
+from hil.controller.provenance import provenance_of
 from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageTimeout, StorageError
 from hil.results import RunResult
 from hil.runtime_command import fill
@@ -237,20 +238,11 @@ class CommandProgram:
     def _result(self, outputs: dict[str, Array], argv: list[str], walls: list[float], notes: list[str]) -> RunResult:
         board, runtime = self._board, self._artifact.runtime
         device, version = board.device(runtime), board.version
-        provenance: dict[str, Any] = {
-            "board": board.name,
-            "board_id": board.info.get("board_id", ""),
-            "machine": board.info.get("machine", {}),
-            "readings": board.info.get("readings", []),
-            "simulated": [],
-            "agent_version": "",
-            "runtime": runtime,
-            "runtime_version": version,
-            "device": device,
+        provenance = {
+            **provenance_of(
+                board.name, board.info, board.shell, runtime=runtime, version=version, device=device, notes=notes
+            ),
             "command": {"line": shlex.join(argv), "wall_s": walls, "not_measured": list(NOT_MEASURED)},
-            "host_key": board.shell.fingerprint,
-            "notes": notes,
-            "finished_at": time.time(),
         }
         source = " ".join(part for part in (f"{board.name}: {runtime}", version, device, "by command") if part)
         return RunResult(source, outputs, (), None, provenance)

@@ -89,8 +89,7 @@ def open_link(
             f"{config.name} is a kind of board and has no address",
             hint=f"--board USER@HOST --runtime-hw-type {config.name}",
         )
-    if faults:
-        raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
+    refuse_faults(faults)
     for entry in entry_points(group="hil.links"):
         if where.startswith(f"{entry.name}:"):
             link: Link = entry.load()(where, config)
@@ -100,3 +99,13 @@ def open_link(
 
         return ssh.connect(where, config, runtime=runtime, say=say)
     return direct.connect(where, config)
+
+
+def refuse_faults(faults: tuple[str, ...]) -> None:
+    """What is no simulator has no faults to switch on.
+
+    Raises:
+        UsageError: some were asked for.
+    """
+    if faults:
+        raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")

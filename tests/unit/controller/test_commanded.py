@@ -24,7 +24,7 @@ from hil.boards import BoardConfig, Connection
 from hil.bundle import Artifact
 from hil.controller.cache import Cache
 from hil.controller.choice import BoardChoice
-from hil.controller.commanded import CommandBoard, open_command_board, scripts
+from hil.controller.commanded import CommandBoard, scripts
 from hil.controller.commanded.machine import machine, readings
 from hil.controller.commanded.tool import iree_run_module
 from hil.digest import digest_file
@@ -151,7 +151,7 @@ def open_board(shell: LocalShell, tmp_path: Path) -> Iterator[Callable[..., Comm
             command=command or RuntimeCommand(kind="command"),
             path=tmp_path / "lab.toml",
         )
-        boards.append(open_command_board(BoardChoice(config), options.pop("shell", shell), **options))
+        boards.append(CommandBoard(BoardChoice(config), options.pop("shell", shell), **options))
         return boards[-1]
 
     yield make
@@ -417,7 +417,7 @@ def test_each_run_is_a_command_and_what_it_cannot_measure_is_absent(open_board, 
 
 
 def test_the_target_is_what_the_board_shows(shell):
-    with open_command_board(BoardChoice(BoardConfig("bare", "bare")), shell) as board:
+    with CommandBoard(BoardChoice(BoardConfig("bare", "bare")), shell) as board:
         assert any(flag.startswith("--iree-llvmcpu-target-triple=") for flag in board.config.compile_flags["iree"])
 
 
