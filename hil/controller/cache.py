@@ -218,12 +218,14 @@ class Cache:
 
     def _evict(self, entry: Entry) -> bool:
         """Remove an entry whose lock is held; false where somebody was given it at the last moment."""
-        grave = self._buried(entry.path)
-        # Who uses an entry says so before he looks whether it is there: said by now, or he did not find it.
-        if entry.key in self.in_use():
-            with contextlib.suppress(OSError):
-                grave.rename(entry.path)
+        # Who uses an entry says so before he looks whether it is there: said by now, or he will not find it.
+        with self._uses.nobody_new() as in_use:
+            if entry.key in in_use:
                 return False
+            try:
+                grave = self._buried(entry.path)
+            except FileNotFoundError:
+                return False  # somebody else cleans too
         shutil.rmtree(grave, ignore_errors=True)
         return True
 

@@ -8,6 +8,7 @@ import os
 import threading
 import uuid
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -22,6 +23,7 @@ class Uses:
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "users"
+        self._gate = root / "users.lock"
         self._name = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._keys: set[str] = set()
@@ -32,8 +34,15 @@ class Uses:
         with self._lock, contextlib.suppress(OSError):
             if key not in self._keys:
                 self._file = self._open() if self._file is None else self._file
-                os.write(self._file, f"{key}\n".encode())
+                with self._through_gate(fcntl.LOCK_SH):
+                    os.write(self._file, f"{key}\n".encode())
                 self._keys.add(key)
+
+    @contextlib.contextmanager
+    def nobody_new(self) -> Iterator[set[str]]:
+        """What others have in use (:meth:`of_others`), to which nobody adds until this is left."""
+        with self._through_gate(fcntl.LOCK_EX):
+            yield self.of_others()
 
     def of_others(self) -> set[str]:
         """The keys that others have in use; what dead ones left behind is removed."""
@@ -48,6 +57,15 @@ class Uses:
                     else:
                         path.unlink()
         return found
+
+    @contextlib.contextmanager
+    def _through_gate(self, how: int) -> Iterator[None]:
+        file = os.open(self._gate, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, how)
+            yield
+        finally:
+            os.close(file)
 
     def _open(self) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ def test_a_killed_process_uses_nothing_any_more(cache: Cache) -> None:
         assert [entry.key for entry in cache.gc(max_bytes=0)] == [key]
 
 
-def test_what_is_found_at_the_last_moment_is_put_back(cache: Cache) -> None:
+def test_what_is_found_at_the_last_moment_stays(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     path, _ = cache.get_or_make(key, {}, fill())
     (entry,) = cache.ls()
