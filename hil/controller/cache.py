@@ -204,8 +204,9 @@ class Cache:
                 else:
                     kept += entry.size
             for leftover in (self.root / "tmp").glob("*"):
-                if now - leftover.stat().st_mtime > _STALE_S:
-                    shutil.rmtree(leftover, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):
+                    if now - leftover.stat().st_mtime > _STALE_S:
+                        shutil.rmtree(leftover, ignore_errors=True)
         return evicted
 
     def _path(self, key: str) -> Path:
