@@ -43,6 +43,7 @@ class Options:
 
     Attributes:
         runtime: ``iree`` or ``onnxruntime``; "" is the board's own choice.
+        compiler: makes the program; "" is the runtime's own.
         function: entry point; "" is the only one.
         dims: values of symbolic dimensions.
         inputs: texts of ``--input``, or name -> tensor.
@@ -58,6 +59,7 @@ class Options:
     """
 
     runtime: str = ""
+    compiler: str = ""
     function: str = ""
     dims: Mapping[str, int] = field(default_factory=dict)
     inputs: Sequence[str] | Mapping[str, Array] = ()
@@ -173,7 +175,8 @@ def prepare(case: Case, config: BoardConfig, shop: Workshop) -> Case:
     with _stage(case, Stage.COMPILE):
         shop.watch(case, Stage.COMPILE, "")
         log = case.folder / "logs" / "compile.log"
-        compiler = "none" if runtime == "onnxruntime" or model.format == "vmfb" else runtime
+        own = "none" if runtime == "onnxruntime" or model.format == "vmfb" else runtime
+        compiler = case.options.compiler or own
         start = time.monotonic()
         case.artifact = compile_model(
             model,

@@ -1,0 +1,81 @@
+"""What a suite's case came to: one line of ``results.jsonl``, one row of every report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """One case's end. Everything in it is what JSON can say.
+
+    Attributes:
+        id, model, layer, op: of the :class:`~hil.controller.suite.spec.CaseSpec`.
+        suite, flow, runtime: what it ran in.
+        board, hw_type: which board ran it, as results call it, and its hardware type; "" where none did.
+        outcome: a word of :class:`hil.results.Outcome`, expected failures taken into account.
+        ended: the outcome without regard to what was expected.
+        stage: where it ended.
+        message: why, in a line; "" for a pass.
+        hint, detail: of an error: what to do next, and the tool's own words.
+        timings: seconds of the host's clock: the fields of :class:`hil.results.Timings`; None is a stage that was not.
+        device_p50_ns: median device time of an iteration, or None.
+        artifact_bytes: size of the program's files, or None. Programs that were compiled together share a file.
+        cached: whether the program came out of the cache, or None where nothing was compiled.
+        outputs: one comparison an output with the flow's own reference: fields of
+            :class:`hil.results.OutputComparison` and ``mismatch_share``; JSON has no inf or nan, they are texts.
+        against: who that reference was.
+        plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
+        expectation: what was expected to fail: {"outcome", "reason", "issue"}; empty where nothing was.
+        attempts: every try before the one that counted and every confirmation, in order: {"why" ("board lost",
+            "confirm"), "board", "outcome", "message"}.
+        confirmed: of a mismatch that was run again: "always wrong", "flaky" or "one bad board"; else "".
+        repeat: the command that repeats it.
+        diff: the command that shows the difference of its worst output; "" where there is none.
+        folder: where its tensors and logs are, relative to the run's folder; "" where nothing was kept.
+        started: seconds since the epoch.
+    """
+
+    id: str
+    model: str
+    suite: str
+    flow: str
+    runtime: str
+    outcome: str
+    ended: str
+    layer: str = ""
+    op: str = ""
+    board: str = ""
+    hw_type: str = ""
+    stage: str = ""
+    message: str = ""
+    hint: str = ""
+    detail: str = ""
+    timings: Mapping[str, float | None] = field(default_factory=dict)
+    device_p50_ns: float | None = None
+    artifact_bytes: int | None = None
+    cached: bool | None = None
+    outputs: tuple[Mapping[str, Any], ...] = ()
+    against: str = ""
+    plain_outputs: tuple[Mapping[str, Any], ...] = ()
+    plain_against: str = ""
+    expectation: Mapping[str, str] = field(default_factory=dict)
+    attempts: tuple[Mapping[str, str], ...] = ()
+    confirmed: str = ""
+    repeat: str = ""
+    diff: str = ""
+    folder: str = ""
+    started: float = 0.0
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:
+        """The record of a line; what a newer hil added is left out."""
+        known = {one.name for one in fields(cls)}
+        lists = {"outputs", "plain_outputs", "attempts"}
+        return cls(**{key: tuple(value) if key in lists else value for key, value in values.items() if key in known})
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can say of it."""
+        return asdict(self)
