@@ -187,8 +187,9 @@ class AgentClient:
                 with path.open("rb") as file:
                     file.seek(offset)
                     while piece := file.read(wire.CHUNK):
-                        yield from wire.data_messages(memoryview(piece))
+                        # Counted first: a broken link ends this generator where it yields, sent or not.
                         self.payload_bytes_sent += len(piece)
+                        yield from wire.data_messages(memoryview(piece))
                         if progress:
                             progress(len(piece))
 

@@ -74,7 +74,10 @@ class CaseRecord:
         """The record of a line; what a newer hil added is left out."""
         known = {one.name for one in fields(cls)}
         lists = {"outputs", "plain_outputs", "attempts"}
-        return cls(**{key: tuple(value) if key in lists else value for key, value in values.items() if key in known})
+        given: dict[str, Any] = {
+            key: tuple(value) if key in lists else value for key, value in values.items() if key in known
+        }
+        return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it."""
