@@ -129,6 +129,7 @@ _TENSORS: Kind = ("arrays by name, or a sequence of texts as the command line ta
 
 _OPTIONS: dict[str, Kind] = {
     "runtime": TEXT,
+    "compiler": TEXT,
     "function": TEXT,
     "dims": ("sizes by name, such as {'N': 4}", _sizes),
     "inputs": _TENSORS,
@@ -136,6 +137,9 @@ _OPTIONS: dict[str, Kind] = {
     "input_range": ("two numbers, the lower one first", _or_none(_range)),
     "references": TEXTS,
     "expected": _TENSORS,
+    "plain_model": ("a path or None", _or_none(_path)),
+    "plain_expected": ("arrays by name", lambda value: dict(_an(Mapping)(value))),
+    "min_sqnr_db": _NUMBER_OR_NONE,
     "rtol": _NUMBER_OR_NONE,
     "atol": _NUMBER_OR_NONE,
     "iterations": _COUNT,

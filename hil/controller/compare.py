@@ -171,6 +171,27 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     return Outcome.FAIL, reason
 
 
+def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
+    """Why an answer is too far from that of the plain model, of which only nearness can be asked; "" where it is not.
+
+    Args:
+        verdict: the answer beside the plain model's reference.
+        min_sqnr_db: the least signal-to-quantisation-noise ratio of every output, in dB; None asks for nothing.
+    """
+    if min_sqnr_db is None:
+        return ""
+    for output in verdict.outputs:
+        if output.sqnr_db is None and not output.passed:
+            return f"beside the plain model ({verdict.against}): {output.reason}"
+        # Written so that NaN is too far as well.
+        if output.sqnr_db is not None and not output.sqnr_db >= min_sqnr_db:
+            return (
+                f"output {output.name!r} has {output.sqnr_db:.1f} dB SQNR beside the plain model ({verdict.against}), "
+                f"under the {min_sqnr_db:g} dB asked for"
+            )
+    return verdict.reason if not verdict.outputs and not verdict else ""
+
+
 def _failing(verdict: Verdict) -> str:
     names = [output.name for output in verdict.outputs if not output.passed]
     if not names:

@@ -18,7 +18,7 @@ from hil.boards import BoardConfig
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache
 from hil.controller.choice import BoardChoice
-from hil.controller.compare import check_tolerance, compare, judge
+from hil.controller.compare import check_tolerance, compare, judge, too_far
 from hil.controller.compilers import compile_model
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
@@ -50,6 +50,10 @@ class Options:
         seed, input_range: of random inputs.
         references: oracles' names; empty is the default for the model's format.
         expected: texts of ``--expected``, or name -> tensor, that take the references' place.
+        plain_model: the model as it was before it was quantised or the like: the answer is compared with its reference
+            too, and that is told apart. None where there is none.
+        plain_expected: name -> tensor that take that reference's place.
+        min_sqnr_db: what every output must reach beside the plain model; None asks for nothing.
         rtol, atol: None is the dtype's default.
         iterations, warmup: timed and untimed runs.
         timeout: seconds for loading, for the runs together, and for each reference.
@@ -67,6 +71,9 @@ class Options:
     input_range: tuple[float, float] | None = None
     references: tuple[str, ...] = ()
     expected: Sequence[str] | Mapping[str, Array] = ()
+    plain_model: Path | None = None
+    plain_expected: Mapping[str, Array] = field(default_factory=dict)
+    min_sqnr_db: float | None = None
     rtol: float | None = None
     atol: float | None = None
     iterations: int = 1
@@ -91,6 +98,8 @@ class Case:
     result: RunResult | None = None
     references: list[RunResult] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    plain_reference: RunResult | None = None
+    plain_verdict: Verdict | None = None
     outcome: Outcome | None = None
     stage: str = ""
     reason: str = ""
@@ -267,20 +276,34 @@ def refer_case(case: Case, shop: Workshop) -> Case:
         if options.expected:
             case.references = [expected_result(options.expected, case.model.outputs)]
         else:
-            settings: dict[str, Any] = {
-                "cache": shop.cache,
-                "isolated": shop.isolated,
-                "recompute": options.recompute,
-                "timeout": max(options.timeout, DEFAULT_TIMEOUT_S),
-                "log": case.folder / "logs" / "reference.log",
-            }
+            settings = _reference_settings(options, shop, case.folder / "logs" / "reference.log")
             if options.references:
                 case.references = [refer(name, case.model, case.inputs, **settings) for name in options.references]
             else:
                 case.references = [refer_with_fallback(case.model, case.inputs, **settings)]
+        case.plain_reference = _refer_plain(case.inputs, options, shop, case.folder / "logs" / "plain-reference.log")
         case.timings = replace(case.timings, refer_s=time.monotonic() - start)
         shop.keep(case, "references")
     return case
+
+
+def _refer_plain(inputs: Mapping[str, Array], options: Options, shop: Workshop, log: Path) -> RunResult | None:
+    if options.plain_expected:
+        return RunResult("expected, of the plain model", options.plain_expected)
+    if options.plain_model is None:
+        return None
+    model = import_model(options.plain_model, dims=options.dims, isolated=shop.isolated, cache=shop.cache)
+    return refer_with_fallback(model, inputs, **_reference_settings(options, shop, log))
+
+
+def _reference_settings(options: Options, shop: Workshop, log: Path) -> dict[str, Any]:
+    return {
+        "cache": shop.cache,
+        "isolated": shop.isolated,
+        "recompute": options.recompute,
+        "timeout": max(options.timeout, DEFAULT_TIMEOUT_S),
+        "log": log,
+    }
 
 
 def conclude(case: Case, shop: Workshop) -> Case:
@@ -294,6 +317,10 @@ def conclude(case: Case, shop: Workshop) -> Case:
         case.verdicts = [compare(case.result, reference, **tolerance) for reference in case.references]
         between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
         case.outcome, case.reason = judge(case.verdicts, between)
+        if case.plain_reference is not None:
+            case.plain_verdict = compare(case.result, case.plain_reference)
+            if case and (reason := too_far(case.plain_verdict, case.options.min_sqnr_db)):
+                case.outcome, case.reason = Outcome.FAIL, reason
         case.timings = replace(case.timings, compare_s=time.monotonic() - start)
     return case
 
