@@ -47,7 +47,7 @@ def run_cases(
                 if compiled is not None:
                     _wait(compiled)
                 # A reference depends on model and inputs alone, so it may be computed while the board runs.
-                referring = pool.submit(_reference_early, case, shop) if case.inputs is not None else None
+                referring = pool.submit(refer_early, case, shop) if case.inputs is not None else None
                 if not case.outcome and lost is None:
                     try:
                         board = board or open_board()
@@ -64,22 +64,7 @@ def run_cases(
                         case.reason = case.error.message
                 early = _wait(referring) if referring else None
                 if not case.outcome:
-                    if early is not None and early.error is None:
-                        case.references, case.timings = (
-                            early.references,
-                            replace(case.timings, refer_s=early.timings.refer_s),
-                        )
-                        shop.keep(case, "references")
-                    elif early is not None and early.outcome:
-                        case.outcome, case.error, case.stage, case.reason = (
-                            early.outcome,
-                            early.error,
-                            early.stage,
-                            early.reason,
-                        )
-                    else:
-                        refer_case(case, shop)
-                    conclude(case, shop)
+                    refer_and_conclude(case, early, shop)
                 yield case
         except BaseException:
             for future in compiling:
@@ -92,10 +77,23 @@ def run_cases(
                 board.close()
 
 
-def _reference_early(case: Case, shop: Workshop) -> Case:
-    """The reference of a case in a copy of it, so that the board's half is not disturbed."""
+def refer_early(case: Case, shop: Workshop) -> Case:
+    """Ask the references of a case in a copy of it, so that the board's half is not disturbed."""
     copy = replace(case, references=[], verdicts=[], outcome=None, error=None)
     return refer_case(copy, replace(shop, keep=lambda case, what: None, watch=lambda case, stage, note: None))
+
+
+def refer_and_conclude(case: Case, early: Case | None, shop: Workshop) -> Case:
+    """Compare what the board gave with the references: those asked early, where there are any."""
+    if early is None:
+        refer_case(case, shop)
+    elif early.outcome:
+        case.outcome, case.error, case.stage, case.reason = early.outcome, early.error, early.stage, early.reason
+    else:
+        case.references, case.plain_reference = early.references, early.plain_reference
+        case.timings = replace(case.timings, refer_s=early.timings.refer_s)
+        shop.keep(case, "references")
+    return conclude(case, shop)
 
 
 def _wait(future: concurrent.futures.Future[Case]) -> Case:

@@ -1,0 +1,296 @@
+"""Takes a suite's cases to their ends: the host prepares them in parallel, each board runs one after another.
+
+There is a thread that prepares (with a pool, over the isolated processes), one for each board, and the caller's, which
+is the only one that writes anything down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hil.boards import BoardConfig
+from hil.controller.cases import refer_and_conclude
+from hil.controller.choice import BoardChoice, knows_target
+from hil.controller.flows import Flow
+from hil.controller.opening import AnyBoard, open_board, regain
+from hil.controller.pipeline import Case, Workshop, end_case, execute
+from hil.controller.suite.preparing import prepared
+from hil.controller.suite.spec import CaseSpec
+from hil.controller.suite.tasks import Task, TaskQueue, next_confirmation
+from hil.controller.suite.way import Settings
+from hil.errors import BoardError, BoardLost
+from hil.results import Outcome, Stage
+
+# A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
+_TRIES = 3
+# So many prepared cases may wait for a board: their tensors are in memory.
+_WAITING = 256
+_JOIN_S = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an engine runs its cases.
+
+    Attributes:
+        flow, settings: how each case is made and run.
+        confirm: how often a mismatch is run again, on the same board and on another in turns.
+        faults: of simulators.
+        wait_s: how long to wait for a busy board.
+        purpose: told to others who wait for a board.
+        say: told what goes on; called from several threads.
+    """
+
+    flow: Flow
+    settings: Settings
+    confirm: int = 0
+    faults: tuple[str, ...] = ()
+    wait_s: float = 60.0
+    purpose: str = "hil suite"
+    say: Callable[[str], None] = lambda text: None
+
+
+class Engine:
+    """Runs cases on boards.
+
+    Args:
+        plan: how.
+        choices: the boards, each once; what they are compiled for must be the same.
+        shop: what the cases share.
+        folder: a case's folder, by its id.
+
+    Attributes:
+        boards: what each board that was opened said of itself, by name.
+    """
+
+    def __init__(
+        self, plan: Plan, choices: Sequence[BoardChoice], shop: Workshop, folder: Callable[[str], Path]
+    ) -> None:
+        self._plan = plan
+        self._choices = choices
+        self._shop = shop
+        self._folder = folder
+        self._queue = TaskQueue([choice.name for choice in choices])
+        self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._config: BoardConfig | None = None
+        self._known = threading.Event()
+        self._lost: BoardError | None = None
+        self._open: dict[str, AnyBoard] = {}
+        self.boards: dict[str, dict[str, object]] = {}
+        config = choices[0].config
+        if all(knows_target(choice.config, plan.flow.runtime) for choice in choices):
+            self._agree_on(config)
+
+    def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
+        """Run cases; yields each as it ends, in no particular order. To be called once.
+
+        Raises:
+            UsageError: a board cannot be used that way.
+        """
+        threads = [threading.Thread(target=self._guarded, args=(self._prepare, specs), daemon=True)]
+        threads += [
+            threading.Thread(target=self._guarded, args=(self._serve, choice), daemon=True) for choice in self._choices
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in specs:
+                yield self._next()
+        except BaseException:
+            self._over.set()
+            self._shop.isolated.close()
+            for board in list(self._open.values()):
+                with contextlib.suppress(BoardError):
+                    board.close()
+            raise
+        finally:
+            self._over.set()
+            self._known.set()
+            self._queue.close()
+            for thread in threads:
+                thread.join(_JOIN_S)
+
+    def _next(self) -> Task:
+        """The next case that ended; waits in slices so that Ctrl-C is heard on every platform."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                ended = self._ended.get(timeout=0.5)
+                if isinstance(ended, BaseException):
+                    raise ended
+                return ended
+
+    def _guarded(self, work: Callable[..., None], *args: object) -> None:
+        try:
+            work(*args)
+        except BaseException as error:
+            if not self._over.is_set():
+                self._ended.put(error)
+
+    def _prepare(self, specs: Sequence[CaseSpec]) -> None:
+        self._known.wait()
+        if self._config is None:
+            # No board answered, so nobody knows what to compile for.
+            for spec in specs:
+                self._end(Task(_lost_case(spec, self._folder(spec.id), self._plan, self._lost)))
+            return
+        plan = self._plan
+        for task in prepared(specs, plan.flow, plan.settings, self._shop, self._folder, self._config, self._over):
+            if task.case.outcome:
+                self._end(task)
+                continue
+            if not self._queue.put(task, most=_WAITING) and not self._over.is_set():
+                self._end_lost(task)
+
+    def _serve(self, choice: BoardChoice) -> None:
+        """Run what there is to run on one board, for as long as it answers."""
+        try:
+            board = self._opened(choice)
+        except BoardError as error:
+            self._leave(choice, error)
+            return
+        try:
+            while (task := self._queue.take(choice.name)) is not None:
+                task.board, task.hw_type = choice.name, choice.config.hw_type
+                execute(task.case, board, self._shop)
+                if self._over.is_set():
+                    return
+                error = task.case.error
+                if not isinstance(error, BoardError):
+                    if not task.case.outcome:
+                        refer_and_conclude(task.case, task.early, self._shop)
+                    self._concluded(task)
+                    continue
+                self._plan.say(f"{choice.name}: {error.message}; looking for it again")
+                try:
+                    board = regain(board, error, lambda: self._opened(choice)) or self._opened(choice)
+                except BoardError as gone:
+                    self._leave(choice, gone)
+                    self._run_again(task, error)
+                    return
+                self._run_again(task, error)
+        finally:
+            if found := self._open.pop(choice.name, None):
+                found.close()
+
+    def _opened(self, choice: BoardChoice) -> AnyBoard:
+        plan = self._plan
+        board = open_board(
+            choice,
+            runtime=plan.flow.runtime,
+            purpose=plan.purpose,
+            faults=plan.faults,
+            wait_s=plan.wait_s,
+            say=plan.say,
+        )
+        try:
+            self._agree_on(board.config)
+        except BaseException:
+            board.close()
+            raise
+        self._open[choice.name] = board
+        self.boards[choice.name] = dict(board.info)
+        return board
+
+    def _agree_on(self, config: BoardConfig) -> None:
+        """What all programs are compiled for: the first board's target.
+
+        Raises:
+            BoardError: this board needs other programs.
+        """
+        compiler = self._plan.flow.compiler or self._plan.flow.runtime
+        with self._lock:
+            agreed = self._config = self._config or config
+            self._known.set()
+        mine, theirs = (" ".join(one.compile_flags.get(compiler, ())) for one in (config, agreed))
+        if mine != theirs:
+            raise BoardError(
+                f"it needs programs compiled with {mine or 'no flags'}, the others with {theirs or 'no flags'}",
+                board=config.name,
+                hint="boards of one suite run must be alike: run the suite on each kind of board by itself",
+            )
+
+    def _leave(self, choice: BoardChoice, error: BoardError) -> None:
+        """A board is gone for good; what only it could have run ends with that."""
+        self._plan.say(f"{choice.name} is left out from now on: {error.message}")
+        self._lost = error
+        stranded = self._queue.leave(choice.name)
+        for task in stranded:
+            self._end_lost(task)
+        if not self._queue.alive:
+            self._known.set()
+
+    def _run_again(self, task: Task, error: BoardError) -> None:
+        """After its board was lost a case runs again, on another board where there is one. That is counted."""
+        case = task.case
+        task.attempts.append(_attempt("board lost", task))
+        lost = sum(one["why"] == "board lost" for one in task.attempts)
+        others = tuple(board for board in self._queue.alive if board != task.board)
+        if task.wrong is None and lost < _TRIES:
+            task.case, task.boards = _fresh(case), others
+            if self._queue.put(task):
+                return
+            task.case = case
+            end_case(case, error, Stage.RUN)
+        self._end(task)
+
+    def _concluded(self, task: Task) -> None:
+        """A case has its verdict; one that is wrong may have to be confirmed."""
+        case = task.case
+        if task.wrong is not None:
+            task.attempts.append(_attempt("confirm", task))
+            task.confirmations.append((task.board, case.outcome is not Outcome.PASS))
+        elif case.outcome is Outcome.FAIL and self._plan.confirm:
+            task.wrong, task.wrong_on = case, task.board
+        where = next_confirmation(task, self._plan.confirm, self._queue.alive) if task.wrong is not None else None
+        if where is not None:
+            task.case, task.boards = _fresh(case), where
+            if self._queue.put(task):
+                return
+        self._end(task)
+
+    def _end_lost(self, task: Task) -> None:
+        if task.wrong is None:
+            end_case(task.case, self._lost or BoardLost("no board is left"), Stage.PUSH)
+        self._end(task)
+
+    def _end(self, task: Task) -> None:
+        self._ended.put(task)
+
+
+def _fresh(case: Case) -> Case:
+    """The case as it was before it ran."""
+    return replace(
+        case,
+        result=None,
+        references=[],
+        verdicts=[],
+        plain_reference=None,
+        plain_verdict=None,
+        outcome=None,
+        stage="",
+        reason="",
+        error=None,
+        worker_log=[],
+        pushed_bytes=0,
+    )
+
+
+def _attempt(why: str, task: Task) -> dict[str, str]:
+    case = task.case
+    outcome = case.outcome.value if case.outcome else ""
+    return {"why": why, "board": task.board, "outcome": outcome, "message": case.reason}
+
+
+def _lost_case(spec: CaseSpec, folder: Path, plan: Plan, lost: BoardError | None) -> Case:
+    from hil.controller.pipeline import Options
+
+    case = Case(spec.id, folder / "unread", Options(runtime=plan.flow.runtime), folder)
+    end_case(case, lost or BoardLost("no board is left"), Stage.PUSH)
+    return case

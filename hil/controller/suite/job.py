@@ -1,0 +1,249 @@
+"""A suite run from the first check to the reports; what `hil suite run` does."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import hil
+from hil.controller.cache import Cache
+from hil.controller.choice import BoardChoice, choose
+from hil.controller.flows import Flow, load_flow
+from hil.controller.isolated import Isolated
+from hil.controller.pipeline import Options, Workshop, check_options
+from hil.controller.suite.engine import Engine, Plan
+from hil.controller.suite.expected import Expectations
+from hil.controller.suite.outcome import record_of
+from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.reports import write_reports
+from hil.controller.suite.request import Request
+from hil.controller.suite.sources import open_suite
+from hil.controller.suite.spec import CaseSpec, Suite
+from hil.controller.suite.store import SuiteRun, default_folder
+from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, UsageError
+from hil.results import Outcome, exit_code_of
+
+
+class Progress(Protocol):
+    """Who is told how a suite goes on."""
+
+    def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
+        """The suite's cases are known: how many there are, and those that had ended before."""
+
+    def end(self, record: CaseRecord) -> None:
+        """A case is over."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know now."""
+
+
+def run_suite(request: Request, *, out: Path | None, screen: Progress) -> SuiteRun:
+    """Run a suite; everything is stored as it comes.
+
+    Args:
+        request: what to run, and how.
+        out: the folder for it; None makes one below ``hil-suites``.
+        screen: told of progress.
+
+    Returns:
+        The run; ``head["exit_code"]`` is 5 where no case was chosen.
+
+    Raises:
+        UsageError: something was asked for that cannot be.
+        KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
+    """
+    return _with_workers(request, lambda shop: _start(request, out, shop, screen))
+
+
+def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
+    """Go on with a suite run that was cut off: what has a record keeps it, the rest runs.
+
+    Raises:
+        UsageError: the folder holds no suite run, or the suite's cases are not what they were.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    run = SuiteRun.open(folder)
+    request = Request.of_json(run.head["request"])
+    return _with_workers(request, lambda shop: _resume(run, request, shop, screen))
+
+
+def select(
+    suite: Suite, request: Request, flow: Flow, expectations: Expectations, choices: Sequence[BoardChoice]
+) -> list[CaseSpec]:
+    """The cases of a suite that a request asks for, in order."""
+    found = [spec for spec in suite.cases if request.selects(spec)]
+    if request.only_expected_failures:
+        boards = [(choice.name, choice.config.hw_type) for choice in choices]
+        found = [
+            spec
+            for spec in found
+            if any(
+                expectations.selects(spec.id, flow.name, board, flow.runtime, hw_type)
+                for board, hw_type in boards
+            )
+        ]
+    return found
+
+
+def suite_of(request: Request, flow: Flow, shop: Workshop) -> Suite:
+    """The suite that a request names."""
+    return open_suite(
+        request.source,
+        flow,
+        shop,
+        layers=request.layers,
+        group=request.group,
+        layer_inputs=request.layer_inputs,
+        seed=request.settings.seed,
+        dims=request.dims,
+    )
+
+
+def boards_of(request: Request) -> list[BoardChoice]:
+    """The boards that a request names.
+
+    Raises:
+        UsageError: there is no such board, one is named twice, or one has not the flow's runtime.
+    """
+    choices = [choose(board, request.hw_type, **_ssh(request)) for board in request.boards or ("",)]
+    names = [choice.name for choice in choices]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--board {twice} is named twice", hint="each board once: it runs one program at a time")
+    return choices
+
+
+def _ssh(request: Request) -> dict[str, Any]:
+    paths = {name: request.ssh.get(name) for name in ("identity", "known_hosts")}
+    given: dict[str, Any] = {name: Path(path) for name, path in paths.items() if path}
+    return {**given, "accept_new_host_key": bool(request.ssh.get("accept_new_host_key"))}
+
+
+def _with_workers(request: Request, work: Callable[[Workshop], SuiteRun]) -> SuiteRun:
+    with Isolated(request.jobs) as isolated:
+        return work(Workshop(Cache(), isolated))
+
+
+def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress) -> SuiteRun:
+    flow, choices = _checked(request)
+    suite = suite_of(request, flow, shop)
+    expectations = Expectations.load(suite.expected)
+    specs = select(suite, request, flow, expectations, choices)
+    folder = out or default_folder(suite.name, flow.name)
+    head = {
+        "request": request.to_json(),
+        "id": folder.name,
+        "source": suite.source,
+        "suite": suite.name,
+        "flow": flow.name,
+        "runtime": flow.runtime,
+        "boards": [choice.name for choice in choices],
+        "command": f"hil suite run --resume {folder}",
+        "versions": _versions(),
+        "ids": [spec.id for spec in specs],
+        "expected": str(suite.expected) if suite.expected else None,
+        "interrupted": False,
+    }
+    run = SuiteRun.create(folder, head)
+    with run.writing():
+        return _run(run, request, flow, choices, suite, specs, expectations, shop, screen)
+
+
+def _resume(run: SuiteRun, request: Request, shop: Workshop, screen: Progress) -> SuiteRun:
+    flow, choices = _checked(request)
+    suite = suite_of(request, flow, shop)
+    by_id = {spec.id: spec for spec in suite.cases}
+    if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
+        raise UsageError(
+            f"{run.folder} cannot be gone on with: the suite {suite.name} has no case {missing[0]!r} any more"
+            + (f", nor {len(missing) - 1} others" if len(missing) > 1 else ""),
+            hint="its models or the onnx package changed: start a new run",
+        )
+    specs = [by_id[case_id] for case_id in run.head["ids"]]
+    with run.writing():
+        run.head.update(interrupted=False, finished=None, exit_code=None)
+        run.save()
+        return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), shop, screen)
+
+
+def _checked(request: Request) -> tuple[Flow, list[BoardChoice]]:
+    flow = load_flow(request.flow)
+    choices = boards_of(request)
+    settings = request.settings
+    options = Options(
+        runtime=flow.runtime,
+        rtol=settings.rtol,
+        atol=settings.atol,
+        iterations=settings.iterations,
+        warmup=settings.warmup,
+        timeout=settings.timeout,
+    )
+    for choice in choices:
+        check_options(options, choice)
+    return flow, choices
+
+
+def _run(
+    run: SuiteRun,
+    request: Request,
+    flow: Flow,
+    choices: Sequence[BoardChoice],
+    suite: Suite,
+    specs: Sequence[CaseSpec],
+    expectations: Expectations,
+    shop: Workshop,
+    screen: Progress,
+) -> SuiteRun:
+    done = {record.id: record for record in run.records()}
+    todo = [spec for spec in specs if spec.id not in done]
+    screen.begin(len(specs), list(done.values()))
+    for remark in expectations.remarks([spec.id for spec in suite.cases], flow=flow.name, runtime=flow.runtime):
+        screen.note(remark)
+    by_id = {spec.id: spec for spec in todo}
+    plan = Plan(
+        flow,
+        request.settings,
+        confirm=request.confirm,
+        faults=request.faults,
+        wait_s=request.wait_s,
+        purpose=f"hil suite {run.head['id']}",
+        say=screen.note,
+    )
+    try:
+        if todo:
+            engine = Engine(plan, choices, shop, run.case_folder)
+            for task in engine.run(todo):
+                # What never came to a board was compiled for boards like these.
+                task.hw_type = task.hw_type or choices[0].config.hw_type
+                record = record_of(by_id[task.case.name], task, suite.name, flow, request, run)
+                record = expectations.judge(record)
+                run.append(record)
+                screen.end(record)
+            run.head["board_info"] = engine.boards
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            run.head.update(interrupted=True, exit_code=EXIT_INTERRUPTED)
+            run.save()
+            write_reports(run.folder)
+            screen.note(f"interrupted; go on with: hil suite run --resume {run.folder}")
+        raise
+    records = run.records()
+    outcomes = [Outcome(record.outcome) for record in records]
+    run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes) if records else EXIT_NOTHING_RAN)
+    run.save()
+    write_reports(run.folder)
+    return run
+
+
+def _versions() -> dict[str, str]:
+    packages = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
+    return {
+        "hil": hil.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+    }

@@ -1,0 +1,117 @@
+"""A case's end as the record that reports are made of."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hil.controller.flows import Flow
+from hil.controller.pipeline import Case
+from hil.controller.report import device_statistics, verdict_record
+from hil.controller.runs import jsonable
+from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.request import Request
+from hil.controller.suite.spec import CaseSpec
+from hil.controller.suite.store import SuiteRun
+from hil.controller.suite.tasks import Task, confirmed
+from hil.results import Outcome, OutputComparison
+
+_DETAIL_BYTES = 8 << 10
+
+
+def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Request, run: SuiteRun) -> CaseRecord:
+    """The record of a case that has ended; tensors worth keeping are stored.
+
+    Args:
+        spec: the case.
+        task: how it went.
+        suite: the suite's name.
+        flow, request: what it ran in.
+        run: where tensors go: those of a case that did not pass, or of all where the request says so.
+    """
+    case = task.wrong or task.case
+    ended = case.outcome or Outcome.RUN_ERROR
+    kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
+    word = confirmed(task.wrong_on, task.confirmations)
+    statistics = device_statistics(case.result) if case.result else {}
+    verdict = case.verdicts[0] if case.verdicts else None
+    error = case.error
+    return CaseRecord(
+        id=spec.id,
+        model=spec.model,
+        suite=suite,
+        flow=flow.name,
+        runtime=flow.runtime,
+        outcome=ended.value,
+        ended=ended.value,
+        layer=spec.layer,
+        op=spec.op,
+        board=task.wrong_on or task.board,
+        hw_type=task.hw_type,
+        stage=case.stage,
+        message=case.reason,
+        hint=error.hint if error else "",
+        detail=error.detail[-_DETAIL_BYTES:] if error else "",
+        timings=asdict(case.timings),
+        device_p50_ns=statistics.get("p50_ns"),
+        artifact_bytes=_size(case),
+        cached=case.artifact.cached if case.artifact and case.artifact.compiler != "none" else None,
+        outputs=_comparisons(verdict),
+        against=verdict.against if verdict else "",
+        plain_outputs=_comparisons(case.plain_verdict),
+        plain_against=case.plain_verdict.against if case.plain_verdict else "",
+        attempts=tuple(task.attempts),
+        confirmed=word,
+        repeat=request.command(spec.id),
+        diff=_diff(case, kept),
+        folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
+        started=task.started,
+    )
+
+
+def _comparisons(verdict: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple(jsonable(verdict_record(verdict)["outputs"])) if verdict else ()
+
+
+def _size(case: Case) -> int | None:
+    if case.artifact is None:
+        return None
+    return sum(path.stat().st_size for path in case.artifact.files.values() if path.exists())
+
+
+def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, list[Path]]:
+    """Store what there is of a case's tensors; returns the files of each kind."""
+    if not wanted:
+        return {}
+    held = {
+        "inputs": case.inputs,
+        "outputs": case.result.outputs if case.result else None,
+        "references": case.references[0].outputs if case.references else None,
+        "plain_references": case.plain_reference.outputs if case.plain_reference else None,
+    }
+    return {kind: run.save_tensors(case.name, kind, tensors) for kind, tensors in held.items() if tensors}
+
+
+def _diff(case: Case, kept: Mapping[str, list[Path]]) -> str:
+    """The command that shows where the worst output differs."""
+    if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs"):
+        return ""
+    own, plain = case.verdicts[0], case.plain_verdict
+    verdict, kind = (own, "references") if not own or plain is None else (plain, "plain_references")
+    if not verdict.outputs or not kept.get(kind):
+        return ""
+    number = max(range(len(verdict.outputs)), key=lambda index: _badness(verdict.outputs[index]))
+    if number >= min(len(kept["outputs"]), len(kept[kind])):
+        return ""
+    words = ["hil", "compare", str(kept["outputs"][number]), str(kept[kind][number])]
+    tolerance = verdict.outputs[number].tolerance
+    if tolerance is not None:
+        words += ["--rtol", f"{tolerance.rtol:g}", "--atol", f"{tolerance.atol:g}"]
+    return shlex.join([*words, "--plot", "diff.png"])
+
+
+def _badness(output: OutputComparison) -> tuple[bool, float]:
+    return not output.passed, output.max_abs if output.max_abs is not None else float("inf")

@@ -1,0 +1,107 @@
+"""The host's half of a suite: each case's data, its program and its references, made in parallel."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hil.boards import BoardConfig
+from hil.controller.cases import refer_early
+from hil.controller.compilers.iree_group import compile_together
+from hil.controller.flows import Flow
+from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop, end_case, prepare
+from hil.controller.suite.spec import CaseSpec
+from hil.controller.suite.tasks import Task
+from hil.controller.suite.way import Settings, begin_case
+from hil.errors import CompileFailed, HilError, UsageError
+from hil.results import Stage
+
+# So many cases are read before the first is compiled: small programs are compiled many at a time. And so many cases'
+# tensors are in memory at once.
+_BATCH = 96
+
+
+def prepared(
+    specs: Sequence[CaseSpec],
+    flow: Flow,
+    settings: Settings,
+    shop: Workshop,
+    folder: Callable[[str], Path],
+    config: BoardConfig,
+    over: threading.Event,
+) -> Iterator[Task]:
+    """Cases that are ready to run, or that ended before, as they come.
+
+    Args:
+        specs: the cases.
+        flow, settings: how they are made.
+        shop: the cache and the processes that do the work.
+        folder: a case's folder, by its id.
+        config: of the board that they are compiled for.
+        over: set when nobody wants more.
+    """
+    batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
+    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
+
+        def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case]]:
+            return [pool.submit(begin_case, spec, flow, shop, folder(spec.id), settings) for spec in batch]
+
+        def finish(case: Case) -> Task:
+            if over.is_set():
+                return Task(case)
+            _prepare(case, config, shop, compiled.get(case.model.digest if case.model else ""))
+            # A reference depends on model and inputs alone, so it is computed while boards run.
+            ready = case.outcome is None and case.inputs is not None
+            return Task(case, refer_early(case, shop) if ready else None)
+
+        begun = begin(batches[0]) if batches else []
+        try:
+            for number in range(len(batches)):
+                cases = [future.result() for future in begun]
+                begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
+                compiled = _compiled_together(cases, flow, settings, config, shop)
+                for future in concurrent.futures.as_completed([pool.submit(finish, case) for case in cases]):
+                    yield future.result()
+        finally:
+            for future in begun:
+                future.cancel()
+
+
+def _compiled_together(
+    cases: Sequence[Case],
+    flow: Flow,
+    settings: Settings,
+    config: BoardConfig,
+    shop: Workshop,
+) -> dict[str, float]:
+    """Compile small models many at a time; digest -> seconds of each that was compiled now."""
+    models = [case.model for case in cases if case.model is not None and not case.outcome]
+    if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
+        return {}
+    try:
+        return compile_together(
+            models,
+            flags=(*config.compile_flags.get("iree", ()), *flow.compile_flags),
+            cache=shop.cache,
+            isolated=shop.isolated,
+            recompute=settings.recompute,
+            timeout=COMPILE_TIMEOUT_S,
+        )
+    except HilError:
+        # Each is compiled alone then, and says itself what is wrong.
+        return {}
+
+
+def _prepare(case: Case, config: BoardConfig, shop: Workshop, seconds: float | None) -> None:
+    """Compile a case; ``seconds`` is what it took where it was compiled together with others just now."""
+    try:
+        prepare(case, config, shop)
+    except UsageError as error:
+        # A flow that cannot take a model, or flags that no compiler knows: told with each case that it is true of.
+        end_case(case, CompileFailed(error.message, hint=error.hint, detail=error.detail), Stage.COMPILE)
+    if seconds is not None and case.artifact is not None and case.artifact.cached:
+        case.artifact = replace(case.artifact, cached=False, seconds=seconds)
+        case.timings = replace(case.timings, compile_s=seconds)

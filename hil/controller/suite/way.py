@@ -1,0 +1,89 @@
+"""A suite's case on its way through the pipeline: what the engine and the pytest plugin share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hil.controller.flows import Flow
+from hil.controller.pipeline import DEFAULT_TIMEOUT_S, Case, Options, Workshop, begin, end_case
+from hil.controller.suite.spec import CaseData, CaseSpec
+from hil.errors import HilError, ImportFailed, UsageError
+from hil.results import Stage
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a suite's cases are to be run, whatever the flow.
+
+    Attributes:
+        seed: of random inputs.
+        rtol, atol: in place of the cases' and the flow's own tolerances; None keeps those.
+        iterations, warmup: timed and untimed runs.
+        timeout: seconds for loading, for the runs together, and for each reference.
+        recompute: do not take programs or reference results from the cache.
+        debug_ir: folder for the compiler's IR, one below it for each case.
+    """
+
+    seed: int = 0
+    rtol: float | None = None
+    atol: float | None = None
+    iterations: int = 1
+    warmup: int = 0
+    timeout: float = DEFAULT_TIMEOUT_S
+    recompute: bool = False
+    debug_ir: Path | None = None
+
+
+def begin_case(spec: CaseSpec, flow: Flow, shop: Workshop, folder: Path, settings: Settings) -> Case:
+    """Make a case's data and import its model. Whatever fails is the outcome of the case.
+
+    Args:
+        spec: the case.
+        flow: how it is compiled and judged.
+        shop: what cases share.
+        folder: the case's own; it is made, with ``logs`` in it.
+        settings: how it is run.
+    """
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    try:
+        data = spec.make(shop, folder)
+        return replace(begin(data.path, options_for(data, flow, settings, spec.id), folder, shop), name=spec.id)
+    except HilError as error:
+        # What a user of `hil run` would have typed wrongly, a suite has found in a model's folder: an outcome.
+        case = Case(spec.id, folder / "unread", Options(runtime=flow.runtime), folder)
+        if isinstance(error, UsageError):
+            error = ImportFailed(error.message, hint=error.hint, detail=error.detail)
+        end_case(case, error, Stage.IMPORT)
+        return case
+
+
+def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
+    """The pipeline's options for a case: its data, its flow, and how it is to be run."""
+    # A tolerance that the user typed goes before the flow's, and that before the case's own.
+    chosen: Mapping[str, Any] = {
+        name: next(
+            (one for one in (getattr(settings, name), getattr(flow, name)) if one is not None), getattr(data, name)
+        )
+        for name in ("rtol", "atol")
+    }
+    return Options(
+        runtime=flow.runtime,
+        compiler=flow.compiler,
+        compile_flags=flow.compile_flags,
+        dims=data.dims,
+        inputs=data.inputs,
+        expected=data.expected,
+        plain_model=data.plain_path,
+        plain_expected=data.plain_expected,
+        min_sqnr_db=flow.min_sqnr_db,
+        seed=settings.seed,
+        iterations=settings.iterations,
+        warmup=settings.warmup,
+        timeout=settings.timeout,
+        recompute=settings.recompute,
+        debug_ir=settings.debug_ir / case_id if settings.debug_ir else None,
+        **chosen,
+    )

@@ -1,0 +1,71 @@
+"""A suite run's folder keeps what had ended, whatever ends the run."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.store import HEAD, LINES, SuiteRun
+from hil.errors import UsageError
+
+
+def record(name: str, **more) -> CaseRecord:
+    return CaseRecord(name, "m", "s", "iree", "iree", "PASS", "PASS", **more)
+
+
+@pytest.fixture
+def run(tmp_path) -> SuiteRun:
+    return SuiteRun.create(tmp_path / "run", {"ids": ["a", "b", "c"], "suite": "s"})
+
+
+def test_records_come_back_as_they_were_in_the_suites_order(run):
+    records = [
+        record("c", outputs=({"name": "y", "sqnr_db": float("inf"), "max_abs": 0.0},), timings={"run_s": 0.5}),
+        record("a", attempts=({"why": "confirm", "board": "x", "outcome": "FAIL", "message": "m"},)),
+    ]
+    for one in records:
+        run.append(one)
+    again = SuiteRun.open(run.folder).records()
+    assert [one.id for one in again] == ["a", "c"]
+    assert again[0] == records[1]
+    assert again[1].outputs == ({"name": "y", "sqnr_db": "inf", "max_abs": 0.0},)
+
+
+def test_half_a_line_is_no_record_and_the_next_one_is_whole(run):
+    run.append(record("a"))
+    with (run.folder / LINES).open("ab") as file:
+        file.write(b'{"id": "b", "mod')
+    assert [one.id for one in run.records()] == ["a"]
+    with run.writing():
+        run.append(record("c"))
+    assert [one.id for one in run.records()] == ["a", "c"]
+    assert all(json.loads(line) for line in (run.folder / LINES).read_text().splitlines())
+
+
+def test_one_writes_at_a_time(run):
+    with run.writing(), pytest.raises(UsageError, match="another hil writes"), SuiteRun.open(run.folder).writing():
+        pass
+    with run.writing():
+        pass
+
+
+def test_a_folder_holds_one_run(run):
+    with pytest.raises(UsageError, match="holds a suite run already"):
+        SuiteRun.create(run.folder, {})
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": 99}', '{"no": 1}'])
+def test_what_is_no_run_is_said_to_be_none(tmp_path, text):
+    if text is not None:
+        (tmp_path / HEAD).write_text(text)
+    with pytest.raises(UsageError, match=r"no suite run|cannot be read|newer hil"):
+        SuiteRun.open(tmp_path)
+
+
+def test_tensors_are_kept_below_their_case(run):
+    files = run.save_tensors("a", "outputs", {"y/0": np.arange(3)})
+    assert files[0] == run.case_folder("a") / "outputs" / "0-y_0.npy"
+    assert (np.load(files[0]) == np.arange(3)).all()
