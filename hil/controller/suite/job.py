@@ -145,6 +145,7 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         "command": f"hil suite run --resume {folder}",
         "versions": _versions(),
         "ids": [spec.id for spec in specs],
+        "suite_ids": [spec.id for spec in suite.cases],
         "expected": str(suite.expected) if suite.expected else None,
         "interrupted": False,
     }
@@ -247,3 +248,28 @@ def _versions() -> dict[str, str]:
         **{name: version(name) for name in packages},
         "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
     }
+
+
+def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
+    """Bring a suite's expected failures in line with a run.
+
+    Args:
+        folder: the run's.
+        path: the file; None is the suite's own.
+        update: write it.
+
+    Returns:
+        What changes, as a unified diff; "" where nothing does.
+
+    Raises:
+        UsageError: the folder holds no suite run, its suite has no such file, or that cannot be read.
+        StorageError: it cannot be written.
+    """
+    from hil.controller.suite.expected_update import update as rewritten
+
+    run = SuiteRun.open(folder)
+    own = path or (Path(run.head["expected"]) if run.head.get("expected") else None)
+    if own is None:
+        what = f"the suite {run.head['suite']} has no file of expected failures"
+        raise UsageError(what, hint="name one: --file FILE")
+    return rewritten(own, run.records(), ids=run.head["suite_ids"], write=update)

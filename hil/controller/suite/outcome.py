@@ -32,7 +32,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         flow, request: what it ran in.
         run: where tensors go: those of a case that did not pass, or of all where the request says so.
     """
-    case = task.wrong or task.case
+    case = task.case if task.wrong is None else task.wrong
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
     word = confirmed(task.wrong_on, task.confirmations)

@@ -48,6 +48,7 @@ class SuiteRun:
             )
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            (folder / LINES).touch()
         run = cls(folder, {"schema": SCHEMA, **head, "started": time.time(), "finished": None, "exit_code": None})
         run.save()
         return run
@@ -108,10 +109,11 @@ class SuiteRun:
         found: dict[str, CaseRecord] = {}
         path = self.folder / LINES
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-            # A line without an end is one whose writer was killed.
-            if line.endswith(b"\n"):
-                record = CaseRecord.of_json(json.loads(line))
-                found[record.id] = record
+            # A line without an end is one whose writer was killed; of a damaged one nothing is known, so it runs again.
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                if line.endswith(b"\n"):
+                    record = CaseRecord.of_json(json.loads(line))
+                    found[record.id] = record
         order = {case_id: number for number, case_id in enumerate(self.head.get("ids", ()))}
         return sorted(found.values(), key=lambda record: order.get(record.id, len(order)))
 

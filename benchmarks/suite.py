@@ -1,0 +1,136 @@
+"""A suite of 50 layers on a board over SSH, everything warm, beside scripts of scp and ssh; and what a case costs.
+
+- 50 layers of one model, reports included, beside the same layers' programs and inputs copied and run one by
+  one, through a master that is opened for every test and through one that stays open. Every output is checked.
+- hil's own time a case on the simulator: what a suite of 200 cases takes longer than one of 100, without the time that
+  the board itself computed.
+
+Run as `python -m benchmarks.suite`. The first needs what virtual boards need: Linux, root, apt-get, OpenSSH's client.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper, save
+
+from benchmarks import common
+from benchmarks.ssh import faster, in_turn, limit
+from benchmarks.ssh_layers import WIDTH, make_layers, renew
+from benchmarks.ssh_rivals import Rival
+from hil.controller.suite.job import run_suite
+from hil.controller.suite.request import Request
+from hil.controller.suite.store import SuiteRun
+from hil.testing.virtual_board import VirtualBoard, start
+
+
+class Quiet:
+    """Nobody is told how a suite goes on."""
+
+    def begin(self, total: int, done: object) -> None: ...
+
+    def end(self, record: object) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def dense_model(path: Path, layers: int, stem: str = "dense") -> Path:
+    """Layers like those of the rivals: a matrix product, each of another size, joined side by side."""
+    rng = np.random.default_rng(0)
+    nodes, weights, inputs, outputs = [], [], [], []
+    for number in range(layers):
+        n = WIDTH + number
+        weights.append(numpy_helper.from_array(rng.integers(-8, 9, (n, WIDTH)).astype(np.float32), f"w{number}"))
+        nodes.append(helper.make_node("MatMul", [f"x{number}", f"w{number}"], [f"y{number}"], f"fc{number}"))
+        inputs.append(helper.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, [1, n]))
+        outputs.append(helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, [1, WIDTH]))
+    graph = helper.make_graph(nodes, stem, inputs, outputs, weights)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path / f"{stem}.onnx")
+    return path
+
+
+def suite(models: Path, out: Path, cases: int, **request: object) -> tuple[float, SuiteRun]:
+    """Run the layers of a folder's models; seconds, reports included, and the run."""
+    start = time.perf_counter()
+    run = run_suite(Request(str(models), filters=("*_layer_*",), **request), out=out, screen=Quiet())
+    seconds = time.perf_counter() - start
+    outcomes = [record.outcome for record in run.records()]
+    assert outcomes == ["PASS"] * cases, outcomes
+    return seconds, run
+
+
+def board_rows(board: VirtualBoard, folder: Path, tests: int, rounds: int) -> list[common.Row]:
+    """The suite on a board over SSH, beside the rivals."""
+    (folder / "models").mkdir()
+    models = dense_model(folder / "models", tests)
+    ssh = {"identity": str(board.identity), "known_hosts": str(board.known_hosts)}
+    layers = make_layers(folder / "layers", tests)
+    (folder / "rival").mkdir()
+    rival = Rival(board, folder / "rival")
+
+    def mine(number: int) -> float:
+        return suite(models, folder / f"run{number}", tests, boards=(board.address,), ssh=ssh)[0]
+
+    def way_of(way):
+        def measured(number: int) -> float:
+            renew(layers, number)
+            return way(layers if number else layers[:1])
+
+        return measured
+
+    got = in_turn(
+        {"suite": mine, "each": way_of(rival.master_a_test), "kept": way_of(rival.master_kept)},
+        rounds,
+    )
+    case = f"a suite of {tests} layers, reports included"
+    return [
+        faster(case, got["suite"], "a master a test", got["each"], ">= 20"),
+        faster(case, got["suite"], "one master kept", got["kept"], ">= 3"),
+    ]
+
+
+def overhead_rows(folder: Path, rounds: int) -> list[common.Row]:
+    """What a case costs on the simulator, for each runtime."""
+    rows = []
+    for flow in ("iree", "onnxruntime"):
+        sizes = {}
+        for count in (100, 200):
+            place = folder / f"{flow}-{count}"
+            place.mkdir()
+            sizes[count] = dense_model(place, count)
+            suite(place, folder / f"warm-{flow}-{count}", count, flow=flow)
+        a_case = []
+        for number in range(rounds):
+            own = {}
+            for count, models in sizes.items():
+                seconds, run = suite(models, folder / f"{flow}-{count}-{number}", count, flow=flow)
+                own[count] = seconds - sum(record.device_p50_ns or 0 for record in run.records()) / 1e9
+            a_case.append((own[200] - own[100]) / 100)
+        rows.append(limit(f"hil's own time a case, {flow} on the simulator", statistics.median(a_case), 0.010))
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = common.options(__doc__, tests=50, rounds=3, overhead=5)
+    rows: list[common.Row] = []
+    with tempfile.TemporaryDirectory(prefix="hil-bench-") as place:
+        folder = Path(place)
+        if asked.overhead:
+            rows += overhead_rows(folder, asked.overhead)
+        if asked.rounds:
+            board = start(folder / "board", name="bench", disk_mb=4096)
+            try:
+                rows += board_rows(board, folder, asked.tests, asked.rounds)
+            finally:
+                board.down()
+    notes = ["a ratio of tests is how many times faster hil is", "the suite's programs and references are in the cache"]
+    common.show("suite", rows, notes, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()

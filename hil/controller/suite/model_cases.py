@@ -1,0 +1,270 @@
+"""A model's cases: the whole of it, and each of its layers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import functools
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.bundle import Model
+from hil.controller.flows import Flow, apply_recipe
+from hil.controller.importers import import_model
+from hil.controller.inputs import make_inputs
+from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of
+from hil.controller.pipeline import COMPILE_TIMEOUT_S, Workshop
+from hil.controller.suite.spec import CaseData, CaseSpec
+from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
+from hil.tensors import Array
+
+T = TypeVar("T")
+
+
+def _nothing() -> Mapping[str, Array]:
+    return {}
+
+
+@dataclass(frozen=True)
+class SuiteModel:
+    """A model of a suite and what is known of it.
+
+    Attributes:
+        name: unique in the suite.
+        path: its file.
+        dims: values of symbolic dimensions.
+        given: inputs by name; what is missing is seeded random.
+        expected: outputs that take the reference's place.
+        calibration: samples for recipes, each input -> tensor. Where there are none, recipes look for
+            ``<model>.calibration.npz`` beside the model, then take what was given as inputs, then random samples.
+        rtol, atol: tolerance for the whole model; None is the dtype's default, as for each layer.
+    """
+
+    name: str
+    path: Path
+    dims: Mapping[str, int] = field(default_factory=dict)
+    given: Callable[[], Mapping[str, Array]] = _nothing
+    expected: Callable[[], Mapping[str, Array]] = _nothing
+    calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple
+    rtol: float | None = None
+    atol: float | None = None
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What layers are (``node``, ``fused``), and what goes into them (``real``, ``random``)."""
+
+    group: str = "node"
+    inputs: str = "real"
+
+
+def cases_of(
+    models: Sequence[SuiteModel],
+    flow: Flow,
+    shop: Workshop,
+    *,
+    layers: LayerChoice | None,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+) -> tuple[CaseSpec, ...]:
+    """The cases of models, in their order: ``<model>_full_model``, then ``<model>_layer_<op>_<name>`` for each layer.
+
+    Layers come from the model as the flow's recipe made it; of layers that are alike only the first is a case. A model
+    that cannot be read is a case that says so when it is made. One that cannot be cut, though it can be read, has a
+    case ``<model>_layers`` that says so.
+
+    Args:
+        models: their names differ.
+        flow: whose recipe is applied.
+        shop: the cache, and processes to read models in; several at a time.
+        layers: None for no layers.
+        seed: of random inputs.
+        dims: values of symbolic dimensions, for the models that have them.
+
+    Raises:
+        UsageError: layers of a kind that there is not, or a dimension that no model has.
+        StorageError: the cache cannot be written.
+    """
+    wholes = [_Whole(model, flow, seed, dims or {}) for model in models]
+    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="collect") as pool:
+        found = list(pool.map(lambda whole: _cases(whole, shop, layers), wholes))
+    symbols = {symbol for whole in wholes for symbol in whole.symbols(shop)} if dims else set()
+    if unknown := sorted(set(dims or {}) - symbols):
+        hint = f"{did_you_mean(unknown[0], symbols)}their dimensions: {', '.join(sorted(symbols)) or 'all fixed'}"
+        raise UsageError(f"--dim {unknown[0]}: no model of the suite has a dimension of that name", hint=hint)
+    return tuple(spec for specs in found for spec in specs)
+
+
+def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[CaseSpec]:
+    name = whole.source.name
+    specs = [CaseSpec(f"{name}_full_model", name, whole.make)]
+    if choice is None or whole.source.path.suffix.lower() != ".onnx":
+        return specs
+    with tempfile.TemporaryDirectory(prefix="hil-suite-") as folder:
+        log = Path(folder) / "layers.log"
+        try:
+            model = whole.final(shop, log)
+        except StorageError:
+            raise
+        except HilError:  # the whole model's case runs into it again, and tells
+            return specs
+        try:
+            layers = layers_of(
+                model, cache=shop.cache, isolated=shop.isolated, log=log, group=choice.group, inputs=whole.inputs(shop)
+            )
+        except UsageError:
+            raise
+        except HilError as error:
+            return [*specs, CaseSpec(f"{name}_layers", name, _raising(error))]
+    for layer in layers:
+        if not layer.same_as:
+            make = functools.partial(whole.make_layer, layer, choice.inputs)
+            specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op))
+    return specs
+
+
+def _raising(error: HilError) -> Callable[[Workshop, Path], CaseData]:
+    def make(shop: Workshop, folder: Path) -> CaseData:
+        raise error
+
+    return make
+
+
+class _Whole:
+    """A model read, given inputs, put through the flow's recipe, run by the reference: each once, when asked for."""
+
+    def __init__(self, source: SuiteModel, flow: Flow, seed: int, dims: Mapping[str, int]) -> None:
+        self.source = source
+        self._flow = flow
+        self._seed = seed
+        self._dims = dims
+        self._lock = threading.RLock()
+        self._known: dict[str, Any] = {}
+
+    def make(self, shop: Workshop, folder: Path) -> CaseData:
+        """The data of the whole model's case."""
+        log = folder / "prepare.log"
+        plain = self._plain(shop)
+        inputs = self.inputs(shop)
+        path = self._after_recipe(shop, log)
+        expected = _read(self.source.expected)
+        if path == plain.path:
+            own = {"rtol": self.source.rtol, "atol": self.source.atol}
+            return CaseData(path, inputs, expected, dims=plain.dims, **own)
+        return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
+
+    def make_layer(self, layer: Layer, mode: str, shop: Workshop, folder: Path) -> CaseData:
+        """The data of a layer's case: its inputs come from what the reference computed for the whole model."""
+        computed = self._activations(shop, folder / "prepare.log")
+        return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._seed))
+
+    def final(self, shop: Workshop, log: Path) -> Model:
+        """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
+
+        return self._once("final", lambda: _import(self._after_recipe(shop, log), self._sizes(shop), shop))
+
+    def _plain(self, shop: Workshop) -> Model:
+        def read() -> Model:
+            known = self.symbols(shop) if self._dims else ()
+            chosen = {name: size for name, size in self._dims.items() if name in known}
+            return _import(self.source.path, {**self.source.dims, **chosen}, shop)
+
+        return self._once("plain", read)
+
+    def symbols(self, shop: Workshop) -> set[str]:
+        """The model's symbolic dimensions; none of a model that cannot be read."""
+        try:
+            specs = _import(self.source.path, {}, shop).inputs or ()
+        except ImportFailed:
+            return set()
+        return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
+
+    def inputs(self, shop: Workshop) -> dict[str, Array]:
+        """Every input by name: those given, and seeded random ones."""
+
+        def read() -> dict[str, Array]:
+            model = self._plain(shop)
+            given = _read(self.source.given)
+            if model.inputs is None:  # only the board knows them: what is missing is made when it has said
+                return dict(given)
+            try:
+                return make_inputs(model.inputs, given, seed=self._seed, ranges=model.ranges, dims=model.dims)
+            except UsageError as error:
+                hint = error.hint or f"give all inputs in {self.source.path.stem}.inputs.npz beside the model"
+                raise ImportFailed(error.message, hint=hint) from error
+
+        return self._once("inputs", read)
+
+    def _sizes(self, shop: Workshop) -> dict[str, int]:
+        """Every dimension that is known: those given, and those that the inputs settle."""
+        plain, inputs = self._plain(shop), self.inputs(shop)
+        sizes = dict(plain.dims)
+        for spec in plain.inputs or ():
+            pairs = zip(spec.shape, inputs[spec.name].shape, strict=True)
+            sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
+        return sizes
+
+    def _after_recipe(self, shop: Workshop, log: Path) -> Path:
+        def apply() -> Path:
+            plain = self._plain(shop)
+            return apply_recipe(self._flow, plain.path, _samples(self.source), shop, log, dims=self._sizes(shop))
+
+        return self._once("recipe", apply)
+
+    def _activations(self, shop: Workshop, log: Path) -> Activations:
+        def compute() -> Activations:
+            return activations(
+                self.final(shop, log),
+                self.inputs(shop),
+                cache=shop.cache,
+                isolated=shop.isolated,
+                recompute=False,
+                timeout=COMPILE_TIMEOUT_S,
+                log=log,
+            )
+
+        return self._once("activations", compute)
+
+    def _once(self, what: str, make: Callable[[], T]) -> T:
+        """What was made before; an error comes again as well."""
+        with self._lock:
+            if what not in self._known:
+                try:
+                    self._known[what] = make()
+                except StorageError:
+                    raise
+                except HilError as error:
+                    self._known[what] = error
+                    raise
+            known = self._known[what]
+        if isinstance(known, HilError):
+            raise copy.copy(known)  # whoever catches it writes into it
+        return known  # type: ignore[no-any-return]
+
+
+def _import(path: Path, dims: Mapping[str, int], shop: Workshop) -> Model:
+    try:
+        return import_model(path, dims=dims, isolated=shop.isolated, cache=shop.cache)
+    except StorageError:
+        raise
+    except UsageError as error:
+        raise ImportFailed(error.message, hint=error.hint) from error
+
+
+def _read(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+    try:
+        return beside()
+    except UsageError as error:
+        raise ImportFailed(error.message, hint=error.hint) from error
+
+
+def _samples(source: SuiteModel) -> Sequence[Mapping[str, Array]]:
+    """What a recipe is told to calibrate with; nothing where it is to look for itself."""
+    if found := source.calibration():
+        return found
+    given = {} if source.path.with_name(f"{source.path.stem}.calibration.npz").exists() else _read(source.given)
+    return [given] if given else []

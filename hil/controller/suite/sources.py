@@ -1,0 +1,73 @@
+"""Where suites come from: ``operators``, ``models``, or a path of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hil.controller.flows import Flow
+from hil.controller.pipeline import Workshop
+from hil.controller.suite.folder import models_at
+from hil.controller.suite.model_cases import LayerChoice, cases_of
+from hil.controller.suite.operators import operator_cases
+from hil.controller.suite.spec import Suite
+from hil.controller.suite.zoo import zoo_models
+from hil.errors import UsageError, did_you_mean
+
+BUILT_IN = ("operators", "models")
+EXPECTED = "expected.toml"
+_SHIPPED = Path(__file__).parent / "expected"
+
+
+def open_suite(
+    source: str,
+    flow: Flow,
+    shop: Workshop,
+    *,
+    layers: bool = True,
+    group: str = "node",
+    layer_inputs: str = "real",
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+) -> Suite:
+    """The cases of a suite, in order. Nothing is compiled yet; models are read, to know their layers.
+
+    Args:
+        source: ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), a model's file, or a
+            folder: every model in it and below, but for hidden files. Beside a model may lie ``NAME.inputs.npz``,
+            ``NAME.expected.npz`` (input or output -> tensor) and ``NAME.calibration.npz`` (input -> tensors, stacked).
+        flow: what models are made into: a flow's recipe is applied before a model is cut into layers.
+        shop: the cache, and processes to read models in.
+        layers: a case for each layer of a model, besides the one for the whole.
+        group: what a layer is: ``node`` or ``fused``; see :func:`hil.controller.layers.layers_of`.
+        layer_inputs: ``real`` (what the reference computed for the whole model) or ``random``.
+        seed: of random inputs.
+        dims: values of symbolic dimensions, for the models that have them.
+
+    Returns:
+        The suite; it has no cases where a folder holds no models.
+
+    Raises:
+        UsageError: there is no such suite, file or folder, or the file is no model.
+    """
+    if source == "operators":
+        return Suite(source, source, operator_cases(flow, shop), _SHIPPED / "operators.toml")
+    choice = LayerChoice(group, layer_inputs) if layers else None
+    if source == "models":
+        cases = cases_of(zoo_models(shop), flow, shop, layers=choice, seed=seed, dims=dims)
+        return Suite(source, source, cases, _SHIPPED / "models.toml")
+    path = Path(source)
+    if not path.exists():
+        raise UsageError(
+            f"there is no suite, model or folder {source!r}",
+            hint=f"{did_you_mean(source, _known(path))}{', '.join(BUILT_IN)}, or the path of a model or a folder",
+        )
+    folder = path if path.is_dir() else path.parent
+    cases = cases_of(models_at(path), flow, shop, layers=choice, seed=seed, dims=dims)
+    return Suite(path.stem if path.is_file() else path.resolve().name, source, cases, folder / EXPECTED)
+
+
+def _known(path: Path) -> list[str]:
+    """What could have been meant: a suite, or what lies where the path points to."""
+    beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    return [*BUILT_IN, *(str(one) for one in beside if not one.name.startswith("."))]

@@ -1,0 +1,238 @@
+"""`hil suite run`: many cases, several boards, and what happens when something dies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from models import save_model
+from onnx import TensorProto, helper
+
+OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
+REPORTS = ("results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.md", "report.html", "suite.json")
+
+
+def chain(path: Path, ops: list[str], *, size: int = 8) -> Path:
+    """A model of unary operators, one after another."""
+    nodes = [helper.make_node(op, [f"t{n}"], [f"t{n + 1}"], f"{op.lower()}{n}") for n, op in enumerate(ops)]
+    ends = [(name, TensorProto.FLOAT, [size]) for name in ("t0", f"t{len(ops)}")]
+    return save_model(path, nodes, ends[:1], ends[1:])
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with one model of six different layers."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    chain(folder / "net.onnx", OPS)
+    return folder
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
+def test_a_folder_gives_the_whole_model_and_its_layers_and_every_report(hil, simulator, models, tmp_path, flow):
+    ended = hil("suite", "run", models, "--flow", flow, "--board", simulator, "--out", "out", "--json")
+    assert ended.code == 0, ended.err
+    cases = ended.document["cases"]
+    layers = [f"net_layer_{op}_{op.lower()}{number}" for number, op in enumerate(OPS)]
+    assert [case["id"] for case in cases] == ["net_full_model", *layers] == ended.document["ids"]
+    assert {case["outcome"] for case in cases} == {"PASS"}
+    assert {case["op"] for case in cases} == {"", *OPS}
+    assert all(case["device_p50_ns"] > 0 and case["timings"]["run_s"] > 0 for case in cases)
+    assert {case["cached"] for case in cases} == {None if flow == "onnxruntime" else False}
+    assert all((tmp_path / "out" / name).is_file() for name in REPORTS)
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
+    assert [row["id"] for row in rows] == ended.document["ids"]
+    assert len(ElementTree.parse(tmp_path / "out" / "junit.xml").getroot().findall(".//testcase")) == len(cases)
+    again = hil("suite", "run", models, "--flow", flow, "--board", simulator, "--out", "again", "--json")
+    assert {case["cached"] for case in again.document["cases"]} == {None if flow == "onnxruntime" else True}
+    assert hil("suite", "diff", "out", "again").code == 0
+
+
+def test_a_filter_that_matches_nothing_is_exit_5(hil, simulator, models):
+    ended = hil("suite", "run", models, "--board", simulator, "--filter", "nothing*", "--out", "out")
+    assert ended.code == 5
+
+
+def test_a_mismatch_fails_with_commands_that_repeat_it_and_show_it(hil, simulator, models, tmp_path):
+    np.savez(models / "net.expected.npz", t6=np.zeros(8, np.float32))
+    ended = hil("suite", "run", models, "--flow", "onnxruntime", "--board", simulator, "--out", "out", "--json")
+    assert ended.code == 1
+    wrong, *others = ended.document["cases"]
+    assert wrong["id"] == "net_full_model" and wrong["outcome"] == "FAIL"
+    assert {case["outcome"] for case in others} == {"PASS"}
+    assert "net_full_model" in hil("suite", "report", "out").out
+    for command, code in ((wrong["diff"], 1), (wrong["repeat"], 1)):
+        words = command.replace("--plot diff.png", "").split()
+        assert words[0] == "hil"
+        assert hil(*words[1:]).code == code, command
+
+
+def test_expected_failures_are_strict_and_written_from_a_run(hil, simulator, models, tmp_path):
+    np.savez(models / "net.expected.npz", t6=np.zeros(8, np.float32))
+    run = ("suite", "run", models, "--flow", "onnxruntime", "--board", simulator)
+    assert hil(*run, "--out", "first").code == 1
+    assert "net_full_model" in hil("suite", "expect", "first").out
+    assert not (models / "expected.toml").exists()
+    assert hil("suite", "expect", "first", "--update").code == 0
+    second = hil(*run, "--out", "second", "--json")
+    assert second.code == 0 and second.document["cases"][0]["outcome"] == "XFAIL"
+    only = hil(*run, "--only-expected-failures", "--out", "only", "--json")
+    assert [case["id"] for case in only.document["cases"]] == ["net_full_model"] and only.code == 0
+    (models / "net.expected.npz").unlink()
+    third = hil(*run, "--out", "third", "--json")
+    assert third.code == 1 and third.document["cases"][0]["outcome"] == "XPASS"
+    assert hil("suite", "expect", "third", "--update").code == 0
+    assert hil(*run, "--out", "fourth").code == 0
+
+
+def test_a_model_that_cannot_be_read_is_one_case_that_says_so(hil, simulator, models):
+    (models / "broken.onnx").write_bytes(b"\x08\x09 no model")
+    ended = hil("suite", "run", models, "--flow", "onnxruntime", "--board", simulator, "--out", "out", "--json")
+    assert ended.code == 3
+    outcomes = Counter(case["outcome"] for case in ended.document["cases"])
+    assert outcomes == {"IMPORT_ERROR": 1, "PASS": 7}
+
+
+def test_boards_share_the_work(hil, start_agent, models):
+    boards = [start_agent("--fault", "slow:rate=1e9,delay=0.02", module="hil.sim") for _ in range(2)]
+    options = [option for board in boards for option in ("--board", board)]
+    ended = hil("suite", "run", models, "--flow", "onnxruntime", *options, "--out", "out", "--json")
+    assert ended.code == 0, ended.err
+    assert {case["board"] for case in ended.document["cases"]} == set(boards)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "word"),
+    [
+        (["corrupt"], ["corrupt"], "always wrong"),
+        (["corrupt:times=1"], ["corrupt:times=1"], "flaky"),
+        # The link of the second is slow, so that the first one takes the case.
+        (["corrupt"], ["slow:rate=1e9,delay=0.3"], "one bad board"),
+    ],
+)
+def test_confirming_a_mismatch_tells_the_case_from_the_board(hil, start_agent, models, first, second, word):
+    boards = [start_agent("--fault", *faults, module="hil.sim") for faults in (first, second)]
+    options = [option for board in boards for option in ("--board", board)]
+    run = ("suite", "run", models, "--flow", "onnxruntime", "--filter", "=net_full_model", "--confirm", 2)
+    ended = hil(*run, *options, "--out", "out", "--json")
+    (case,) = ended.document["cases"]
+    assert (case["outcome"], case["confirmed"], ended.code) == ("FAIL", word, 1)
+    assert [one["why"] for one in case["attempts"]] == ["confirm", "confirm"]
+    # The first again, then the other.
+    assert [one["board"] for one in case["attempts"]] == [case["board"], *(set(boards) - {case["board"]})]
+    assert word in hil("suite", "report", "out").out
+
+
+def test_a_board_that_dies_is_replaced_by_another_and_counted(hil, start_agent, models):
+    dying, sound = start_agent("--fault", "kill-agent", module="hil.sim"), start_agent(module="hil.sim")
+    run = ("suite", "run", models, "--flow", "onnxruntime", "--board", dying, "--board", sound)
+    ended = hil(*run, "--out", "out", "--json")
+    assert ended.code == 0, ended.err
+    cases = ended.document["cases"]
+    assert {case["outcome"] for case in cases} == {"PASS"} and {case["board"] for case in cases} == {sound}
+    assert [one["board"] for case in cases for one in case["attempts"] if one["why"] == "board lost"] == [dying]
+    assert "left out" in ended.err
+
+
+def test_without_any_board_every_case_is_lost(hil, start_agent, models):
+    dying = start_agent("--fault", "kill-agent", module="hil.sim")
+    ended = hil("suite", "run", models, "--flow", "onnxruntime", "--board", dying, "--out", "out", "--json")
+    assert ended.code == 4
+    assert {case["outcome"] for case in ended.document["cases"]} == {"BOARD_LOST"} and len(ended.document["cases"]) == 7
+
+
+def start(arguments: list, environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "hil.controller.cli.main", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def wait_for(condition, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+
+
+def some_have_ended(folder: Path, least: int = 2):
+    path = folder / "results.jsonl"
+    return lambda: path.exists() and path.read_bytes().count(b"\n") >= least
+
+
+SLOWLY = ("--fault", "slow:rate=1e9,delay=0.03")
+
+
+def test_killed_and_gone_on_with_every_case_is_once_in_the_report(hil, environment, models, tmp_path):
+    for number in range(5):
+        shutil.copy(models / "net.onnx", models / f"net{number}.onnx")
+    out = tmp_path / "out"
+    run = ["suite", "run", models, "--flow", "onnxruntime", *SLOWLY, "--out", out]
+    process = start(run, environment, tmp_path)
+    wait_for(some_have_ended(out), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = records(out)
+    assert 2 <= len(before) < 42
+    ended = hil("suite", "run", "--resume", out, "--json")
+    assert ended.code == 0, ended.err
+    counts = Counter(record["id"] for record in records(out))
+    assert set(counts.values()) == {1} and len(counts) == 42
+    assert [case["id"] for case in ended.document["cases"]] == ended.document["ids"]
+    # What had ended was not run again.
+    started = {record["id"]: record["started"] for record in records(out)}
+    assert all(started[record["id"]] == record["started"] for record in before)
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    assert Counter(row["id"] for row in rows) == counts
+
+
+def test_ctrl_c_keeps_what_there_was_and_says_how_to_go_on(hil, environment, models, tmp_path):
+    out = tmp_path / "out"
+    slowly = ("--fault", "slow:rate=1e9,delay=0.2")
+    process = start(["suite", "run", models, "--flow", "onnxruntime", *slowly, "--out", out], environment, tmp_path)
+    wait_for(some_have_ended(out, 1), process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and f"--resume {out}".encode() in said and b"Traceback" not in said
+    assert all((out / name).is_file() for name in REPORTS)
+    assert json.loads((out / "suite.json").read_text())["interrupted"]
+    assert hil("suite", "run", "--resume", out).code == 0
+    assert len(records(out)) == 7
+
+
+def test_a_run_whose_models_are_gone_cannot_be_gone_on_with(hil, simulator, models):
+    run = ("suite", "run", models, "--flow", "onnxruntime", "--board", simulator, "--out", "out")
+    assert hil(*run).code == 0
+    (models / "net.onnx").rename(models / "other.onnx")
+    ended = hil("suite", "run", "--resume", "out")
+    assert ended.code == 2 and "no case 'net_full_model' any more" in ended.err
+    assert hil(*run).code == 2  # the folder is taken
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "nowhere"),
+        (["models", "--flow", "irree"], "did you mean"),
+        (["models", "--board", "sim", "--board", "sim"], "named twice"),
+        (["models", "--rtol", "-1"], "tolerance"),
+        ([], "name a suite"),
+        (["models", "--resume", "x"], "name a suite"),
+        (["--resume", "nowhere"], "no suite run"),
+    ],
+)
+def test_bad_usage_is_exit_2(hil, arguments, words):
+    ended = hil("suite", "run", *arguments)
+    assert ended.code == 2 and words in ended.err
