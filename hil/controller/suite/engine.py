@@ -21,6 +21,7 @@ from hil.controller.opening import AnyBoard, open_board, regain
 from hil.controller.pipeline import Case, Workshop, end_case, execute
 from hil.controller.suite.preparing import prepared
 from hil.controller.suite.spec import CaseSpec
+from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task, TaskQueue, next_confirmation
 from hil.controller.suite.way import Settings
 from hil.errors import BoardError, BoardLost
@@ -62,19 +63,17 @@ class Engine:
         plan: how.
         choices: the boards, each once; what they are compiled for must be the same.
         shop: what the cases share.
-        folder: a case's folder, by its id.
+        run: whose folder takes the cases' files.
 
     Attributes:
         boards: what each board that was opened said of itself, by name.
     """
 
-    def __init__(
-        self, plan: Plan, choices: Sequence[BoardChoice], shop: Workshop, folder: Callable[[str], Path]
-    ) -> None:
+    def __init__(self, plan: Plan, choices: Sequence[BoardChoice], shop: Workshop, run: SuiteRun) -> None:
         self._plan = plan
         self._choices = choices
         self._shop = shop
-        self._folder = folder
+        self._run = run
         self._queue = TaskQueue([choice.name for choice in choices])
         self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -138,10 +137,10 @@ class Engine:
         if self._config is None:
             # No board answered, so nobody knows what to compile for.
             for spec in specs:
-                self._end(Task(_lost_case(spec, self._folder(spec.id), self._plan, self._lost)))
+                self._end(Task(_lost_case(spec, self._run.case_folder(spec.id), self._plan, self._lost)))
             return
         plan = self._plan
-        for task in prepared(specs, plan.flow, plan.settings, self._shop, self._folder, self._config, self._over):
+        for task in prepared(specs, plan.flow, plan.settings, self._shop, self._config, self._run, self._over):
             if task.case.outcome:
                 self._end(task)
                 continue
@@ -152,8 +151,8 @@ class Engine:
         """Run what there is to run on one board, for as long as it answers."""
         try:
             board = self._opened(choice)
-        except BoardError as error:
-            self._leave(choice, error)
+        except BoardError as refused:
+            self._leave(choice, refused)
             return
         try:
             while (task := self._queue.take(choice.name)) is not None:

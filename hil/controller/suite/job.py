@@ -82,10 +82,7 @@ def select(
         found = [
             spec
             for spec in found
-            if any(
-                expectations.selects(spec.id, flow.name, board, flow.runtime, hw_type)
-                for board, hw_type in boards
-            )
+            if any(expectations.selects(spec.id, flow.name, board, flow.runtime, hw_type) for board, hw_type in boards)
         ]
     return found
 
@@ -216,7 +213,7 @@ def _run(
     )
     try:
         if todo:
-            engine = Engine(plan, choices, shop, run.case_folder)
+            engine = Engine(plan, choices, shop, run)
             for task in engine.run(todo):
                 # What never came to a board was compiled for boards like these.
                 task.hw_type = task.hw_type or choices[0].config.hw_type

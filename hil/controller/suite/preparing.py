@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hil.controller.compilers.iree_group import compile_together
 from hil.controller.flows import Flow
 from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop, end_case, prepare
 from hil.controller.suite.spec import CaseSpec
+from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task
 from hil.controller.suite.way import Settings, begin_case
 from hil.errors import CompileFailed, HilError, UsageError
@@ -29,8 +31,8 @@ def prepared(
     flow: Flow,
     settings: Settings,
     shop: Workshop,
-    folder: Callable[[str], Path],
     config: BoardConfig,
+    run: SuiteRun,
     over: threading.Event,
 ) -> Iterator[Task]:
     """Cases that are ready to run, or that ended before, as they come.
@@ -39,15 +41,15 @@ def prepared(
         specs: the cases.
         flow, settings: how they are made.
         shop: the cache and the processes that do the work.
-        folder: a case's folder, by its id.
         config: of the board that they are compiled for.
+        run: whose folder takes the cases' files.
         over: set when nobody wants more.
     """
     batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
     with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
 
         def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case]]:
-            return [pool.submit(begin_case, spec, flow, shop, folder(spec.id), settings) for spec in batch]
+            return [pool.submit(begin_case, spec, flow, shop, run.case_folder(spec.id), settings) for spec in batch]
 
         def finish(case: Case) -> Task:
             if over.is_set():
@@ -62,37 +64,37 @@ def prepared(
             for number in range(len(batches)):
                 cases = [future.result() for future in begun]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
-                compiled = _compiled_together(cases, flow, settings, config, shop)
-                for future in concurrent.futures.as_completed([pool.submit(finish, case) for case in cases]):
-                    yield future.result()
+                compiled = _compiled_together(cases, flow, settings, config, shop, run.folder / "logs" / f"{number:03}")
+                for ready in concurrent.futures.as_completed([pool.submit(finish, case) for case in cases]):
+                    yield ready.result()
         finally:
             for future in begun:
                 future.cancel()
 
 
 def _compiled_together(
-    cases: Sequence[Case],
-    flow: Flow,
-    settings: Settings,
-    config: BoardConfig,
-    shop: Workshop,
+    cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, shop: Workshop, logs: Path
 ) -> dict[str, float]:
-    """Compile small models many at a time; digest -> seconds of each that was compiled now."""
+    """Compile small models many at a time; digest -> each one's share of the seconds, of those compiled now."""
     models = [case.model for case in cases if case.model is not None and not case.outcome]
     if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
         return {}
+    start = time.monotonic()
     try:
-        return compile_together(
+        done = compile_together(
             models,
             flags=(*config.compile_flags.get("iree", ()), *flow.compile_flags),
             cache=shop.cache,
             isolated=shop.isolated,
             recompute=settings.recompute,
             timeout=COMPILE_TIMEOUT_S,
+            log_folder=logs,
         )
     except HilError:
         # Each is compiled alone then, and says itself what is wrong.
         return {}
+    share = (time.monotonic() - start) / max(len(done.compiled), 1)
+    return {model.digest: share for model in done.compiled}
 
 
 def _prepare(case: Case, config: BoardConfig, shop: Workshop, seconds: float | None) -> None:

@@ -64,8 +64,11 @@ class Request:
         """The request of a stored run."""
         settings = dict(values["settings"])
         settings["debug_ir"] = Path(settings["debug_ir"]) if settings["debug_ir"] else None
-        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        return cls(**{**plain, "settings": Settings(**settings)})
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        plain["settings"] = Settings(**settings)
+        return cls(**plain)
 
     def selects(self, spec: CaseSpec) -> bool:
         """Whether the filters let a case through."""
