@@ -14,16 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hil.boards import BoardConfig
-from hil.controller.cases import refer_and_conclude
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.flows import Flow
 from hil.controller.opening import AnyBoard, open_board, regain
-from hil.controller.pipeline import Case, Workshop, end_case, execute
+from hil.controller.pipeline import Case, Workshop, end_case
 from hil.controller.suite.preparing import prepared
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task, TaskQueue, next_confirmation
-from hil.controller.suite.way import Settings
+from hil.controller.suite.way import Settings, conclude_case, execute_case
 from hil.errors import BoardError, BoardLost
 from hil.results import Outcome, Stage
 
@@ -157,13 +156,13 @@ class Engine:
         try:
             while (task := self._queue.take(choice.name)) is not None:
                 task.board, task.hw_type = choice.name, choice.config.hw_type
-                execute(task.case, board, self._shop)
+                execute_case(task.case, board, self._shop)
                 if self._over.is_set():
                     return
                 error = task.case.error
                 if not isinstance(error, BoardError):
                     if not task.case.outcome:
-                        refer_and_conclude(task.case, task.early, self._shop)
+                        conclude_case(task.case, task.early, self._shop)
                     self._concluded(task)
                     continue
                 self._plan.say(f"{choice.name}: {error.message}; looking for it again")

@@ -17,7 +17,7 @@ from hil.controller.suite.request import Request
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task, confirmed
-from hil.results import Outcome, OutputComparison
+from hil.results import Outcome, OutputComparison, Verdict
 
 _DETAIL_BYTES = 8 << 10
 
@@ -60,9 +60,9 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         artifact_bytes=_size(case),
         cached=case.artifact.cached if case.artifact and case.artifact.compiler != "none" else None,
         outputs=_comparisons(verdict),
-        against=verdict.against if verdict else "",
+        against=verdict.against if verdict is not None else "",
         plain_outputs=_comparisons(case.plain_verdict),
-        plain_against=case.plain_verdict.against if case.plain_verdict else "",
+        plain_against=case.plain_verdict.against if case.plain_verdict is not None else "",
         attempts=tuple(task.attempts),
         confirmed=word,
         repeat=request.command(spec.id),
@@ -72,8 +72,8 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     )
 
 
-def _comparisons(verdict: Any) -> tuple[Mapping[str, Any], ...]:
-    return tuple(jsonable(verdict_record(verdict)["outputs"])) if verdict else ()
+def _comparisons(verdict: Verdict | None) -> tuple[Mapping[str, Any], ...]:
+    return () if verdict is None else tuple(jsonable(verdict_record(verdict)["outputs"]))
 
 
 def _size(case: Case) -> int | None:

@@ -10,16 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.boards import BoardConfig
-from hil.controller.cases import refer_early
 from hil.controller.compilers.iree_group import compile_together
 from hil.controller.flows import Flow
-from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop, end_case, prepare
+from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task
-from hil.controller.suite.way import Settings, begin_case
-from hil.errors import CompileFailed, HilError, UsageError
-from hil.results import Stage
+from hil.controller.suite.way import Settings, begin_case, prepare_case, refer_ahead
+from hil.errors import HilError
 
 # So many cases are read before the first is compiled: small programs are compiled many at a time. And so many cases'
 # tensors are in memory at once.
@@ -56,8 +54,7 @@ def prepared(
                 return Task(case)
             _prepare(case, config, shop, compiled.get(case.model.digest if case.model else ""))
             # A reference depends on model and inputs alone, so it is computed while boards run.
-            ready = case.outcome is None and case.inputs is not None
-            return Task(case, refer_early(case, shop) if ready else None)
+            return Task(case, refer_ahead(case, shop))
 
         begun = begin(batches[0]) if batches else []
         try:
@@ -99,11 +96,7 @@ def _compiled_together(
 
 def _prepare(case: Case, config: BoardConfig, shop: Workshop, seconds: float | None) -> None:
     """Compile a case; ``seconds`` is what it took where it was compiled together with others just now."""
-    try:
-        prepare(case, config, shop)
-    except UsageError as error:
-        # A flow that cannot take a model, or flags that no compiler knows: told with each case that it is true of.
-        end_case(case, CompileFailed(error.message, hint=error.hint, detail=error.detail), Stage.COMPILE)
+    prepare_case(case, config, shop)
     if seconds is not None and case.artifact is not None and case.artifact.cached:
         case.artifact = replace(case.artifact, cached=False, seconds=seconds)
         case.timings = replace(case.timings, compile_s=seconds)

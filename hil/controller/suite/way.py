@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.flows import Flow
-from hil.controller.pipeline import DEFAULT_TIMEOUT_S, Case, Options, Workshop, begin, end_case
+from hil.boards import BoardConfig
+from hil.controller.cases import refer_and_conclude, refer_early
+from hil.controller.flows import Flow, quantum_atol
+from hil.controller.opening import AnyBoard
+from hil.controller.pipeline import DEFAULT_TIMEOUT_S, Case, Options, Workshop, begin, end_case, execute, prepare
 from hil.controller.suite.spec import CaseData, CaseSpec
-from hil.errors import HilError, ImportFailed, UsageError
+from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed, RunFailed, StorageError, UsageError
 from hil.results import Stage
 
 
@@ -50,14 +54,68 @@ def begin_case(spec: CaseSpec, flow: Flow, shop: Workshop, folder: Path, setting
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     try:
         data = spec.make(shop, folder)
+        quantum = quantum_atol(flow, data.path, shop, folder / "logs" / "import.log")
+        if quantum is not None:
+            data = replace(data, atol=max(quantum, data.atol or 0.0))
         return replace(begin(data.path, options_for(data, flow, settings, spec.id), folder, shop), name=spec.id)
+    except StorageError:
+        raise
     except HilError as error:
-        # What a user of `hil run` would have typed wrongly, a suite has found in a model's folder: an outcome.
         case = Case(spec.id, folder / "unread", Options(runtime=flow.runtime), folder)
-        if isinstance(error, UsageError):
-            error = ImportFailed(error.message, hint=error.hint, detail=error.detail)
-        end_case(case, error, Stage.IMPORT)
+        end_case(case, _outcome(error, ImportFailed), Stage.IMPORT)
         return case
+
+
+def prepare_case(case: Case, config: BoardConfig, shop: Workshop) -> Case:
+    """Compile a case for a board, on the host."""
+    with _told(case, Stage.COMPILE, CompileFailed):
+        prepare(case, config, shop)
+    return case
+
+
+def refer_ahead(case: Case, shop: Workshop) -> Case | None:
+    """Ask the references while the case waits for its board; None where it has its outcome, or its inputs are not known.
+
+    Returns:
+        A copy of the case, for :func:`conclude_case`.
+    """
+    if case.outcome or case.inputs is None:
+        return None
+    copy = replace(case)
+    with _told(copy, Stage.REFER, ReferenceFailed):
+        copy = refer_early(case, shop)
+    return copy
+
+
+def execute_case(case: Case, board: AnyBoard, shop: Workshop) -> Case:
+    """Push, load and run on the board."""
+    with _told(case, Stage.RUN, RunFailed):
+        execute(case, board, shop)
+    return case
+
+
+def conclude_case(case: Case, early: Case | None, shop: Workshop) -> Case:
+    """Compare what the board gave with the references: those asked early, where there are any."""
+    with _told(case, Stage.COMPARE, ReferenceFailed):
+        refer_and_conclude(case, early, shop)
+    return case
+
+
+@contextmanager
+def _told(case: Case, stage: Stage, kind: type[HilError]) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except UsageError as error:
+        end_case(case, _outcome(error, kind), stage)
+
+
+def _outcome(error: HilError, kind: type[HilError]) -> HilError:
+    """What a user of `hil run` typed wrongly, a suite found in a model or a flow: an outcome of its case."""
+    if not isinstance(error, UsageError):
+        return error
+    return kind(error.message, hint=error.hint, detail=error.detail)
 
 
 def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
