@@ -1,0 +1,123 @@
+"""`hil layers`: a model's layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hil.controller.cli.options import json_option, parse_dims
+
+if TYPE_CHECKING:
+    from hil.controller.layers import Layer
+    from hil.controller.layers.saving import SavedLayer
+
+# Wider than any line of the table, where no terminal limits it.
+_ONE_LINE = 2000
+
+
+@click.command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--group", default="node", show_default=True, metavar="GROUP", help="What a layer is: node or fused.")
+@click.option("--from", "start", default="", metavar="A", help="Cut one part out: from this tensor, node or layer on.")
+@click.option("--to", "end", default="", metavar="B", help="Up to this tensor, node or layer.")
+@click.option(
+    "--save", type=click.Path(path_type=Path), metavar="DIR", help="Save models, their inputs and expected outputs."
+)
+@click.option("--dim", "dims", multiple=True, metavar="N=SIZE", help="Value of a symbolic dimension.")
+@click.option(
+    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
+)
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@json_option
+def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, **settings: Any) -> int:
+    """List the layers of an ONNX MODEL, or cut one part out of it, and save them as models of their own.
+
+    What is saved are the values that a CPU reference computed within the whole model.
+    """
+    import tempfile
+
+    from hil.controller.cache import Cache
+    from hil.controller.importers import import_model
+    from hil.controller.inputs import make_inputs
+    from hil.controller.isolated import Isolated
+    from hil.controller.layers import TIMEOUT_S, activations, cut, layers_of
+    from hil.controller.layers.saving import save_layer
+
+    cache = Cache()
+    dims = parse_dims(settings["dims"])
+    with Isolated(1) as isolated, tempfile.TemporaryDirectory(prefix="hil-layers-") as scratch:
+        shop: dict[str, Any] = {"cache": cache, "isolated": isolated, "log": Path(scratch) / "layers.log"}
+        read = import_model(model, dims=dims, isolated=isolated, cache=cache)
+        inputs = None
+        if read.inputs is not None and (save is not None or settings["inputs"]):
+            inputs = make_inputs(
+                read.inputs, settings["inputs"], seed=settings["seed"], ranges=read.ranges, dims=read.dims
+            )
+        if start or end:
+            found: tuple[Layer, ...] = (cut(read, start, end, group=settings["group"], inputs=inputs, **shop),)
+        else:
+            found = layers_of(read, group=settings["group"], inputs=inputs, **shop)
+        saved = []
+        if save is not None and inputs is not None:
+            values = activations(read, inputs, recompute=False, timeout=TIMEOUT_S, **shop)
+            saved = [save_layer(layer, values, save) for layer in found]
+    if as_json:
+        _print_json(model, found, saved)
+    else:
+        _print_table(found)
+        _print_saved(saved, save)
+    return 0
+
+
+def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]) -> None:
+    from hil.controller.cli.screen import print_json
+    from hil.controller.layers import layer_specs
+
+    rows = []
+    for number, layer in enumerate(found):
+        inputs, outputs = ([asdict(spec) for spec in specs] for specs in layer_specs(layer))
+        row = {**asdict(layer), "path": str(layer.path), "inputs": inputs, "outputs": outputs}
+        if saved:
+            one = saved[number]
+            files = {side: [str(file) for file in getattr(one, side)] for side in ("inputs", "outputs")}
+            row["saved"] = {"model": str(one.model), **files, "run": one.command}
+        rows.append(row)
+    print_json({"schema": 1, "model": str(model), "layers": rows, "exit_code": 0})
+
+
+def _print_table(found: Sequence[Layer]) -> None:
+    """Layers that are the same stand in one line, with how many they are."""
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from hil.controller.layers import layer_specs
+    from hil.tensors import type_text
+
+    copies = Counter(layer.same_as or layer.name for layer in found)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("depth", justify="right")
+    for title in ("layer", "op", "inputs", "outputs"):
+        table.add_column(title, overflow="fold")
+    table.add_column("x", justify="right")
+    for layer in found:
+        if not layer.same_as:
+            sides = (", ".join(type_text(spec.dtype, spec.shape) for spec in specs) for specs in layer_specs(layer))
+            row = (str(layer.depth), layer.name, layer.op, *sides, str(copies[layer.name]))
+            table.add_row(*map(Text, row))
+    # Whoever reads it by program wants a line a layer.
+    Console(width=None if sys.stdout.isatty() else _ONE_LINE).print(table)
+    total = f"{len(found)} layer{'' if len(found) == 1 else 's'}"
+    click.echo(f"{total}, {len(copies)} of them different" if len(copies) < len(found) else total)
+
+
+def _print_saved(saved: Sequence[SavedLayer], folder: Path | None) -> None:
+    if saved:
+        click.echo(f"saved in {folder}; to run {'it' if len(saved) == 1 else 'the first'}:\n  {saved[0].command}")

@@ -1,0 +1,86 @@
+"""What makes two layers the same: all but their names and their weights' values. Called in isolated processes only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hil.controller.layers.graph import Graph
+from hil.controller.layers.prepare import subgraphs
+from hil.digest import digest_of
+
+# Operators whose constant inputs say what they do, as attributes do.
+_PARAMETERS = frozenset("Clip Pad Resize Upsample OneHot Range Dropout CumSum Trilu TopK RoiAlign".split())
+# So do short lists of integers and bools anywhere else (axes, starts, sizes), but where they are quantised weights.
+_INTEGERS = (6, 7, 9)
+_SHORT = 64
+
+
+def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
+    """A digest of operators, attributes, how they are connected, and the dtypes and shapes of inputs and outputs.
+
+    Args:
+        graph: what the nodes are of.
+        nodes: numbers of the layer's nodes, in order.
+        outputs: names of the values that the layer gives.
+    """
+    look = _Look(graph)
+    told = [look.node(graph.nodes[number]) for number in nodes]
+    told.append([[look.value(name), graph.type_of(name)] for name in outputs])
+    return digest_of(json.dumps(told).encode())
+
+
+class _Look:
+    """Values by the order in which they are first met, so that names do not count."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._met: dict[str, int] = {}
+
+    def node(self, node: Any) -> list[Any]:
+        used = [self._used(node, name) for name in node.input]
+        attributes = sorted((self._attribute(item) for item in node.attribute), key=json.dumps)
+        return [node.domain, node.op_type, used, attributes, [self.value(name) for name in node.output]]
+
+    def value(self, name: str) -> int:
+        return self._met.setdefault(name, len(self._met)) if name else -1
+
+    def _used(self, node: Any, name: str) -> list[Any]:
+        is_new = name not in self._met
+        told: list[Any] = [self.value(name)]
+        tensor = self._graph.constant(name)
+        if tensor is None:
+            return [*told, self._graph.type_of(name)] if is_new else told
+        return [*told, tensor.data_type, list(tensor.dims), self._parameter(node, tensor)]
+
+    def _parameter(self, node: Any, tensor: Any) -> str:
+        """The value of a constant that is no weight, as a digest; "" for a weight."""
+        from onnx import numpy_helper
+
+        if tensor.data_location == 1 or math.prod(tensor.dims) > _SHORT:
+            return ""
+        is_quantised = "Linear" in node.op_type or "Integer" in node.op_type
+        if node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised):
+            return digest_of(repr(numpy_helper.to_array(tensor).tolist()).encode())
+        return ""
+
+    def _attribute(self, attribute: Any) -> list[Any]:
+        from onnx import NodeProto
+
+        holder = NodeProto(attribute=[attribute])
+        if graphs := subgraphs(holder):
+            return [attribute.name, [self._subgraph(graph) for graph in graphs]]
+        plain = type(attribute)()
+        plain.CopyFrom(attribute)
+        plain.doc_string = ""
+        return [attribute.name, plain.SerializeToString(deterministic=True).hex()]
+
+    def _subgraph(self, graph: Any) -> list[Any]:
+        inputs = [
+            [self.value(item.name), item.type.SerializeToString(deterministic=True).hex()] for item in graph.input
+        ]
+        held = [[self.value(item.name), item.data_type, list(item.dims)] for item in graph.initializer]
+        nodes = [self.node(node) for node in graph.node]
+        return [inputs, held, nodes, [self.value(item.name) for item in graph.output]]

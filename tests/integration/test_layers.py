@@ -1,0 +1,102 @@
+"""`hil layers`: what it lists, and that what it saves runs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from layer_models import dynamic_batch, repeated
+from models import DIGITS
+
+
+def test_the_layers_of_the_digits_are_listed(hil):
+    ended = hil("layers", DIGITS / "digits_cnn.onnx")
+    assert ended.code == 0, ended.err
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert lines[0] == ["depth", "layer", "op", "inputs", "outputs", "x"]
+    assert lines[2] == ["1", "Relu_relu1", "Relu", "1x16x8x8", "float32", "1x16x8x8", "float32", "1"]
+    assert lines[-1] == ["8", "layers"]
+    assert "Conv+Relu_conv1" in hil("layers", DIGITS / "digits_cnn.onnx", "--group", "fused").out
+
+
+def test_equal_layers_stand_in_one_line_and_apart_in_json(hil, tmp_path):
+    onnx.save(repeated(), tmp_path / "repeated.onnx")
+    lines = hil("layers", "repeated.onnx").out.splitlines()
+    (row,) = (line.split() for line in lines if "MatMul_MatMul_0" in line)
+    assert row[-1] == "3" and not any("MatMul_MatMul_2" in line for line in lines)
+    assert lines[-1] == "10 layers, 6 of them different"
+    rows = hil("layers", "repeated.onnx", "--json").document["layers"]
+    assert [row["same_as"] for row in rows if row["name"] == "MatMul_MatMul_4"] == ["MatMul_MatMul_0"]
+    assert rows[0]["inputs"] == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        ("digits_cnn", "MaxPool_pool1"),
+        ("digits_cnn_int8", "DequantizeLinear+Conv+QuantizeLinear_conv2"),
+    ],
+)
+def test_a_saved_layer_passes_by_the_command_that_is_printed(hil, simulator, tmp_path, model, layer):
+    np.save(tmp_path / "image.npy", np.load(DIGITS / "digits_test.npz")["image"][:1])
+    options = ("--input", "image=image.npy", "--save", "saved")
+    ended = hil("layers", DIGITS / f"{model}.onnx", *options, "--json")
+    assert ended.code == 0, ended.err
+    rows = {row["name"]: row["saved"] for row in ended.document["layers"]}
+    assert all(Path(tmp_path, saved["model"]).exists() for saved in rows.values())
+    program, *words = shlex.split(rows[layer]["run"])
+    assert program == "hil" and words[-2:] == ["--expected", rows[layer]["outputs"][0]]
+    place = words.index("--runtime-hw-type")
+    words[place : place + 2] = ["--board", simulator]
+    # The quantised layer gives int8, which is compared exactly: ONNX Runtime must agree with itself.
+    assert hil(*words, "--runtime", "onnxruntime", "--json").case["outcome"] == "PASS"
+    printed = hil("layers", DIGITS / f"{model}.onnx", *options).out
+    assert next(iter(rows.values()))["run"] in printed
+
+
+def test_a_part_is_cut_out_saved_and_run(hil, simulator, tmp_path):
+    ended = hil("layers", DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "flatten.out", "--save", "part")
+    assert ended.code == 0, ended.err
+    command = shlex.split(ended.out.splitlines()[-1])
+    assert command[:3] == ["hil", "run", "part/cut_conv2_to_flatten.out.onnx"]
+    inputs, expected = (command[command.index(option) + 1] for option in ("--input", "--expected"))
+    case = hil("run", command[2], "--board", simulator, "--input", inputs, "--expected", expected, "--json").case
+    assert case["outcome"] == "PASS" and case["verdicts"][0]["against"].startswith("expected")
+    assert np.load(tmp_path / inputs).shape == (1, 16, 4, 4)
+
+
+def test_the_same_seed_saves_the_same_values(hil, tmp_path):
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        hil("layers", DIGITS / "digits_cnn.onnx", "--save", folder, "--seed", seed)
+    a, b, c = (np.load(tmp_path / folder / "Gemm_fc1" / "output_0.npy") for folder in "abc")
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+
+
+def test_open_dimensions_are_shown_fixed_or_asked_for(hil, tmp_path):
+    onnx.save(dynamic_batch(), tmp_path / "batch.onnx")
+    assert "Nx3x4 float32" in hil("layers", "batch.onnx").out
+    fixed = hil("layers", "batch.onnx", "--dim", "N=5")
+    assert "5x3x4 float32" in fixed.out and "Gather" not in fixed.out
+    asked = hil("layers", "batch.onnx", "--save", "saved")
+    assert asked.code == 2 and "--dim N=1" in asked.err
+    np.save(tmp_path / "x.npy", np.zeros((7, 3, 4), np.float32))
+    assert "7x12 float32" in hil("layers", "batch.onnx", "--input", "x.npy").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("nothing.onnx",), "no such file"),
+        ((DIGITS / "digits_cnn.onnx", "--group", "each"), "one of node, fused"),
+        ((DIGITS / "digits_cnn.onnx", "--from", "conv3"), "did you mean 'conv"),
+        ((DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "conv1"), "'conv1' does not depend on 'conv2'"),
+        ((DIGITS / "digits_cnn.onnx", "--save", "/proc/no"), "cannot be written"),
+        ((DIGITS / "digits_cnn.onnx", "--input", "picture=x.npy"), "no tensor 'picture'"),
+    ],
+)
+def test_what_cannot_be_meant_is_bad_usage(hil, arguments, word):
+    ended = hil("layers", *arguments)
+    assert ended.code == 2 and word in ended.err
