@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from hil.controller.flows.flow import Flow
+from hil.controller.flows.named import flows, load_flow
+from hil.controller.flows.quanta import quantum_atol
+from hil.controller.flows.read import check_flow, read_flows
+from hil.controller.flows.recipe import Recipe, apply_recipe, recipes
 
-
-@dataclass(frozen=True)
-class Flow:
-    """How a suite's models are made into programs and judged.
-
-    Attributes:
-        name: what it is called by.
-        runtime: loads the program on the board: ``iree``, ``onnxruntime``.
-        compiler: makes it; "" is the runtime's own.
-        compile_flags: for the compiler, after the board's.
-        recipe: what is done with a model first: a name of :func:`recipes`; "" is nothing.
-        settings: the recipe's.
-        rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
-            case's own or the dtype's default.
-        min_sqnr_db: what the answer must reach beside the model as it was before the recipe; None asks for nothing.
-        description: a line for people.
-    """
-
-    name: str
-    runtime: str
-    compiler: str = ""
-    compile_flags: tuple[str, ...] = ()
-    recipe: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    rtol: float | None = None
-    atol: float | None = None
-    min_sqnr_db: float | None = None
-    description: str = ""
+__all__ = [
+    "Flow",
+    "Recipe",
+    "apply_recipe",
+    "check_flow",
+    "flows",
+    "load_flow",
+    "quantum_atol",
+    "read_flows",
+    "recipes",
+]

@@ -1,0 +1,143 @@
+"""Every built-in flow, from a model to the verdicts: beside its own reference and, apart, beside the plain model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from flow_models import attention, mlp, residual_cnn
+from models import DIGITS
+
+import hil
+from hil.controller.cache import Cache
+from hil.controller.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
+from hil.controller.importers import import_model
+from hil.controller.inputs import make_inputs
+from hil.controller.isolated import Isolated
+from hil.controller.opening import AnyBoard
+from hil.controller.pipeline import Case, Options, Workshop, begin, conclude, execute, prepare, refer_case
+from hil.results import Outcome
+from hil.tensors import Array
+
+CNN = DIGITS / "digits_cnn.onnx"
+STATIC = "static-int8-per-channel"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with Isolated(2) as isolated:
+        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+@pytest.fixture(scope="module")
+def board() -> Iterator[AnyBoard]:
+    with hil.connect("sim") as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def images() -> list[dict[str, Array]]:
+    with np.load(DIGITS / "digits_test.npz") as held_out:
+        return [{"image": image[None]} for image in held_out["image"]]
+
+
+@pytest.fixture
+def take(shop: Workshop, board: AnyBoard, tmp_path: Path) -> Callable[..., Case]:
+    """take(flow, model, inputs, samples) is the case of a model, ended."""
+
+    def call(flow: Flow, model: Path, inputs: dict[str, Array], samples: list[dict[str, Array]]) -> Case:
+        log = tmp_path / "prepare.log"
+        path = apply_recipe(flow, model, samples, shop, log)
+        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, shop, log)
+        options = Options(
+            runtime=flow.runtime,
+            compiler=flow.compiler,
+            compile_flags=flow.compile_flags,
+            inputs=inputs,
+            plain_model=model if path != model else None,
+            min_sqnr_db=flow.min_sqnr_db,
+            rtol=flow.rtol,
+            atol=atol,
+        )
+        folder = tmp_path / flow.name
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        case = prepare(begin(path, options, folder, shop), board.config, shop)
+        return conclude(refer_case(execute(case, board, shop), shop), shop)
+
+    return call
+
+
+def random_inputs(model: Path, shop: Workshop, seed: int) -> dict[str, Array]:
+    read = import_model(model, isolated=shop.isolated, cache=shop.cache)
+    return make_inputs(read.inputs or (), {}, seed=seed, ranges=read.ranges)
+
+
+@pytest.mark.parametrize("name", list(flows()))
+def test_the_digits_pass_in_every_flow_beside_both_models(take, images, name: str):
+    flow = load_flow(name)
+    case = take(flow, CNN, images[40], images[:8])
+    assert case.outcome is Outcome.PASS, (case.reason, case.error)
+    assert case.verdicts[0].outcome is Outcome.PASS
+    if not flow.recipe:
+        assert case.plain_verdict is None
+        return
+    assert flow.min_sqnr_db
+    assert case.plain_verdict is not None
+    (beside_plain,) = case.plain_verdict.outputs
+    assert beside_plain.sqnr_db is not None
+    assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near to the plain model, and not that model
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        (f"iree-{STATIC}", residual_cnn),
+        (f"iree-{STATIC}", mlp),  # off by one step
+        (f"iree-{STATIC}", attention),  # off by several
+        ("iree-dynamic-int8", attention),
+        ("iree-f16", attention),
+    ],
+)
+def test_other_networks_pass_in_what_iree_makes_of_them(take, shop, tmp_path: Path, name: str, make):
+    model = make(tmp_path / "net.onnx")
+    case = take(load_flow(name), model, random_inputs(model, shop, seed=1000), [])
+    assert case.outcome is Outcome.PASS, (case.reason, case.error)
+
+
+def test_a_worse_calibration_fails_beside_the_plain_model_alone(take, images):
+    flow = load_flow(f"iree-{STATIC}")
+    brighter = [{"image": sample["image"] * 25} for sample in images[:8]]
+    case = take(flow, CNN, images[40], brighter)
+    assert case.verdicts[0].outcome is Outcome.PASS  # the program does what the badly quantised model says
+    assert case.outcome is Outcome.FAIL
+    assert "dB SQNR beside the plain model" in case.reason
+
+
+def test_an_answer_off_by_more_than_the_steps_of_a_flow_fails(take, shop, images, tmp_path: Path):
+    flow = load_flow(f"onnxruntime-{STATIC}")
+    path = apply_recipe(flow, CNN, images[:8], shop, tmp_path / "log")
+    atol = quantum_atol(flow, path, shop, tmp_path / "log")
+    right = take(flow, CNN, images[40], images[:8])
+    (answer,) = right.result.outputs.values()
+    for share, outcome in ((0.99, Outcome.PASS), (1.3, Outcome.FAIL)):
+        moved = {"logits": (answer + np.float32(share * atol)).astype(np.float32)}
+        right.result = replace(right.result, outputs=moved)
+        right.outcome = None
+        assert conclude(right, shop).outcome is outcome
+
+
+def test_the_optimisation_level_of_iree_o3_reaches_the_compiler(take, images):
+    case = take(load_flow("iree-O3"), CNN, images[40], [])
+    assert "--iree-opt-level=O3" in case.artifact.flags
+    assert case.outcome is Outcome.PASS
+
+
+def test_what_iree_runs_in_the_int8_flow_is_int8(take, images):
+    case = take(load_flow(f"iree-{STATIC}"), CNN, images[40], images[:8])
+    weights = [one for one in onnx.load(case.path).graph.initializer if one.name.endswith("weight_quantized")]
+    assert len(weights) == 3
+    assert {one.data_type for one in weights} == {onnx.TensorProto.INT8}
