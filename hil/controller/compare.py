@@ -83,6 +83,7 @@ def compare_output(
         **common,
         elements=stats.elements,
         mismatches=stats.mismatches,
+        nonfinite=stats.nonfinite,
         max_abs=stats.max_abs,
         max_rel=stats.max_rel,
         max_ulp=stats.max_ulp,
@@ -181,7 +182,8 @@ def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
     if min_sqnr_db is None:
         return ""
     for output in verdict.outputs:
-        if output.sqnr_db is None and not output.passed:
+        # A NaN or infinity is in no SQNR.
+        if (output.sqnr_db is None or output.nonfinite) and not output.passed:
             return f"beside the plain model ({verdict.against}): {output.reason}"
         # Written so that NaN is too far as well.
         if output.sqnr_db is not None and not output.sqnr_db >= min_sqnr_db:

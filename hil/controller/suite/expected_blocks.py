@@ -48,7 +48,7 @@ def split(text: str, path: Path) -> tuple[str, list[Block]]:
     headers = [(number, found[1]) for number, line in enumerate(lines) if (found := _HEADER.match(line))]
     starts = [_with_comment(lines, number) for number, _ in headers]
     blocks = []
-    for start, stop, (_, table) in zip(starts, [*starts[1:], len(lines)], headers, strict=True):
+    for start, stop, (_, table) in zip(starts, [*starts[1:], len(lines)][: len(starts)], headers, strict=True):
         end = stop
         while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
             end -= 1
@@ -94,7 +94,7 @@ def edited(block: Block, entry: Expectation) -> Block:
     import tomlkit
 
     document = tomlkit.parse(block.body)
-    row = document[block.table][0]  # type: ignore[index]
+    row = document[block.table][0]
     _set(row, "cases", entry.cases)
     _set(row, "except", entry.without)
     return replace(block, body=tomlkit.dumps(document))

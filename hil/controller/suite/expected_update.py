@@ -27,10 +27,9 @@ from hil.results import Outcome
 # Mismatches that came and went, or that only one board has, are no property of the case.
 _FICKLE = ("flaky", "one bad board")
 _LONGEST = 160  # characters of a reason that is made from a message
-# Names, lists, an output's name, any number.
-_VARYING = re.compile(
-    r"""'[^']*'|"[^"]*"|`[^`]*`|\[[^\[\]]*\]|(?<=\boutput )[^\s:]+|(?<!\w)[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)"""
-)
+# What differs between messages of one kind: a node's or tensor's name, lists, numbers.
+_NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s:…]+""")
+_NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
 
 
 def update(
@@ -59,8 +58,8 @@ def update(
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(after, encoding="utf-8")
-    lines = (text.splitlines(keepends=True) for text in (before, after))
-    return "".join(difflib.unified_diff(*lines, str(path) if before else "/dev/null", str(path)))
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    return "".join(difflib.unified_diff(old, new, str(path) if before else "/dev/null", str(path)))
 
 
 def updated(text: str, path: Path, records: Iterable[CaseRecord], *, ids: Collection[str], today: date) -> str:
@@ -118,10 +117,7 @@ def _without(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> 
 
     kept = tuple(one for one in entry.cases if (needed(one) if is_wild(one) else one not in gone))
     still = (*entry.without, *sorted(name for name in gone if matches(kept, name)))
-    wild = any(map(is_wild, kept))
-    return replace(
-        entry, cases=kept, without=tuple(one for one in still if wild and (is_wild(one) or matches(kept, one)))
-    )
+    return replace(entry, cases=kept, without=tuple(one for one in still if is_wild(one) or matches(kept, one)))
 
 
 def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expectation, ...], list[Expectation]]:
@@ -135,7 +131,8 @@ def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expe
         for place, entry in enumerate(entries):
             if _takes(entry, records, likeness):
                 left = tuple(one for one in entry.without if one not in names)
-                entries[place] = replace(entry, cases=_inserted(entry.cases, names), without=left)
+                more = [name for name in names if not matches(entry.cases, name)]
+                entries[place] = replace(entry, cases=_inserted(entry.cases, more), without=left)
                 break
         else:
             board = (hw_type,) if hw_type else ()
@@ -158,15 +155,16 @@ def _takes(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> 
 def _inserted(cases: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     merged = list(cases)
     for name in names:
-        if name not in merged:
-            merged.insert(bisect_left(merged, name), name)
+        merged.insert(bisect_left(merged, name), name)
     return tuple(merged)
 
 
 def alike(message: str) -> str:
-    """What messages of one kind have in common: names, numbers and lists in it become an ellipsis; one line, cut."""
+    """What messages of one kind have in common: where one speaks of its own case stands an ellipsis; one line, cut."""
     first = message.strip().splitlines()[0].strip() if message.strip() else ""
-    text = re.sub(r"…(?:[\s,x]*…)+", "…", _VARYING.sub("…", first))
+    text, before = _NAME.sub(lambda found: f"{found[1] or found[3]} …", first), ""
+    while text != before:  # lists may hold lists
+        text, before = _NUMBERS.sub("…", text), text
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2].rstrip(' …')} …"
 
 

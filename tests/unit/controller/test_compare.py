@@ -24,6 +24,7 @@ from hil.controller.compare import (
     judge,
     refuse_vacuous,
     tolerance_for,
+    too_far,
 )
 from hil.controller.compare_stats import Stats, measure
 from hil.controller.compare_values import CHUNK, common_kind
@@ -738,6 +739,9 @@ def test_cosine_is_never_above_one() -> None:
     assert compare_output("y", f32(-1, -2), f32(1, 2)).cosine == pytest.approx(-1.0)
     assert compare_output("y", f32(1, 0), f32(0, 1)).cosine == 0.0
     assert compare_output("y", f32(1, 2), f32(2, 4)).cosine == pytest.approx(1.0)
+    for value in (5, 6, 8, 14):  # the quotient of these exact sums rounds to 1.0000000000000002
+        assert compare_output("y", f32(2, 2 * value), f32(1, value)).cosine == 1.0
+        assert compare_output("y", f32(-2, -2 * value), f32(1, value)).cosine == -1.0
 
 
 def test_sums_keep_small_actual_values_beside_a_large_reference() -> None:
@@ -900,3 +904,35 @@ def test_nothing_to_judge_is_a_mistake_of_the_caller() -> None:
     for verdicts, between in (([], []), ([passed], [passed]), ([passed, passed], [])):
         with pytest.raises(ValueError, match="between references"):
             judge(verdicts, between)
+
+
+# --- beside the model as it was before it was quantised --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("actual", "asked", "far"),
+    [
+        (f32(1.1, 2), None, False),
+        (f32(1.1, 2), 26.0, False),  # 10 * log10(5 / 0.01) is 26.99 dB
+        (f32(1.1, 2), 28.0, True),
+        (f32(1, 2), 500.0, False),  # equal
+        (f32(0, 0), 1.0, True),
+        (f32(-1, -2), -10.0, False),
+        (f32(math.nan, math.nan), 20.0, True),
+        (f32(1, 2, 3), 20.0, True),
+        (np.array([1, 2], np.float64), 20.0, False),  # another dtype, but near
+        (f32(math.nan, 2), 20.0, True),
+        (f32(1, math.inf), -100.0, True),
+    ],
+)
+def test_an_answer_is_too_far_from_the_plain_models_where_its_sqnr_is_too_low(
+    actual: Any, asked: float | None, far: bool
+) -> None:
+    verdict = compare(result("board", near=f32(1), y=actual), result(ONE, near=f32(1), y=f32(1, 2)))
+    reason = too_far(verdict, asked)
+    assert bool(reason) is far and (not far or f"({ONE})" in reason)
+
+
+def test_an_answer_with_another_count_of_outputs_is_too_far() -> None:
+    verdict = compare(result("board", y=f32(1)), result(ONE, y=f32(1), z=f32(1)))
+    assert too_far(verdict, 20.0) == "1 output, the reference has 2" and too_far(verdict, None) == ""
