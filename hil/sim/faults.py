@@ -7,13 +7,14 @@ name           what happens                                                     
 =============  =========================================================================================  ==========
 ``crash``      the worker dies of ``signal`` (SIGSEGV) ``at`` run or load                                 always
 ``hang``       the worker never comes back ``at`` run or load                                             always
-``corrupt``    ``elements`` (1) of output ``output`` (0) come back with flipped bits                      always
+``corrupt``    ``elements`` (1) of output ``output`` (0, or a name) come back with flipped bits           always
 ``drop``       every connection is cut when ``at`` (0.6) of what an upload has to bring has come          once
 ``slow``       the link carries ``rate`` (1 MB/s) bytes a second, ``delay`` (0) seconds late each way     always
 ``kill-agent`` the agent is killed with SIGKILL ``at`` run or load                                        always
 =============  =========================================================================================  ==========
 
-``times=N`` makes a fault strike N times and then no more; ``times=0`` is always.
+``times=N`` makes a fault strike N times and then no more; ``times=0`` is always. ``corrupt`` refuses a program that has
+no such output; ``others=spare`` leaves it alone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hil.errors import UsageError
 _KEYS: dict[str, dict[str, Any]] = {
     "crash": {"signal": "SIGSEGV", "at": "run", "times": 0},
     "hang": {"at": "run", "times": 0},
-    "corrupt": {"elements": 1, "output": 0, "times": 0},
+    "corrupt": {"elements": 1, "output": 0, "others": "refuse", "times": 0},
     "drop": {"at": 0.6, "times": 1},
     "slow": {"rate": 1e6, "delay": 0.0},
     "kill-agent": {"at": "run", "times": 0},
@@ -43,11 +44,23 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "drop.at": (lambda at: 0 <= at <= 1, "a share of the upload, 0 to 1"),
     "signal": (lambda name: name in signal.Signals.__members__, "a signal's name"),
     "elements": (lambda count: count >= 1, "1 or more"),
-    "output": (lambda number: number >= 0, "0 or more"),
+    "output": (lambda which: which != "" if isinstance(which, str) else which >= 0, "an output's number or name"),
+    "others": (lambda word: word in ("refuse", "spare"), "refuse or spare"),
     "rate": (lambda rate: rate > 0, "above 0 bytes a second"),
     "delay": (lambda delay: 0 <= delay < math.inf, "0 seconds or more"),
     "times": (lambda times: times >= 0, "1 or more, or 0 for always"),
 }
+
+
+def _number_or_name(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+# A key whose value is not simply of its default's type.
+_READ: dict[str, Callable[[str], Any]] = {"output": _number_or_name}
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def parse(text: str) -> Fault:
             raise UsageError(f"fault {name} has no {key!r}", hint=example)
         allowed, wanted = _LIMITS.get(f"{name}.{key}") or _LIMITS[key]
         try:
-            keys[key] = type(keys[key])(value)
+            keys[key] = _READ.get(key, type(keys[key]))(value)
             fits = allowed(keys[key])
         except ValueError:
             fits = False

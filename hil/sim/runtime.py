@@ -65,11 +65,13 @@ class SimRuntime:
             if fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at and self._charges.strike(fault):
                 self._suffer(fault)
 
-    def corrupt(self, arrays: list[Array]) -> list[Array]:
+    def corrupt(self, arrays: list[Array], outputs: Sequence[TensorSpec]) -> list[Array]:
         """Flip bits in outputs if that fault is on."""
         for fault in self._faults:
-            if fault.name == "corrupt" and self._charges.strike(fault):
-                position = fault.keys["output"]
+            if fault.name != "corrupt":
+                continue
+            position = _position(fault, outputs)
+            if position is not None and self._charges.strike(fault):
                 arrays[position] = _flipped(arrays[position], fault.keys["elements"])
         return arrays
 
@@ -110,7 +112,7 @@ class SimProgram:
 
     def fetch(self) -> list[Array]:
         """As the real program, perhaps corrupted."""
-        return self._runtime.corrupt(self._inner.fetch())
+        return self._runtime.corrupt(self._inner.fetch(), self.outputs)
 
 
 class SimIree(SimRuntime):
@@ -137,15 +139,32 @@ class SimOnnxRuntime(SimRuntime):
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
     """Refuse a fault that could never strike this program: a run that passes must have met the faults it asked for."""
-    names = [spec.name.removeprefix(SCALAR_PREFIX) for spec in outputs]
-    there = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
-    position = fault.keys["output"]
-    if position >= len(outputs):
-        raise UsageError(f"fault corrupt: the program has no output {position}", hint=f"output=N with one of: {there}")
+    names, which = _names(outputs), fault.keys["output"]
+    position = _position(fault, outputs)
+    if position is None:
+        if fault.keys["others"] == "spare":
+            return
+        there = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
+        raise UsageError(
+            f"fault corrupt: the program has no output {which}",
+            hint=f"output=N with one of: {there}; or others=spare, which leaves programs without it alone",
+        )
     if outputs[position].dtype == "string":
         raise UsageError(
             f"fault corrupt: output {position} ({names[position]}) holds strings, which have no bits to flip"
         )
+
+
+def _position(fault: Fault, outputs: Sequence[TensorSpec]) -> int | None:
+    """Which of a program's outputs the fault strikes; None where it has no such output."""
+    names, which = _names(outputs), fault.keys["output"]
+    if isinstance(which, str):
+        return names.index(which) if which in names else None
+    return which if which < len(names) else None
+
+
+def _names(outputs: Sequence[TensorSpec]) -> list[str]:
+    return [spec.name.removeprefix(SCALAR_PREFIX) for spec in outputs]
 
 
 def _flipped(array: Array, elements: int) -> Array:

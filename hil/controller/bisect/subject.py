@@ -1,0 +1,141 @@
+"""What is taken apart: a model, its layers, what the reference computed for its tensors, and the model to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hil.bundle import Model
+from hil.controller.bisect.pair import check_layers, check_signatures
+from hil.controller.compare import refuse_vacuous, tolerance_for
+from hil.controller.flows import Flow, apply_recipe
+from hil.controller.importers import import_model
+from hil.controller.inputs import make_inputs
+from hil.controller.layers import Activations, Layer, activations, layers_of
+from hil.controller.pipeline import DEFAULT_TIMEOUT_S, Options, Workshop
+from hil.controller.runs import storing
+from hil.errors import UsageError
+from hil.tensors import Array, TensorSpec, dtype_name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model made ready.
+
+    Attributes:
+        model: the one whose reference is taken for right.
+        compiled: the one that programs are made of: the same, or one of the same layers with other weights.
+        options: the user's, a flow's own filled in.
+        inputs: of the whole model.
+        layers: of ``model``, in topological order.
+        twins: of ``compiled``, one for each of ``layers``.
+        activations: what the reference computed for every tensor.
+    """
+
+    model: Model
+    compiled: Model
+    options: Options
+    inputs: Mapping[str, Array]
+    layers: tuple[Layer, ...]
+    twins: tuple[Layer, ...]
+    activations: Activations
+
+    def spec(self, tensor: str) -> TensorSpec:
+        """A tensor's dtype and shape, as the reference computed it."""
+        array = self.activations[tensor]
+        return TensorSpec(tensor, dtype_name(array.dtype), array.shape)
+
+    def missing(self, layer: Layer) -> str:
+        """Why a layer cannot be looked at: the reference made no value for a tensor of it; "" where it can."""
+        names = [name for name in (*layer.inputs, *layer.outputs) if name not in self.activations]
+        return f"the reference has no value for {names[0]}" if names else ""
+
+
+def open_subject(
+    path: Path,
+    options: Options,
+    *,
+    flow: Flow | None,
+    artifact_model: Path | None,
+    group: str,
+    shop: Workshop,
+    folder: Path,
+) -> Subject:
+    """Read a model, take it apart and ask the reference for all of its tensors.
+
+    Args:
+        path: an ONNX model.
+        options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
+        flow: or None.
+        artifact_model: the file to compile in its place, or None.
+        group: how nodes make layers: see :func:`hil.controller.layers.layers_of`.
+        shop: the cache and the isolated processes.
+        folder: for logs.
+
+    Raises:
+        UsageError: it is no ONNX model, does not take these inputs, or the other model is another network.
+        ImportFailed, ReferenceFailed, StageTimeout: it cannot be read, or not computed.
+    """
+    options = with_flow(options, flow)
+    log = folder / "logs" / "bisect.log"
+    with storing(log.parent):
+        log.parent.mkdir(parents=True, exist_ok=True)
+    model = _read(path, options, flow, shop, log)
+    inputs = make_inputs(
+        model.inputs or (),
+        options.inputs,
+        seed=options.seed,
+        ranges=model.ranges,
+        user_range=options.input_range,
+        dims=options.dims,
+    )
+    settings: dict[str, Any] = {"cache": shop.cache, "isolated": shop.isolated, "log": log}
+    layers = layers_of(model, group=group, inputs=inputs, **settings)
+    compiled, twins = model, layers
+    if artifact_model is not None:
+        compiled = _read(artifact_model, options, flow, shop, log)
+        check_signatures(model, compiled)
+        twins = layers_of(compiled, group=group, inputs=inputs, **settings)
+        check_layers(model, layers, compiled, twins)
+    computed = activations(
+        model, inputs, recompute=options.recompute, timeout=max(options.timeout, DEFAULT_TIMEOUT_S), **settings
+    )
+    for spec in model.outputs or ():
+        _check_tolerance(spec.name, computed[spec.name], options)
+    return Subject(model, compiled, options, inputs, layers, twins, computed)
+
+
+def with_flow(options: Options, flow: Flow | None) -> Options:
+    """The options with what a flow says filled in."""
+    if flow is None:
+        return options
+    return replace(
+        options,
+        runtime=flow.runtime,
+        compiler=flow.compiler,
+        compile_flags=(*flow.compile_flags, *options.compile_flags),
+        rtol=flow.rtol if options.rtol is None else options.rtol,
+        atol=flow.atol if options.atol is None else options.atol,
+    )
+
+
+def _check_tolerance(name: str, reference: Array, options: Options) -> None:
+    """Refuse a tolerance within which the model's own outputs could not be wrong."""
+    tolerance = tolerance_for(dtype_name(reference.dtype), options.rtol, options.atol)
+    if tolerance is not None and options.atol is not None:
+        refuse_vacuous(name, reference, tolerance)
+
+
+def _read(path: Path, options: Options, flow: Flow | None, shop: Workshop, log: Path) -> Model:
+    """A model as the flow's recipe makes it."""
+    settings: dict[str, Any] = {"dims": options.dims, "isolated": shop.isolated, "cache": shop.cache}
+    model = import_model(path, function=options.function, **settings)
+    if model.format != "onnx":
+        raise UsageError(
+            f"{path.name} is no ONNX model: only those can be taken apart", hint="name the ONNX file it was made from"
+        )
+    if flow is None or not flow.recipe:
+        return model
+    return import_model(apply_recipe(flow, path, (), shop, log, dims=options.dims), **settings)

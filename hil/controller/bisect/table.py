@@ -1,0 +1,95 @@
+"""A bisection on the terminal: a line a layer, what could not be run and why, and the verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.bisect.result import WAYS, Bisection, Finding, listed
+from hil.results import Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.SKIP: "dim"}
+_REASONS_SHOWN = 10
+# A terminal below this many columns has no room for operators and nodes: a layer's name tells both, if shortened.
+_ROOMY = 110
+# What nobody looks at in a terminal needs no wrapping.
+_UNBOUNDED = 1000
+
+
+def print_bisection(console: Console, found: Bisection) -> None:
+    """Print the table, the reasons and the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    ways = [way for way in WAYS if any(layer.by(way) for layer in found.layers)]
+    if not console.is_terminal:
+        console.width = _UNBOUNDED
+    roomy = console.width >= _ROOMY
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("depth", justify="right", no_wrap=True)
+    table.add_column("layer", overflow="fold")
+    if roomy:
+        table.add_column("op", overflow="fold")
+        table.add_column("nodes", overflow="fold")
+    for way in ways:
+        table.add_column(way, no_wrap=True)
+        table.add_column("max abs", justify="right", no_wrap=True)
+        table.add_column("SQNR dB", justify="right", no_wrap=True)
+    for layer in found.layers:
+        cells: list[Any] = [str(layer.depth), Text(layer.name)]
+        if roomy:
+            cells += [Text(layer.op), Text(listed(layer.nodes))]
+        for way in ways:
+            cells += _cells(layer.by(way))
+        table.add_row(*cells)
+    _head(console, found)
+    console.print(table)
+    for text in (*_reasons(found), *(f"note: {note}" for note in found.notes)):
+        console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    style = "bold green" if found.exit_code == 0 else "bold red"
+    console.print(found.verdict, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _head(console: Console, found: Bisection) -> None:
+    compiled = f", compiled from {found.artifact_model}" if found.artifact_model != found.model else ""
+    flow = f", flow {found.flow}" if found.flow else ""
+    text = f"{found.model} on {found.board} by {found.runtime}{flow}{compiled}; against {found.against}"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cells(finding: Finding | None) -> list[Any]:
+    from rich.text import Text
+
+    if finding is None:
+        return ["-", "-", "-"]
+    outcome = Text(finding.outcome.value, style=_STYLES.get(finding.outcome, "magenta"))
+    return [outcome, _number(finding.max_abs), _number(finding.sqnr_db)]
+
+
+def _reasons(found: Bisection) -> list[str]:
+    """Why: of the first wrong layer in each way, of the model as it is, and of every error."""
+    said = []
+    for way in WAYS:
+        layer = found.first_wrong(way)
+        finding = layer.by(way) if layer else None
+        if layer and finding:
+            said.append(f"{layer.name}, {way}: {finding.reason}")
+    if found.whole and found.whole.outcome is Outcome.FAIL:
+        said.append(f"the model as it is: {found.whole.reason}")
+    for layer in found.layers:
+        for way in WAYS:
+            skipped = layer.by(way)
+            if skipped and skipped.outcome is Outcome.SKIP:
+                said.append(f"{layer.name}, {way}: not judged: {skipped.reason}")
+                break
+    for what, way, finding in found.failed():
+        said.append(f"{what}, {way}: {finding.outcome.value}: {finding.reason}")
+    if len(said) > _REASONS_SHOWN:
+        said = [*said[:_REASONS_SHOWN], f"and {len(said) - _REASONS_SHOWN} more: see --json"]
+    return said
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,270 @@
+"""`hil bisect`: the layer that is wrong is named, isolated and cumulative; what cannot be said is said too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import DIGITS, save_model
+from onnx import TensorProto, helper, numpy_helper
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+# Nothing to compile: for what does not depend on a compiler.
+ORT = ("--runtime", "onnxruntime")
+
+
+def with_wrong_weight(model: Path, target: Path, weight: str) -> Path:
+    """A copy of a model with one value of one weight wrong."""
+    proto = onnx.load(model)
+    (tensor,) = (tensor for tensor in proto.graph.initializer if tensor.name == weight)
+    values = numpy_helper.to_array(tensor).copy()
+    values.reshape(-1)[values.size // 2] += 0.5
+    tensor.CopyFrom(numpy_helper.from_array(values, weight))
+    onnx.save(proto, target)
+    return target
+
+
+def outcomes(document, way):
+    return {layer["name"]: layer[way]["outcome"] for layer in document["layers"]}
+
+
+@pytest.fixture
+def branched(tmp_path: Path) -> Path:
+    """A CNN with a residual branch: conv_in, relu_in, conv_middle, add, relu_out, conv_out."""
+    rng = np.random.default_rng(4)
+    weights = [
+        numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(np.float32), name)
+        for name, shape in {"w_in": (4, 3, 3, 3), "w_middle": (4, 4, 3, 3), "w_out": (2, 4, 3, 3)}.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w_in"], ["a"], "conv_in", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu_in"),
+        helper.make_node("Conv", ["b", "w_middle"], ["c"], "conv_middle", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["d"], "add"),
+        helper.make_node("Relu", ["d"], ["e"], "relu_out"),
+        helper.make_node("Conv", ["e", "w_out"], ["y"], "conv_out", pads=[1, 1, 1, 1]),
+    ]
+    inputs, outputs = [("x", FLOAT, [1, 3, 8, 8])], [("y", FLOAT, [1, 2, 8, 8])]
+    return save_model(tmp_path / "branched.onnx", nodes, inputs, outputs, weights)
+
+
+def test_a_healthy_model_has_no_layer_that_is_wrong(hil, simulator):
+    ended = hil("bisect", DIGITS_CNN, "--board", simulator, "--json")
+    assert ended.code == 0, ended.err
+    document = ended.document
+    assert document["verdict"] == "no layer is wrong, isolated and cumulative"
+    assert (document["exit_code"], document["first_isolated"], document["first_cumulative"]) == (0, None, None)
+    assert [layer["depth"] for layer in document["layers"]] == list(range(8))
+    for way in ("isolated", "cumulative"):
+        assert set(outcomes(document, way).values()) == {"PASS"}
+
+
+@pytest.mark.parametrize(("runtime", "group"), [("iree", "node"), ("onnxruntime", "fused")])
+def test_a_wrong_weight_in_the_model_that_was_compiled_is_found_by_name(
+    hil, simulator, branched, tmp_path, runtime, group
+):
+    wrong = with_wrong_weight(branched, tmp_path / "received.onnx", "w_middle")
+    options = ["--board", simulator, "--runtime", runtime, "--group", group, "--artifact-model", wrong]
+    ended = hil("bisect", branched, *options, "--json")
+    assert ended.code == 1, ended.err
+    document = ended.document
+    assert document["first_isolated"] == document["first_cumulative"]
+    assert "conv_middle" in document["first_isolated"]
+    assert document["verdict"].endswith("isolated and cumulative")
+    isolated, cumulative = outcomes(document, "isolated"), outcomes(document, "cumulative")
+    assert [name for name, outcome in isolated.items() if outcome == "FAIL"] == [document["first_isolated"]]
+    # Whatever comes after it is wrong as well in a run of the whole model.
+    names = list(cumulative)
+    after = names[names.index(document["first_isolated"]) :]
+    assert [name for name, outcome in cumulative.items() if outcome == "FAIL"] == after
+    assert document["whole"]["outcome"] == "FAIL"
+
+
+def test_a_wrong_weight_in_the_digits_is_found_and_what_is_needed_to_see_it_again_is_kept(hil, simulator, tmp_path):
+    wrong = with_wrong_weight(DIGITS_CNN, tmp_path / "received.onnx", "conv2.weight")
+    ended = hil("bisect", DIGITS_CNN, "--artifact-model", wrong, "--board", simulator, "--out", "kept")
+    assert ended.code == 1, ended.err
+    verdict = "the first layer that is wrong: Conv_conv2 (Conv, node conv2), isolated and cumulative"
+    assert verdict in ended.out
+    for name in ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc1"):
+        assert name in ended.out
+    (again,) = (line.removeprefix("again: hil ") for line in ended.out.splitlines() if line.startswith("again: "))
+    repeated = hil(*again.split(), "--json")
+    assert repeated.code == 1, repeated.err
+    assert repeated.case["verdicts"][0]["outputs"][0]["name"] == "conv2.out"
+    assert not (tmp_path / "kept" / "Conv_conv1" / "inputs").exists()
+    assert verdict == json.loads((tmp_path / "kept" / "bisect.json").read_text())["verdict"]
+
+
+def test_a_corrupted_tensor_is_found_by_the_layer_that_makes_it(hil):
+    fault = "corrupt:output=conv2.out,others=spare"
+    ended = hil("bisect", DIGITS_CNN, "--fault", fault, "--json")
+    assert ended.code == 1, ended.err
+    assert ended.document["first_isolated"] == ended.document["first_cumulative"] == "Conv_conv2"
+    # Only what the board hands out is corrupted: what it computes with is not.
+    assert list(outcomes(ended.document, "cumulative").values()).count("FAIL") == 1
+
+
+def test_a_fault_that_most_programs_could_not_meet_is_refused_with_what_to_write(hil):
+    ended = hil("bisect", DIGITS_CNN, "--fault", "corrupt:output=conv2.out")
+    assert ended.code == 2
+    assert "others=spare" in ended.err
+
+
+def test_an_error_that_no_layer_makes_alone_is_said_to_accumulate(hil, tmp_path):
+    # Half precision rounds 1.0003 to 1: 3e-4 off, in tolerance, until 1 is taken away and the rest made a hundred times
+    # as large.
+    nodes = [
+        helper.make_node("MatMul", ["x", "eye"], ["a"], "product"),
+        helper.make_node("Sub", ["a", "one"], ["b"], "less_one"),
+        helper.make_node("Mul", ["b", "hundred"], ["y"], "times"),
+    ]
+    constants = [
+        numpy_helper.from_array(np.eye(8, dtype=np.float32), "eye"),
+        numpy_helper.from_array(np.float32(1), "one"),
+        numpy_helper.from_array(np.float32(100), "hundred"),
+    ]
+    save_model(tmp_path / "growing.onnx", nodes, [("x", FLOAT, [8, 8])], [("y", FLOAT, [8, 8])], constants)
+    np.save(tmp_path / "x.npy", np.where(np.eye(8), 1.3125, 1.0003).astype(np.float32))
+    options = ["--input", "x.npy", "--runtime-hw-type", "sim-f16", "--rtol", 1e-3, "--atol", 1e-3]
+    ended = hil("bisect", "growing.onnx", *options, "--plot", "growth.svg")
+    assert ended.code == 1, ended.err
+    verdict = ended.out.splitlines()[-2]
+    assert verdict.startswith(
+        "every layer is right by itself; in a run of the whole model the first to leave tolerance"
+    )
+    assert "Mul_times (Mul, node times): the error accumulates, or comes of how" in verdict
+    assert "<svg" in (tmp_path / "growth.svg").read_text()
+
+
+@pytest.fixture
+def uncompilable(tmp_path: Path) -> Path:
+    """double -> pool -> minus, and double -> relu: IREE cannot compile an LpPool."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["a"], "double"),
+        helper.make_node("LpPool", ["a"], ["p"], "pool", kernel_shape=[2, 2]),
+        helper.make_node("Neg", ["p"], ["y"], "minus"),
+        helper.make_node("Relu", ["a"], ["z"], "relu"),
+    ]
+    outputs = [("y", FLOAT, [1, 2, 3, 3]), ("z", FLOAT, [1, 2, 4, 4])]
+    return save_model(tmp_path / "pooled.onnx", nodes, [("x", FLOAT, [1, 2, 4, 4])], outputs)
+
+
+def test_what_does_not_compile_is_told_and_the_rest_is_looked_at_without_it(hil, simulator, uncompilable, tmp_path):
+    ended = hil("bisect", uncompilable, "--board", simulator, "--json")
+    assert ended.code == 3, ended.err
+    document = ended.document
+    isolated, cumulative = outcomes(document, "isolated"), outcomes(document, "cumulative")
+    assert isolated == {"Add_double": "PASS", "LpPool_pool": "COMPILE_ERROR", "Neg_minus": "PASS", "Relu_relu": "PASS"}
+    assert cumulative == {"Add_double": "PASS", "LpPool_pool": "SKIP", "Neg_minus": "SKIP", "Relu_relu": "PASS"}
+    assert document["exposed"]["outcome"] == document["whole"]["outcome"] == "COMPILE_ERROR"
+    assert "LpPool_pool (LpPool, node pool) ended in COMPILE_ERROR" in document["verdict"]
+    assert "went on without" in document["notes"][0]
+
+
+def test_a_quantised_flow_may_be_off_by_its_own_steps(hil, simulator):
+    flow = ["--flow", "onnxruntime-static-int8-per-tensor"]
+    ended = hil("bisect", DIGITS_CNN, "--board", simulator, *flow, "--json")
+    assert ended.code == 0, ended.err
+    document = ended.document
+    tolerances = [
+        output["tolerance"]["atol"]
+        for layer in document["layers"]
+        for way in ("isolated", "cumulative")
+        for output in layer[way]["outputs"]
+        if output["dtype"] == "int8"
+    ]
+    assert tolerances and all(1 <= atol <= 4 for atol in tolerances)
+    assert any("Conv" in layer["op"] for layer in document["layers"])
+    assert document["flow"] == flow[1]
+
+
+def test_one_way_alone_looks_that_way_only(hil, simulator, doubling):
+    for way, other in (("isolated", "cumulative"), ("cumulative", "isolated")):
+        document = hil("bisect", doubling, "--board", simulator, *ORT, f"--{way}", "--json").document
+        (layer,) = document["layers"]
+        assert layer[way]["outcome"] == "PASS"
+        assert layer[other] is None
+        assert (document["whole"] is None) == (way == "isolated")
+
+
+def test_a_tolerance_that_says_nothing_of_an_inner_tensor_leaves_it_unjudged(hil, simulator, tmp_path):
+    nodes = [
+        helper.make_node("Mul", ["x", "small"], ["a"], "shrink"),
+        helper.make_node("Div", ["a", "small"], ["y"], "grow"),
+    ]
+    constant = numpy_helper.from_array(np.float32(1e-4), "small")
+    save_model(tmp_path / "narrow.onnx", nodes, [("x", FLOAT, [4])], [("y", FLOAT, [4])], [constant])
+    ended = hil("bisect", "narrow.onnx", "--board", simulator, *ORT, "--atol", 1e-2, "--json")
+    assert ended.code == 0, ended.err
+    for way in ("isolated", "cumulative"):
+        assert outcomes(ended.document, way) == {"Mul_shrink": "SKIP", "Div_grow": "PASS"}
+    assert "atol is 0.01" in ended.document["layers"][0]["isolated"]["reason"]
+
+
+def test_a_dynamic_dimension_stays_one(hil, simulator, tmp_path):
+    digits = np.load(DIGITS / "digits_test.npz")["image"][:3]
+    np.save(tmp_path / "images.npy", digits)
+    model = DIGITS / "digits_cnn_batch.onnx"
+    ended = hil("bisect", model, "--board", simulator, "--input", "images.npy", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.document["layers"][0]["cumulative"]["outputs"][0]["shape"][0] == 3
+
+
+def test_without_a_reference_there_is_nothing_to_compare_with(hil, simulator, tmp_path):
+    node = helper.make_node("Gather", ["x", "at"], ["y"], "pick")
+    save_model(tmp_path / "pick.onnx", [node], [("x", FLOAT, [4]), ("at", INT64, [1])], [("y", FLOAT, [1])])
+    ended = hil("bisect", "pick.onnx", "--board", simulator, "--input", "at=1xi64=99", "--json")
+    assert ended.code == 3
+    assert ended.document["error"]["kind"] == "ReferenceFailed"
+
+
+def test_a_board_that_dies_is_the_boards_failure(hil, doubling):
+    ended = hil("bisect", doubling, *ORT, "--isolated", "--fault", "kill-agent", "--json")
+    assert ended.code == 4
+    assert outcomes(ended.document, "isolated") == {"Add_twice": "BOARD_LOST"}
+
+
+def test_ctrl_c_ends_it_at_once_and_leaves_nothing_running(doubling, environment, tmp_path):
+    command = [sys.executable, "-m", "hil.controller.cli.main", "bisect", doubling, *ORT, "--fault", "hang"]
+    process = subprocess.Popen(
+        [*command, "--out", "kept", "--json"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    # The first program is made: it is about to hang, or does.
+    while not (log := tmp_path / "kept" / "whole" / "logs" / "compile.log").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert log.exists()
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["kind"] == "Interrupted"
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def test_what_cannot_be_meant_is_refused(hil, simulator, branched, doubling):
+    board = ["--board", simulator]
+    other = hil("bisect", branched, *board, "--artifact-model", doubling)
+    assert other.code == 2
+    assert "doubling.onnx is not the same network as branched.onnx: its inputs are" in other.err
+    both = hil("bisect", doubling, *board, "--flow", "iree", "--runtime", "iree")
+    assert both.code == 2
+    assert "not both" in both.err
+    picture = hil("bisect", doubling, *board, "--plot", "growth.nonsense")
+    assert picture.code == 2
+    assert ".png" in picture.err

@@ -1,0 +1,110 @@
+"""A bisection as a table and as a picture."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hil.controller.bisect.growth import plot_growth
+from hil.controller.bisect.result import Bisection, Finding, LayerFinding
+from hil.controller.bisect.table import print_bisection
+from hil.controller.compare import compare_output
+from hil.errors import StorageError, UsageError
+from hil.results import Outcome
+
+
+def finding(off: float) -> Finding:
+    output = compare_output("y", np.ones(4) + off, np.ones(4))
+    return Finding(Outcome.PASS if output.passed else Outcome.FAIL, output.reason, outputs=(output,))
+
+
+def bisection(count: int = 4) -> Bisection:
+    """Errors grow from layer to layer; the second last does not compile alone, the last is not judged."""
+    errors = [0.0, *(1e-9 * 10**number for number in range(1, count - 2))]
+    layers = [
+        LayerFinding(f"Conv_$layer{depth}", "Conv", (f"$layer{depth}",), depth, ("y",), finding(off / 2), finding(off))
+        for depth, off in enumerate(errors)
+    ]
+    broken = Finding(Outcome.COMPILE_ERROR, "no such operator", "compile")
+    layers.append(LayerFinding("Odd_odd", "Odd", ("odd",), count, ("y",), broken, finding(0.5)))
+    unjudged = Finding(Outcome.SKIP, "atol says nothing")
+    layers.append(LayerFinding("Neg_neg", "Neg", ("neg",), count, ("z",), unjudged, unjudged))
+    return Bisection(
+        "net.onnx",
+        "received.onnx",
+        "sim",
+        "sim",
+        "iree",
+        "",
+        "onnxruntime",
+        tuple(layers),
+        finding(0.5),
+        notes=("so it is",),
+    )
+
+
+def shown(width: int | None, found: Bisection) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=width is not None, color_system=None)
+    print_bisection(console, found)
+    return file.getvalue()
+
+
+def test_each_layer_has_its_line_with_both_ways():
+    lines = shown(None, bisection()).splitlines()
+    assert "compiled from received.onnx" in lines[0]
+    assert lines[2].split() == ["0", "Conv_$layer0", "Conv", "$layer0", "PASS", "0", "inf", "PASS", "0", "inf"]
+    assert lines[4].split() == ["4", "Odd_odd", "Odd", "odd", "COMPILE_ERROR", "-", "-", "FAIL", "0.5", "6.02"]
+    text = "\n".join(lines)
+    assert "Odd_odd (Odd, node odd), isolated: COMPILE_ERROR: no such operator" in text
+    assert "Neg_neg, isolated: not judged: atol says nothing" in text
+    assert "the model as it is: 4 of 4 values out of tolerance" in text
+    assert "note: so it is" in text
+    assert lines[-1].startswith("the layers that ran are right by themselves; in a run of the whole model")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_terminal_is_never_overrun(width):
+    table = shown(width, bisection()).splitlines()[1:6]
+    assert all(len(line.rstrip()) <= width for line in table)
+    assert ("nodes" in table[0]) == (width == 140)
+    assert "cumulative max abs SQNR dB" in " ".join(table[0].split())
+
+
+@pytest.mark.parametrize("count", [3, 4, 60])
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_growth_is_drawn_for_few_and_many_layers(tmp_path: Path, count: int, suffix: str):
+    path = tmp_path / f"growth.{suffix}"
+    plot_growth(path, bisection(count))
+    assert path.read_bytes().startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    if suffix == "svg" and count == 4:
+        text = path.read_text()
+        assert "Odd_odd" in text and "isolated" in text and "cumulative" in text
+
+
+def test_a_picture_of_one_way_alone_or_of_nothing_at_all(tmp_path: Path):
+    nothing = bisection()
+    layers = tuple(LayerFinding(one.name, one.op, one.nodes, one.depth, one.tensors) for one in nothing.layers)
+    plot_growth(tmp_path / "none.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", layers))
+    plot_growth(tmp_path / "empty.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", ()))
+
+
+def test_a_picture_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UsageError, match="cannot draw"):
+        plot_growth(tmp_path / "growth.nonsense", bisection())
+    with pytest.raises(UsageError, match="there is no folder"):
+        plot_growth(tmp_path / "missing" / "growth.png", bisection())
+    (tmp_path / "taken.png").mkdir()
+    with pytest.raises(StorageError, match="cannot write"):
+        plot_growth(tmp_path / "taken.png", bisection())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError) as caught:
+        plot_growth(tmp_path / "growth.png", bisection())
+    assert "hil[plot]" in caught.value.hint
