@@ -1,0 +1,97 @@
+// What a case's row unfolds to.
+
+function table(columns, rows) {
+  const classes = (column, base) => [base, column.number && "number", column.wrap && "wrap"].filter(Boolean).join(" ") || null;
+  return el("div", { class: "scroll" }, el("table", { class: "inner" },
+    el("thead", {}, el("tr", {}, columns.map(one => el("th", { scope: "col", class: classes(one) }, one.title)))),
+    el("tbody", {}, rows.map(row => el("tr", {}, columns.map(one => el("td", { class: classes(one) }, one.of(row))))))));
+}
+
+const OUTPUTS = [
+  { title: "output", of: one => one.name },
+  { title: "", of: one => el("span", { class: `badge ${one.passed ? "pass" : "fail"}` }, one.passed ? "agrees" : "differs") },
+  { title: "type", of: one => `${one.dtype || "?"}[${(one.shape || []).join(",")}]` },
+  { title: "mismatches", number: true, of: one => (one.mismatches === undefined ? "-" : `${one.mismatches} of ${one.elements}`) },
+  { title: "max abs", number: true, of: one => digits(one.max_abs) },
+  { title: "max rel", number: true, of: one => digits(one.max_rel) },
+  { title: "max ULP", number: true, of: one => digits(one.max_ulp) },
+  { title: "RMSE", number: true, of: one => digits(one.rmse) },
+  { title: "cosine", number: true, of: one => digits(one.cosine, 6) },
+  { title: "SQNR", number: true, of: one => decibels(number(one.sqnr_db)) },
+  { title: "tolerance", of: one => (one.tolerance ? `rtol ${digits(one.tolerance.rtol)}, atol ${digits(one.tolerance.atol)}` : "exact") },
+  { title: "worst at", of: one => (one.worst_index ? `[${one.worst_index.join(",")}]: ${(one.worst_values || []).map(value => digits(value, 6)).join(" beside ")}` : "-") },
+];
+const ATTEMPTS = [
+  { title: "because", of: one => one.why },
+  { title: "board", of: one => one.board || "-" },
+  { title: "outcome", of: one => one.outcome },
+  { title: "message", wrap: true, of: one => one.message || "" },
+];
+
+function outputs(title, against, rows, told) {
+  return rows && el("section", {}, el("h3", {}, `${title}${against ? `: ${against}` : ""}`), table(OUTPUTS, rows),
+    rows.filter(one => one.reason && !told.includes(one.reason)).map(one => el("p", { class: "why" }, `${one.name}: ${one.reason}`)));
+}
+
+function command(title, text) {
+  if (!text) return null;
+  const button = el("button", { type: "button", "aria-label": `Copy the command: ${title}` }, "Copy");
+  button.addEventListener("click", async () => {
+    button.textContent = (await copied(text)) ? "Copied" : "Select it and copy";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  return el("section", {}, el("h3", {}, title), el("div", { class: "command" }, el("pre", {}, text), button));
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // A page that came over plain HTTP has no clipboard of its own.
+    const area = el("textarea", { readonly: true });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+function issue(text) {
+  if (!text) return null;
+  return /^https?:\/\//i.test(text) ? el("a", { href: text, rel: "noreferrer" }, text) : text;
+}
+
+function facts(one) {
+  const timings = Object.entries(one.timings || {}).map(([stage, value]) => `${stage} ${duration(value)}`).join(", ");
+  const folder = one.folder && el("a", { href: `./${one.folder.split("/").map(encodeURIComponent).join("/")}` }, one.folder);
+  const rows = [
+    ["ended", [one.outcome, one.ended && ` (by itself ${one.ended})`, one.stage && `, stage ${one.stage}`]],
+    ["what", [one.model, one.layer && `, layer ${one.layer}`, one.op && `, ${one.op}`]],
+    ["board", [one.board, one.hw_type && ` (${one.hw_type})`]],
+    ["run again", [one.confirmed]],
+    ["expected", one.expectation ? [one.expectation.outcome, one.expectation.reason && `: ${one.expectation.reason} `, issue(one.expectation.issue)] : []],
+    ["device, median", [one.p50 && duration(one.p50 / 1e9)]],
+    ["host", [timings]],
+    ["program", [one.bytes && bytes(one.bytes), one.cached !== undefined && (one.cached ? ", from the cache" : ", compiled")]],
+    ["kept in", [folder]],
+  ];
+  return el("section", {}, el("dl", {}, rows.filter(([, words]) => words.some(Boolean))
+    .map(([name, words]) => [el("dt", {}, name), el("dd", {}, words.filter(Boolean))]).flat()));
+}
+
+function details(one) {
+  return [
+    one.message && el("p", {}, one.message),
+    one.hint && el("p", {}, el("strong", {}, "hint: "), one.hint),
+    command("Repeat it", one.repeat),
+    command("See the difference", one.diff),
+    outputs("Beside the reference", one.against, one.outputs, one.message),
+    outputs("Beside the model before the flow's recipe", one.plainAgainst, one.plainOutputs, one.message),
+    one.attempts && el("section", {}, el("h3", {}, "Other tries of it"), table(ATTEMPTS, one.attempts)),
+    one.detail && el("section", {}, el("h3", {}, "The tool's own words"), el("pre", { tabindex: 0 }, one.detail)),
+    facts(one),
+  ].filter(Boolean);
+}

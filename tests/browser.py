@@ -1,0 +1,186 @@
+"""A real Chromium, driven over its debugging pipe: keys, clicks, sizes, and what it fetched."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE_S = 60.0
+# Chromium reads commands from descriptor 3 and answers on 4.
+_ON_3_AND_4 = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(one), fcntl.F_DUPFD, 10) for one in sys.argv[1:3])
+os.dup2(read, 3), os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def find_browser() -> str | None:
+    """The installed browser, or None."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Page:
+    """One page. A context manager.
+
+    Attributes:
+        requests: addresses that the page asked for, its own included.
+        troubles: errors and exceptions that its console told of.
+    """
+
+    def __init__(self, browser: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        self.requests: list[str] = []
+        self.troubles: list[str] = []
+        self._profile = tempfile.TemporaryDirectory(prefix="hil-browser-", ignore_cleanup_errors=True)
+        read, self._out = os.pipe()
+        self._in, write = os.pipe()
+        # Chromium's own sandbox needs what containers and root do not have; the page is our own.
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags += [
+            "--remote-debugging-pipe",
+            "--disable-extensions",
+            "--disable-background-networking",
+            f"--user-data-dir={self._profile.name}",
+        ]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ON_3_AND_4, str(read), str(write), browser, *flags, "about:blank"],
+            pass_fds=(read, write),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(read)
+        os.close(write)
+        self._buffer = b""
+        self._number = 0
+        self._session = ""
+        try:
+            self._attach(dark)
+            self.resize(width, height)
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self, dark: bool) -> None:
+        target = next(one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page")
+        attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for part in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{part}.enable")
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def resize(self, width: int, height: int) -> None:
+        """Make the window so large, in CSS pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def open(self, address: str) -> None:
+        """Go to an address and wait until the page has loaded."""
+        self.call("Page.navigate", url="about:blank")
+        self.call("Page.navigate", url=address)
+        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def wait(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        end = time.monotonic() + PATIENCE_S
+        while not self.run(condition):
+            assert time.monotonic() < end, f"never came true in {PATIENCE_S:.0f} s: {condition}"
+            time.sleep(0.02)
+
+    def run(self, script: str) -> Any:
+        """What a JavaScript expression gives, as JSON says it; a promise is waited for."""
+        given = {"expression": script, "returnByValue": True, "awaitPromise": True, "userGesture": True}
+        answer = self.call("Runtime.evaluate", **given)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def texts(self, selector: str) -> list[str]:
+        """The visible text of each element that a CSS selector finds."""
+        return list(
+            self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.innerText.trim())")
+        )
+
+    def click(self, selector: str) -> None:
+        """A real mouse click in the middle of the first such element."""
+        place = self.run(
+            f"(one => {{ one.scrollIntoView({{block: 'center'}}); const r = one.getBoundingClientRect();"
+            f" return [r.x + r.width / 2, r.y + r.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+    def press(self, key: str) -> None:
+        """A key: ``Tab``, ``Enter``."""
+        code = {"Tab": 9, "Enter": 13}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+
+    def type(self, text: str) -> None:
+        """Type into what has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def screenshot(self, path: Path) -> None:
+        """What the window shows, as PNG."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """A command of the DevTools protocol."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            answer = self._next(end, method)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]
+            self._hear(answer)
+
+    def _next(self, end: float, method: str) -> Any:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._in], [], [], max(0.0, end - time.monotonic()))
+            more = os.read(self._in, 1 << 16) if ready else b""
+            assert more, f"the browser did not answer {method} (exit code {self._process.poll()})"
+            self._buffer += more
+        message, self._buffer = self._buffer.split(b"\0", 1)
+        return json.loads(message)
+
+    def _hear(self, event: Any) -> None:
+        told = event.get("params", {})
+        if event.get("method") == "Network.requestWillBeSent":
+            self.requests.append(told["request"]["url"])
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.troubles.append(told["exceptionDetails"].get("exception", {}).get("description", "exception"))
+        if event.get("method") == "Log.entryAdded" and told["entry"]["level"] == "error":
+            self.troubles.append(told["entry"]["text"])
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the browser and all its helpers."""
+        os.close(self._out)
+        os.close(self._in)
+        # Its helpers are in the group that it leads.
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._profile.cleanup()
