@@ -1,0 +1,234 @@
+"""ONNX's node tests run as a person would run them, with none of hil's own way in between.
+
+What runs a test runs in a process of its own. It returns: ``end`` ("ran", or the step that did not: "import",
+"compile", "load", "run"), ``crashed``, ``message``, and ``outputs``, a list of [dtype, shape or None, digest of bytes].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import subprocess
+import sysconfig
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.tensor_folder import load_tensors
+from hil.ort_values import ONNX_TYPES
+from hil.packing import SUB_BYTE_BITS, pack, unpack
+from hil.tensors import NUMPY_DTYPES, Array, dtype_name, dtype_of, load_npy, to_bytes
+
+MODEL = "model.onnx"
+INPUTS = "inputs"
+STEP_TIMEOUT_S = 300.0
+_MLIR = {
+    "bool": "i1", "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "float8_e4m3fn": "f8E4M3FN",
+    "float8_e4m3fnuz": "f8E4M3FNUZ", "float8_e5m2": "f8E5M2", "float8_e5m2fnuz": "f8E5M2FNUZ",
+    "float8_e8m0fnu": "f8E8M0FNU",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Test:
+    """A node test, as the onnx package has it: a model, and a data set."""
+
+    id: str
+    model: Any
+    inputs: Mapping[str, Array]
+    outputs: tuple[str, ...]
+
+
+def node_tests() -> dict[str, Test]:
+    """Every data set of every node test of the installed onnx, as hil's suite calls them; read from the package."""
+    from onnx import TensorProto, numpy_helper
+    from onnx.backend.test.loader import load_model_tests
+
+    names = {number: name for name, number in ONNX_TYPES.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # onnx divides by zero on purpose
+        loaded: list[Any] = load_model_tests(kind="node")
+    found = {}
+    for test in loaded:
+        outputs = tuple(names.get(one.type.tensor_type.elem_type, "") for one in test.model.graph.output)
+        for number, (inputs, _) in enumerate(test.data_sets):
+            case = test.name.removeprefix("test_") + (f".{number}" if len(test.data_sets) > 1 else "")
+            arrays = {}
+            for info, value in zip(test.model.graph.input, inputs, strict=False):
+                if isinstance(value, TensorProto):
+                    value = numpy_helper.to_array(value)
+                if isinstance(value, (np.ndarray, np.generic)):
+                    arrays[info.name] = np.asarray(value)
+            found[case] = Test(case, test.model, arrays, outputs)
+    return found
+
+
+def onnxruntime(folder: str) -> dict[str, Any]:
+    """A plain InferenceSession on the CPU, its defaults untouched, called once.
+
+    Args:
+        folder: holds ``model.onnx`` and, in ``inputs``, its tensors.
+    """
+    import onnxruntime as ort
+
+    from hil.ort_values import from_ort, spec_of_node, to_ort
+
+    ort.set_default_logger_severity(4)
+    try:
+        session = ort.InferenceSession(str(Path(folder) / MODEL), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return _end("load", error)
+    inputs = load_tensors(Path(folder) / INPUTS)
+    specs = [spec_of_node(node) for node in session.get_outputs()]
+    try:
+        if all(array.dtype.name in NUMPY_DTYPES or array.dtype.kind == "O" for array in inputs.values()) and all(
+            spec is None or spec.dtype in (*NUMPY_DTYPES, "string") for spec in specs
+        ):
+            return _ran([np.asarray(value) for value in session.run(None, inputs)])
+        # numpy has no name for a dtype in it, and run() none for numpy's: as OrtValues then.
+        values = session.run_with_ort_values(None, {name: to_ort(array) for name, array in inputs.items()})
+        return _ran([from_ort(value, spec.dtype) for value, spec in zip(values, specs, strict=True) if spec])
+    except Exception as error:
+        return _end("run", error)
+
+
+def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Sequence[str]) -> dict[str, Any]:
+    """``iree-import-onnx``, ``iree-compile`` and ``iree-run-module``.
+
+    Args:
+        folder: holds ``model.onnx`` and, in ``inputs``, its tensors.
+        flags: for iree-compile.
+        device: for iree-run-module.
+        opset: for ``iree-import-onnx --opset-version``; 0 leaves that out.
+        outputs: the outputs' dtypes, in order.
+    """
+    from iree.compiler.tools.import_onnx.__main__ import main, parse_arguments
+
+    program = Path(folder) / f"plain{opset}.mlir"
+    arguments = [str(Path(folder) / MODEL), "-o", str(program), *(["--opset-version", str(opset)] if opset else [])]
+    try:
+        # The command's own main function: only Python's start is saved.
+        with contextlib.redirect_stdout(io.StringIO()):
+            main(parse_arguments(arguments))
+    except (Exception, SystemExit) as error:
+        return _end("import", error)
+    return _compile_and_run(Path(folder), program, flags, device, outputs)
+
+
+def iree_repeated(folder: str, device: str) -> dict[str, Any]:
+    """What :func:`iree` compiled, called by IREE's Python API again and again, with memory that was used in between.
+
+    Returns:
+        ``answers``: how many there were. A program that reads beyond its tensors gives more than one.
+    """
+    import iree.runtime as rt
+
+    instance, hal_device = rt.VmInstance(), rt.get_device(device)
+    module = rt.VmModule.mmap(instance, str(Path(folder) / "plain0.vmfb"))
+    context = rt.VmContext(instance, [rt.create_hal_module(instance, hal_device), module])
+    function = rt.FunctionInvoker(context, hal_device, module.lookup_function(_function(Path(folder))))
+    inputs = list(load_tensors(Path(folder) / INPUTS).values())
+    answers = set()
+    for fill in (0.0, 1e20, -3.0, 1e-20, 7e5, 1.0):
+        used = [np.full(1 << power, fill, np.float32) for power in range(4, 14) for _ in range(30)]
+        used.clear()
+        given = [rt.asdevicearray(hal_device, array) for array in inputs]
+        results = function(*given)
+        results = results if isinstance(results, (list, tuple)) else [results]
+        answers.add(tuple(digest(np.asarray(one.to_host())) for one in results))
+    return {"answers": len(answers)}
+
+
+def digest(array: Array) -> str:
+    """What tells an array's bytes from others."""
+    return hashlib.sha256(to_bytes(array)).hexdigest()
+
+
+def described(arrays: Sequence[Array]) -> list[list[Any]]:
+    """[dtype, shape, digest] of each array."""
+    return [[dtype_name(array.dtype), list(array.shape), digest(array)] for array in arrays]
+
+
+def _compile_and_run(
+    folder: Path, program: Path, flags: Sequence[str], device: str, outputs: Sequence[str]
+) -> dict[str, Any]:
+    module = program.with_suffix(".vmfb")
+    done = _run([_tool("iree-compile"), program, "-o", module, *flags])
+    if done["code"]:
+        # 1 is a refusal; every other code and every signal is its death.
+        return {**_end("compile", done["said"]), "crashed": done["code"] != 1}
+    files = [folder / f"{program.stem}-{n}.{'npy' if one in NUMPY_DTYPES else 'bin'}" for n, one in enumerate(outputs)]
+    command = [_tool("iree-run-module"), f"--module={module}", f"--device={device}", f"--function={_function(folder)}"]
+    try:
+        command += [f"--input={text}" for text in _arguments(folder)]
+    except KeyError as error:
+        return _end("run", f"iree-run-module takes no {error} tensors")
+    done = _run([*command, *(f"--output=@{file}" for file in files)])
+    if done["code"]:
+        return {**_end("run", done["said"]), "crashed": done["code"] < 0}
+    return {"end": "ran", "crashed": False, "message": "", "outputs": list(map(_read, files, outputs))}
+
+
+def _function(folder: Path) -> str:
+    import onnx
+
+    return onnx.load(folder / MODEL).graph.name
+
+
+def _arguments(folder: Path) -> list[str]:
+    texts = []
+    for number, array in enumerate(load_tensors(folder / INPUTS).values()):
+        name = dtype_name(array.dtype)
+        file = folder / f"input-{number}.{'npy' if array.dtype.kind == 'c' else 'bin'}"
+        if array.dtype.kind == "c":
+            np.save(file, array)
+            texts.append(f"@{file}")
+            continue
+        file.write_bytes(pack(array).data if name in SUB_BYTE_BITS else to_bytes(array))
+        kind = _MLIR.get(name) or (name[0].replace("u", "ui") + name.split("int")[1] if "int" in name else _MLIR[name])
+        texts.append("".join(f"{dim}x" for dim in array.shape) + f"{kind}=@{file}")
+    return texts
+
+
+def _read(file: Path, dtype: str) -> list[Any]:
+    """[dtype, shape or None, digest] of an output; a .bin file does not tell its shape."""
+    if file.suffix == ".npy":
+        array = load_npy(file)
+        signless = array.dtype.kind in "iu" and dtype_of(dtype).kind in "iu"
+        return described([array.view(dtype_of(dtype)) if signless else array])[0]
+    raw = np.frombuffer(file.read_bytes(), np.uint8)
+    if dtype in SUB_BYTE_BITS:
+        raw = unpack(raw, dtype, [raw.size * 8 // SUB_BYTE_BITS[dtype]]).view(np.uint8)
+    return [dtype, None, digest(raw)]
+
+
+def _ran(arrays: Sequence[Array]) -> dict[str, Any]:
+    return {"end": "ran", "crashed": False, "message": "", "outputs": described(arrays)}
+
+
+def _end(step: str, error: object) -> dict[str, Any]:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return {"end": step, "crashed": False, "message": lines[0][:300] if lines else repr(error), "outputs": []}
+
+
+def _run(command: Sequence[object]) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=STEP_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"code": 124, "said": f"gave no result within {STEP_TIMEOUT_S:g} s"}
+    return {"code": done.returncode, "said": done.stderr.decode(errors="replace")}
+
+
+def _tool(name: str) -> str:
+    return str(Path(sysconfig.get_path("scripts")) / name)

@@ -1,0 +1,264 @@
+"""Every ONNX node test as hil ran it, beside the same by hand. `scripts/check-operators` is this module's command.
+
+Equal means: both gave outputs of the same dtypes, shapes and bits; or both refused, or died, at the same step.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from hil.boards import load_board
+from hil.controller.flows import load_flow
+from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.controller.suite.record import CaseRecord
+from hil.controller.tensor_folder import save_tensors
+from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
+from hil.tensors import load_npy
+from hil.testing import by_hand
+from hil.testing.by_hand import Test, node_tests
+
+TIMEOUT_S = 900.0
+BOARD = "sim"
+_SHOWN = 100
+_BY_HAND = by_hand.__name__
+# hil keeps the model's own dtypes; the compiler's default would make float64 float32.
+KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
+# The opset that hil converts older models to before it imports them.
+OPSET = 17
+
+EQUAL = "the same bits"
+REFUSED = "refused at the same step"
+CRASHED = "died at the same step"
+CONVERTED = f"the same, with iree-import-onnx --opset-version {OPSET}"
+NO_TENSORS = "hil passes tensors only, no sequences and optionals"
+RANDOM = "not the same each time by hand"
+DIFFERENT = "DIFFERENT"
+KINDS = (EQUAL, REFUSED, CRASHED, CONVERTED, NO_TENSORS, RANDOM, DIFFERENT)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How hil's result and that by hand compare."""
+
+    id: str
+    kind: str
+    hil: str
+    by_hand: str
+
+
+Result = Mapping[str, Any]
+
+
+def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
+    """What hil came to, in the words of :mod:`hil.testing.by_hand`, by case."""
+    found: dict[str, tuple[CaseRecord, Result]] = {}
+    for line in (run / "results.jsonl").read_text().splitlines():
+        record = CaseRecord.of_json(json.loads(line))
+        ended = record.ended in ("PASS", "FAIL")
+        files = sorted((run / record.folder / "outputs").glob("*.npy"), key=lambda one: int(one.name.split("-")[0]))
+        found[record.id] = (
+            record,
+            {
+                "end": "ran" if ended else record.stage,
+                "crashed": record.ended in ("COMPILE_CRASH", "RUN_CRASH"),
+                "message": record.message,
+                "outputs": list(map(_stored, files)) if ended else [],
+            },
+        )
+    return found
+
+
+def _stored(file: Path) -> list[Any]:
+    """[dtype, shape, digest]; numpy's format forgets the name of a dtype that numpy has none for."""
+    array = load_npy(file)
+    if array.dtype.kind != "V":
+        return by_hand.described([array])[0]
+    return ["", list(array.shape), by_hand.digest(array.view(f"u{array.dtype.itemsize}"))]
+
+
+class Checker:
+    """Runs node tests by hand, as one flow would, and compares.
+
+    Args:
+        flow: its name; one without a recipe.
+        isolated: the processes that do it.
+    """
+
+    def __init__(self, flow: str, isolated: Isolated) -> None:
+        known = load_flow(flow)
+        if known.recipe:
+            raise UsageError(f"the flow {flow} changes the models first: by hand there is nothing to compare with")
+        board = load_board(BOARD)
+        self._runtime = known.runtime
+        self._device = board.devices[known.runtime]
+        self._flags = [KEEP_F64, *board.compile_flags.get(known.runtime, ()), *known.compile_flags]
+        self._isolated = isolated
+
+    @property
+    def commands(self) -> str:
+        """What is done by hand."""
+        if self._runtime == "onnxruntime":
+            return 'onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"]).run(None, INPUTS)'
+        compiling = f"iree-compile MODEL.mlir -o MODEL.vmfb {' '.join(self._flags)}"
+        running = f"iree-run-module --module=MODEL.vmfb --device={self._device} --input=... --output=..."
+        return f"iree-import-onnx MODEL -o MODEL.mlir; {compiling}; {running}"
+
+    def check(self, test: Test, record: CaseRecord, hil: Result) -> Finding:
+        """One test by hand, and how hil's result compares."""
+        with tempfile.TemporaryDirectory(prefix="hil-check-") as folder:
+            (Path(folder) / by_hand.MODEL).write_bytes(test.model.SerializeToString())
+            save_tensors(Path(folder) / by_hand.INPUTS, test.inputs)
+            kind, results = DIFFERENT, []
+            for name, result in self._ways(test, Path(folder)):
+                results.append(result)
+                if found := same(hil, result):
+                    kind = found if name == EQUAL else name
+                    break
+            plain = results[0]
+            if kind == DIFFERENT and record.ended == "IMPORT_ERROR" and "hil passes tensors only" in record.message:
+                kind = NO_TENSORS
+            if kind == DIFFERENT and plain["end"] == "ran" and self._varies(folder, test, plain):
+                kind = RANDOM
+        return Finding(test.id, kind, _told(hil), _told(plain))
+
+    def _ways(self, test: Test, folder: Path) -> Iterator[tuple[str, Result]]:
+        """The plain way; then, where the plain importer does less, that which is as hil imports on purpose."""
+        if self._runtime == "onnxruntime":
+            yield EQUAL, self._call("onnxruntime", folder=str(folder))
+            return
+        common = {"folder": str(folder), "flags": self._flags, "device": self._device, "outputs": list(test.outputs)}
+        yield EQUAL, self._call("iree", **common, opset=0)
+        if any(item.domain in ("", "ai.onnx") and item.version < OPSET for item in test.model.opset_import):
+            yield CONVERTED, self._call("iree", **common, opset=OPSET)
+
+    def _varies(self, folder: str, test: Test, plain: Result) -> bool:
+        """Whether the answer is another when asked for again: random, or made of memory that is not the program's."""
+        if self._runtime == "iree":
+            return int(self._call("iree_repeated", folder=folder, device=self._device).get("answers", 1)) > 1
+        return not same(next(self._ways(test, Path(folder)))[1], plain)
+
+    def _call(self, function: str, **arguments: Any) -> Result:
+        log = Path(arguments["folder"]) / "by_hand.log"
+        try:
+            return cast(Result, self._isolated.call(f"{_BY_HAND}:{function}", arguments, timeout=TIMEOUT_S, log=log))
+        except IsolatedError as error:
+            end = "run" if self._runtime == "onnxruntime" else "import"
+            return {"end": end, "crashed": isinstance(error, IsolatedCrash), "message": error.message, "outputs": []}
+
+
+def same(hil: Result, other: Result) -> str:
+    """In which way two results are the same; "" where they are not."""
+    # hil reads models with an importer of its own before a compiler or runtime sees them.
+    early = ("import", "compile")
+    if hil["end"] != other["end"] and not (hil["end"] in early and other["end"] in early):
+        return ""
+    if hil["crashed"] != other["crashed"]:
+        return ""
+    if hil["end"] != "ran":
+        return CRASHED if hil["crashed"] else REFUSED
+    if len(hil["outputs"]) != len(other["outputs"]):
+        return ""
+    return EQUAL if all(map(_same_output, hil["outputs"], other["outputs"])) else ""
+
+
+def _same_output(mine: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Where one does not know a dtype or a shape, the bytes decide."""
+    return mine[2] == other[2] and all(
+        one == two or one == "" or two is None for one, two in zip(mine, other, strict=True)
+    )
+
+
+def _told(result: Result) -> str:
+    if result["end"] == "ran":
+        return "; ".join(f"{dtype} {shape} {text[:8]}" for dtype, shape, text in result["outputs"])
+    return f"{'died' if result['crashed'] else 'refused'} at {result['end']}: {result['message'][:160]}"
+
+
+@click.command(epilog="Example: scripts/check-operators --flow iree --filter 'conv*'")
+@click.option("--flow", default="onnxruntime", show_default=True, help="A flow without a recipe.")
+@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="As for hil suite run; repeats.")
+@click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="A run of hil's, made with --keep-all.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def main(flow: str, patterns: tuple[str, ...], jobs: int | None, run: Path | None, as_json: bool) -> int:
+    """Run the ONNX node tests through hil, and by hand, and compare every outcome and every bit of every output.
+
+    Ends with 1 where one differs and no reason for it is known, with 5 when no test matches.
+    """
+    with tempfile.TemporaryDirectory(prefix="hil-check-") as folder, Isolated(jobs) as isolated:
+        checker = Checker(flow, isolated)
+        results = hil_results(run or _run_hil(flow, patterns, jobs, Path(folder) / "run"))
+        if not results:
+            return EXIT_NOTHING_RAN
+        tests = node_tests()
+        with concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
+            futures = [pool.submit(checker.check, tests[name], *result) for name, result in results.items()]
+            findings = [future.result() for future in _watched(futures)]
+    counts = {kind: sum(one.kind == kind for one in findings) for kind in KINDS}
+    if as_json:
+        told = {"schema": 1, "flow": flow, "by_hand": checker.commands, "counts": counts}
+        print(json.dumps({**told, "cases": [asdict(one) for one in findings]}))
+    else:
+        _print(flow, checker.commands, counts, findings)
+    return EXIT_FAIL if counts[DIFFERENT] else EXIT_OK
+
+
+def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) -> Path:
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "operators", "--flow", flow]
+    command += [part for pattern in patterns for part in ("--filter", pattern)]
+    command += ["--keep-all", "--out", str(out), *(["-j", str(jobs)] if jobs else [])]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    if not (out / "results.jsonl").exists() and done.returncode != EXIT_NOTHING_RAN:
+        raise HilError(f"hil suite run ended with {done.returncode}")
+    return out
+
+
+def _watched(futures: Sequence[Any]) -> Iterator[Any]:
+    """The futures, with a bar of those that are done."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    yield from track(futures, "by hand", console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True)
+    console.print(f"flow {flow}; by hand: {commands}", markup=False)
+    table = Table("hil's result and that by hand", "cases", box=None)
+    for kind, count in counts.items():
+        table.add_row(kind, str(count))
+    table.add_row("all", str(sum(counts.values())))
+    console.print(table)
+    for one in [one for one in findings if one.kind == DIFFERENT][:_SHOWN]:
+        console.print(f"{one.id}\n  hil:     {one.hil}\n  by hand: {one.by_hand}", markup=False)
+
+
+if __name__ == "__main__":
+    try:
+        code = main(standalone_mode=False, prog_name="scripts/check-operators")
+    except HilError as error:
+        click.echo(f"check-operators: {error}", err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = EXIT_USAGE
+    sys.exit(code)

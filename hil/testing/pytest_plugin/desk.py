@@ -1,0 +1,138 @@
+"""Where a test process gets a board: opened when it is first needed, kept, and handed on when others wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from hil.controller.choice import BoardChoice, knows_target
+from hil.controller.opening import AnyBoard, regain
+from hil.errors import BoardError
+from hil.testing.pytest_plugin.turns import Turns
+
+# So long somebody may have a board that others wait for: connecting anew costs about as much as a few cases.
+_TURN_S = 2.0
+_LOOK_S = 0.1
+
+
+class Desk:
+    """Boards of one hardware type, and the one that this process has.
+
+    Args:
+        choices: the boards.
+        runtime: what programs are loaded by.
+        connect: opens one.
+        turns: what decides who has which; None where nobody else uses them.
+
+    Attributes:
+        config: what programs are compiled for; None where the boards differ in that, or only show it themselves: then
+            whoever compiles must have the board.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[BoardChoice],
+        runtime: str,
+        connect: Callable[[BoardChoice], AnyBoard],
+        turns: Turns | None,
+    ) -> None:
+        configs = [choice.config for choice in choices]
+        alike = all(one.compile_flags == configs[0].compile_flags for one in configs)
+        self.config = configs[0] if alike and knows_target(configs[0], runtime) else None
+        self.choices = {choice.name: choice for choice in choices}
+        self._connect = connect
+        self._turns = turns
+        # The best to take first: a board that was lost comes last.
+        self._order = list(self.choices)
+        self._mutex = threading.RLock()
+        self._name = ""
+        self._board: AnyBoard | None = None
+        self._users = 0
+        self._since = 0.0
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[AnyBoard]:
+        """A board, ours alone for as long as the context lasts; one that is borrowed already is the same.
+
+        Raises:
+            UsageError: it cannot be used that way.
+            BoardError: it cannot be had; the next one who asks looks for it again.
+        """
+        with self._mutex:
+            board = self._board or self._take()
+            self._users += 1
+        try:
+            yield board
+        finally:
+            with self._mutex:
+                self._users -= 1
+                self._hand_on()
+
+    def lost(self, error: BoardError) -> None:
+        """The borrowed board is gone: look for it, and tell in the error what became of it."""
+        with self._mutex:
+            if self._board is not None:
+                choice = self.choices[self._name]
+                self._board = regain(self._board, error, lambda: self._connect(choice))
+            if self._board is None:
+                self._avoid()
+
+    def close(self) -> None:
+        """Give the board back."""
+        self._over.set()
+        with self._mutex:
+            self._give_back()
+        if self._watcher is not None:
+            self._watcher.join()
+
+    def _take(self) -> AnyBoard:
+        # The turn may be left over from a board that was lost while it was borrowed.
+        if not self._name:
+            self._name = self._turns.take(self._order) if self._turns else self._order[0]
+        try:
+            self._board = self._connect(self.choices[self._name])
+        except BaseException:
+            self._avoid()
+            self._give_back()
+            raise
+        if self.config is None and len(self.choices) == 1:
+            self.config = self._board.config
+        self._since = time.monotonic()
+        if self._turns and self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="hil-turns", daemon=True)
+            self._watcher.start()
+        return self._board
+
+    def _avoid(self) -> None:
+        self._order.sort(key=lambda name: name == self._name)
+
+    def _hand_on(self) -> None:
+        """Give the board back if nobody here uses it and others have waited for it long enough."""
+        if self._users or not self._name:
+            return
+        if self._board is None or (self._turns and time.monotonic() - self._since >= _TURN_S and self._turns.wanted()):
+            self._give_back()
+
+    def _give_back(self) -> None:
+        board, name = self._board, self._name
+        self._board, self._name = None, ""
+        try:
+            if board is not None:
+                board.close()
+        finally:
+            if name and self._turns:
+                self._turns.end(name)
+
+    def _watch(self) -> None:
+        """A process that waits for its next test, or compiles for long, must not keep the others waiting."""
+        while not self._over.wait(_LOOK_S):
+            # While a board is opened or looked for there is nothing to hand on.
+            if self._mutex.acquire(blocking=False):
+                try:
+                    self._hand_on()
+                finally:
+                    self._mutex.release()

@@ -1,0 +1,210 @@
+"""The plugin's options and ini settings, and what they come to: what a suite run would be asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from hil.controller.suite.request import Request
+
+MODELS = "hil_models"
+FLOW = "hil_flow"
+OUT = ".hil"
+# What of pytest's own decides what is found where.
+_PLACES = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: its long name.
+        help: for people.
+        known: the name that hil's own commands give it; "" is none.
+        metavar, type, default, choices: as argparse has them; a ``bool`` takes no value.
+        repeats: whether several may be given.
+        counts: whether what a case comes to depends on it, so that the command which repeats the case has it.
+    """
+
+    name: str
+    help: str
+    known: str = ""
+    metavar: str | None = None
+    type: Callable[[str], Any] = str
+    default: Any = None
+    choices: tuple[str, ...] | None = None
+    repeats: bool = False
+    counts: bool = True
+
+    @property
+    def dest(self) -> str:
+        """Its name among pytest's options."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What argparse needs to know."""
+        if self.type is bool:
+            return {"dest": self.dest, "help": self.help, "action": "store_true"}
+        names = ("dest", "help", "type", "default", "choices", "metavar")
+        return {name: getattr(self, name) for name in names} | {"action": "append" if self.repeats else "store"}
+
+
+OPTIONS = (
+    Option("--hil-board", "Board to run on: USER@HOST, a name, unix:PATH, ...", "--board", "ADDR|NAME", repeats=True),
+    Option("--hil-runtime-hw-type", "Kind of hardware (default sim).", "--runtime-hw-type", "TYPE", default=""),
+    Option(
+        "--hil-recompute-cache",
+        "Ignore cached programs and reference results.",
+        "--recompute-cache",
+        type=bool,
+        counts=False,
+    ),
+    Option("--hil-debug-ir", "Dump the compiler's IR here, a folder a case.", "--debug-ir", "DIR", counts=False),
+    Option("--hil-flow", f"How models are compiled and run (default: ini {FLOW}, else iree).", metavar="NAME|FILE"),
+    Option("--hil-no-layers", "Whole models only.", type=bool),
+    Option("--hil-group", "What a layer is (default node).", default="node", choices=("node", "fused")),
+    Option(
+        "--hil-layer-inputs",
+        "What layers are run on: what the reference computed for the whole model (default), or random values.",
+        default="real",
+        choices=("real", "random"),
+    ),
+    Option("--hil-seed", "Of random inputs (default 0).", metavar="N", type=int, default=0),
+    Option("--hil-rtol", "Relative tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
+    Option("--hil-atol", "Absolute tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
+    Option(
+        "--hil-timeout",
+        "Limit of loading, of running and of a reference, in seconds (default 60).",
+        metavar="S",
+        type=float,
+        default=60.0,
+    ),
+    Option(
+        "--hil-wait",
+        "How long to wait for a board that somebody else uses, in seconds (default 60).",
+        metavar="S",
+        type=float,
+        default=60.0,
+        counts=False,
+    ),
+    Option("--hil-identity", "Private key for SSH; write --hil-identity=FILE.", metavar="FILE"),
+    Option(
+        "--hil-known-hosts",
+        "Pinned host keys (default: ~/.ssh/known_hosts); write --hil-known-hosts=FILE.",
+        metavar="FILE",
+    ),
+    Option("--hil-accept-new-host-key", "Pin the key of a host that was never seen.", type=bool),
+    Option("--hil-only-expected-failures", "Run only what expected.toml says will fail.", type=bool, counts=False),
+    Option("--hil-out", f"Where tensors and logs of failures go (default {OUT}).", metavar="DIR"),
+)
+
+# What pytest raises, by its version, for an option that somebody else has.
+CONFLICTS = (ValueError, argparse.ArgumentError)
+# Of which options the short name is another plugin's here.
+TAKEN = pytest.StashKey[list[str]]()
+
+
+def add_options(parser: pytest.Parser, config: Any) -> None:
+    """Add the ini settings and the options: the short names only where the settings say that hil is used here."""
+    parser.addini(MODELS, "Folders with models to test on boards, relative to this file.", "paths", default=[])
+    parser.addini(FLOW, "How they are compiled and run.", "string", default="iree")
+    group = parser.getgroup("hil", "models on boards")
+    taken = config.stash.setdefault(TAKEN, [])
+    for option in OPTIONS:
+        if option.known and config.getini(MODELS):
+            try:
+                group.addoption(option.name, option.known, **option.settings)
+                continue
+            except CONFLICTS:
+                taken.append(option.known)
+        group.addoption(option.name, **option.settings)
+
+
+def request_of(config: pytest.Config) -> Request:
+    """What the options ask for; its ``source`` is the folder of each suite's own.
+
+    Raises:
+        UsageError: --hil-timeout or --hil-wait is nothing that anybody waits.
+    """
+    from hil.controller.arguments import SECONDS, checked
+    from hil.controller.suite.request import Request
+    from hil.controller.suite.way import Settings
+
+    def given(name: str) -> Any:
+        return config.getoption(f"hil_{name}")
+
+    def path(name: str) -> Path | None:
+        return config.invocation_params.dir / given(name) if given(name) else None
+
+    settings = Settings(
+        seed=given("seed"),
+        rtol=given("rtol"),
+        atol=given("atol"),
+        timeout=checked("--hil-timeout", given("timeout"), SECONDS),
+        recompute=given("recompute_cache"),
+        debug_ir=path("debug_ir"),
+    )
+    return Request(
+        "",
+        given("flow") or _flow_of_ini(config),
+        # One of pytest's `addopts` may be on the command line again.
+        tuple(dict.fromkeys(given("board") or ())),
+        given("runtime_hw_type"),
+        {
+            "identity": path("identity"),
+            "known_hosts": path("known_hosts"),
+            "accept_new_host_key": given("accept_new_host_key"),
+        },
+        layers=not given("no_layers"),
+        group=given("group"),
+        layer_inputs=given("layer_inputs"),
+        only_expected_failures=given("only_expected_failures"),
+        wait_s=checked("--hil-wait", given("wait"), SECONDS),
+        settings=settings,
+    )
+
+
+def absolute(path: Path) -> Path:
+    """A path as pytest has it: without ``..``, but with its links."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
+def out_folder(config: pytest.Config) -> Path:
+    """Where what failures leave behind goes."""
+    named = config.getoption("hil_out")
+    return config.invocation_params.dir / named if named else config.rootpath / OUT
+
+
+def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
+    """The words of the command that runs a test again as it was run now, from the same folder."""
+    file, separator, name = nodeid.partition("::")
+    words = ["pytest", os.path.relpath(config.rootpath / file, config.invocation_params.dir) + separator + name]
+    typed = [str(argument) for argument in config.invocation_params.args]
+    for place, flag in _PLACES.items():
+        value = getattr(config.option, place, None)
+        for one in value if isinstance(value, list) else [value]:
+            if one and any(argument.endswith(str(one)) for argument in typed):
+                words += [flag, str(one)]
+    for option in OPTIONS:
+        value = config.getoption(option.dest)
+        if option.counts and value not in (option.default, False):
+            flag = option.known if option.known and option.known not in config.stash[TAKEN] else option.name
+            for one in value if isinstance(value, list) else [value]:
+                # What stands alone pytest takes for a path of tests, before it knows our options.
+                words.append(flag if value is True else f"{flag}={one}")
+    return words
+
+
+def _flow_of_ini(config: pytest.Config) -> str:
+    """The flow that the ini file names; a file's path is relative to it."""
+    flow: str = config.getini(FLOW)
+    return str(config.inipath.parent / flow) if flow.endswith(".toml") and config.inipath else flow

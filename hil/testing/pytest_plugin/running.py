@@ -1,0 +1,237 @@
+"""A test's case on its way: each stage when a fixture asks for it, and what the test then comes to."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hil import errors
+from hil.bundle import Artifact, Model
+from hil.controller.compare import compare
+from hil.controller.opening import AnyBoard
+from hil.controller.pipeline import Case, conclude, end_case, execute, prepare, refer_case
+from hil.controller.runs import storing
+from hil.controller.suite.outcome import record_of
+from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.store import SuiteRun
+from hil.controller.suite.tasks import Task
+from hil.controller.suite.way import begin_case
+from hil.results import Outcome, RunResult, Stage, Verdict
+from hil.tensors import Array
+from hil.testing.pytest_plugin import telling
+from hil.testing.pytest_plugin.bench import Bench, HilCase
+from hil.testing.pytest_plugin.collecting import ModelCase
+from hil.testing.pytest_plugin.options import repeat_command
+
+RUN = pytest.StashKey["CaseRun"]()
+_NAME_MOST = 150
+
+
+class CaseRun:
+    """One case in one test. What cannot go on ends the test: an error in a fixture, a failure in the test itself.
+
+    Args:
+        bench: what tests share.
+        hil_case: the case.
+        item: the test.
+    """
+
+    def __init__(self, bench: Bench, hil_case: HilCase, item: pytest.Item) -> None:
+        self.bench = bench
+        self.hil_case = hil_case
+        self.desk = bench.desks[hil_case.hw_type]
+        self.record: CaseRecord | None = None
+        self._item = item
+        self._case: Case | None = None
+        self._early: Case | None = None
+        self._board = ""
+        self._work = Path(tempfile.mkdtemp(prefix="case-", dir=bench.work))
+        self._store = SuiteRun(hil_case.folder.out, {})
+
+    @property
+    def case(self) -> Case:
+        """The case, its model read."""
+        if self._case is None:
+            bench, hil_case = self.bench, self.hil_case
+            if isinstance(self._item, ModelCase) and (task := bench.ahead(hil_case, self._coming)):
+                self._case, self._early = task.case, task.early
+            else:
+                self._case = begin_case(hil_case.spec, bench.flow, bench.shop, self._work, bench.request.settings)
+            # Two tests may have the same case.
+            self._case.name = _folder_name(self._item, self.hil_case)
+            shutil.rmtree(self._store.case_folder(self._case.name), ignore_errors=True)
+            self._go_on()
+        return self._case
+
+    def model(self) -> Model:
+        """Import."""
+        assert self.case.model is not None
+        return self.case.model
+
+    def compile(self) -> Artifact:
+        """Compile: for the kind of board, or for the one that was borrowed where only it can tell what it is."""
+        config = self.desk.config
+        if config is None:
+            with self.borrow() as board:
+                config = board.config
+        with self._stage(Stage.COMPILE, errors.CompileFailed):
+            if self.case.artifact is None:
+                prepare(self.case, config, self.bench.shop)
+        assert self.case.artifact is not None
+        return self.case.artifact
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[AnyBoard]:
+        """Have a board."""
+        with contextlib.ExitStack() as stack:
+            with self._stage(Stage.PUSH, errors.BoardUnreachable):
+                board = stack.enter_context(self.desk.borrow())
+                self._board = board.name
+            yield board
+
+    def run(self, artifact: Artifact, inputs: Mapping[str, Array]) -> RunResult:
+        """Push, load and run."""
+        case = self.case
+        case.artifact = artifact
+        self._take_inputs(inputs)
+        with self.borrow() as board, self._stage(Stage.RUN, errors.RunFailed):
+            execute(case, board, self.bench.shop)
+            if isinstance(case.error, errors.BoardError):
+                self.desk.lost(case.error)
+                case.reason = case.error.message
+        assert case.result is not None
+        return case.result
+
+    def refer(self, inputs: Mapping[str, Array]) -> RunResult:
+        """Ask the reference."""
+        case = self.case
+        self._take_inputs(inputs)
+        with self._stage(Stage.REFER, errors.ReferenceFailed):
+            early = self._early
+            if early is None:
+                refer_case(case, self.bench.shop)
+            elif early.error is not None:
+                raise early.error
+            else:
+                case.references, case.plain_reference = early.references, early.plain_reference
+                case.timings = replace(case.timings, refer_s=early.timings.refer_s)
+        if not case.references:
+            raise pytest.UsageError("a model whose inputs only the board knows has a reference after hil_result only")
+        return case.references[0]
+
+    def verdict(self) -> Verdict:
+        """Compare what the board gave with the reference."""
+        with self._stage(Stage.COMPARE, errors.ReferenceFailed):
+            conclude(self.case, self.bench.shop)
+        return self.case.verdicts[0]
+
+    def check(self) -> Verdict:
+        """The end of a case that is a test of its own: it fails where the outputs differ, or an error was expected."""
+        verdict = self.verdict()
+        self._end()
+        return verdict
+
+    def check_these(
+        self, actual: RunResult, reference: RunResult, *, rtol: float | None, atol: float | None
+    ) -> Verdict:
+        """Compare two results; the test fails where they differ."""
+        try:
+            verdict = compare(actual, reference, rtol=rtol, atol=atol)
+        except errors.UsageError as error:
+            pytest.fail(str(error), pytrace=False)
+        if not verdict:
+            wrong = replace(self.case, result=actual, references=[reference], verdicts=[verdict], outcome=Outcome.FAIL)
+            self.record = self._recorded(wrong)
+            pytest.fail(telling.mismatch([verdict], verdict.reason), pytrace=False)
+        return verdict
+
+    def _take_inputs(self, inputs: Mapping[str, Array]) -> None:
+        """Use these inputs. A model whose inputs only the board knows gets them there."""
+        if inputs and inputs is not self.case.inputs:
+            self.case.inputs, self._early = dict(inputs), None
+
+    def _coming(self) -> list[HilCase]:
+        """The cases of this test and of those after it."""
+        items = self._item.session.items
+        return [item.case for item in items[items.index(self._item) :] if isinstance(item, ModelCase)]
+
+    def told(self) -> str:
+        """For the report of a failure: what repeats it, what shows the difference, where things were stored."""
+        if self._case is None:
+            return telling.repeat(self._repeat)
+        record = self.record or self._recorded(self._case)
+        return telling.commands(record, self.bench.config.invocation_params.dir)
+
+    def end(self) -> None:
+        """The test is over: its outcome and times go to whoever reads reports."""
+        if self._case is not None and self._case.outcome:
+            record = self.record or self._recorded(self.case)
+            self._item.user_properties.extend(telling.properties(record))
+            shutil.rmtree(self._case.folder, ignore_errors=True)
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _stage(self, stage: Stage, kind: type[errors.HilError]) -> Iterator[None]:
+        """A stage of the pipeline: whatever it ends in ends the test."""
+        try:
+            yield
+        except errors.HilError as error:
+            # Bad usage here is a flow that cannot take the model, or a board that cannot be used that way.
+            if isinstance(error, errors.UsageError):
+                error = kind(error.message, hint=error.hint, detail=error.detail, board=error.board)
+            end_case(self.case, error, stage)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._case is not None and self._case.error is not None:
+            self._end()
+
+    def _end(self) -> None:
+        """Judge the case that has ended. Returns where the test passes."""
+        record = self.record = self.hil_case.folder.expectations.judge(self._recorded(self.case))
+        outcome = Outcome(record.outcome)
+        if outcome is Outcome.PASS:
+            return
+        if outcome is Outcome.XFAIL:
+            pytest.xfail(telling.expected(record))
+        pytest.fail(telling.failure(self.case, record), pytrace=False)
+
+    def _recorded(self, case: Case) -> CaseRecord:
+        """The record of a case as it is; what it leaves behind is stored unless it passed."""
+        bench = self.bench
+        task = Task(case, board=self._board, hw_type=self.hil_case.hw_type)
+        request = bench.request_for(self.hil_case.folder)
+        told = (self.hil_case.spec, task, self.hil_case.folder.path.name, bench.flow, request)
+        try:
+            if case.outcome is not Outcome.PASS:
+                bench.make_out(self.hil_case.folder.out)
+                logs = self._store.case_folder(case.name) / "logs"
+                with storing(logs):
+                    shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
+            record = record_of(*told, self._store)
+            return replace(record, repeat=self._repeat, folder=str(self._store.case_folder(case.name)))
+        except errors.StorageError as error:
+            print(f"hil: {error}")
+            return replace(record_of(*told, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")
+
+    @property
+    def _repeat(self) -> str:
+        return shlex.join(repeat_command(self.bench.config, self._item.nodeid))
+
+
+def _folder_name(item: pytest.Item, case: HilCase) -> str:
+    """The folder of a test's case: the case's id, and before it the name of the test where it is the user's own."""
+    own = "" if isinstance(item, ModelCase) else item.nodeid.partition("[")[0].replace("::", ".") + "."
+    name = re.sub(r"[^\w.+-]", "_", own + case.id)
+    if len(name) <= _NAME_MOST:
+        return name
+    return f"{name[:_NAME_MOST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

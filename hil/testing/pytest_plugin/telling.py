@@ -1,0 +1,97 @@
+"""What a test that failed says, and the commands that go on from there."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hil.controller.pipeline import Case
+from hil.controller.report import print_verdict, verdict_record
+from hil.controller.suite.record import CaseRecord
+from hil.results import Verdict
+
+_WIDTH = 100
+_DETAIL_LINES = 12
+
+
+def failure(case: Case, record: CaseRecord) -> str:
+    """A case that did not pass: outcome and reason first, for that is what a summary shows."""
+    text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
+    if case.error is None:
+        return mismatch([*case.verdicts, *([case.plain_verdict] if case.plain_verdict else [])], text)
+    lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]
+    detail = record.detail.strip().splitlines()
+    if len(detail) > _DETAIL_LINES:
+        half = _DETAIL_LINES // 2
+        detail = [*detail[:half], f"... {len(detail) - 2 * half} lines more ...", *detail[-half:]]
+    lines += [f"    {line}" for line in detail]
+    if record.hint:
+        lines.append(f"  hint: {record.hint}")
+    return "\n".join(lines)
+
+
+def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
+    """A reason, and below it the statistics of each output."""
+    from rich.console import Console
+
+    screen = io.StringIO()
+    for verdict in verdicts:
+        print_verdict(Console(file=screen, width=_WIDTH, color_system=None), verdict_record(verdict))
+    return "\n".join([reason, *(line.rstrip() for line in screen.getvalue().splitlines())])
+
+
+def expected(record: CaseRecord) -> str:
+    """Why a case was expected to fail."""
+    expectation = record.expectation
+    issue = f" ({expectation['issue']})" if expectation.get("issue") else ""
+    return f"{record.ended}: {expectation['reason']}{issue}"
+
+
+def commands(record: CaseRecord, here: Path) -> str:
+    """What repeats a failure, what shows its difference, and where its tensors and logs are.
+
+    Args:
+        record: of the case.
+        here: the folder that the commands are typed in.
+    """
+    lines = [repeat(record.repeat)]
+    if record.diff:
+        lines.append(f"see the diff:  {_from(here, record.diff, record.folder)}")
+    if record.folder and Path(record.folder).exists():
+        lines.append(f"stored in:     {_relative(here, record.folder)}")
+    return "\n".join(lines)
+
+
+def repeat(command: str) -> str:
+    """What repeats a failure."""
+    return f"repeat it:     {command}"
+
+
+def properties(record: CaseRecord) -> list[tuple[str, object]]:
+    """What a JUnit file keeps of a case: its outcome, where it ran, and the time of each stage."""
+    named: dict[str, object] = {
+        "outcome": record.outcome,
+        "stage": record.stage,
+        "flow": record.flow,
+        "board": record.board,
+        "hw_type": record.hw_type,
+        "op": record.op,
+        **record.timings,
+        "device_p50_ns": record.device_p50_ns,
+    }
+    if record.outcome not in ("PASS", "XFAIL"):
+        named |= {"repeat": record.repeat}
+    return [(f"hil_{name}", value) for name, value in named.items() if value not in (None, "")]
+
+
+def _from(here: Path, diff: str, folder: str) -> str:
+    """The command that shows a difference, its files as one types them; the picture goes where they are."""
+    words = shlex.split(diff)
+    words[-1] = str(Path(folder) / words[-1])
+    return shlex.join(_relative(here, word) for word in words)
+
+
+def _relative(here: Path, path: str) -> str:
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

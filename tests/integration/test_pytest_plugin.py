@@ -1,0 +1,266 @@
+"""The pytest plugin on simulators: pytest is called in a folder of a user's, as he calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from models import save_model
+from onnx import TensorProto, helper
+from plugin_runs import DIGITS_LAYERS, Project, save_small
+
+
+@pytest.fixture
+def project(tmp_path: Path, environment: dict[str, str]) -> Project:
+    return Project(tmp_path / "project", environment)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return save_small(tmp_path)
+
+
+SMALL = ["small_full_model-sim", "small_layer_Relu_relu-sim", "small_layer_Add_add-sim"]
+
+
+def test_an_ini_file_and_a_model_are_all_it_takes(project):
+    project.set_up("digits_cnn", where=".")
+    tested = project.test("--runtime-hw-type=sim", "-k", "digits")
+    assert tested.code == 0, tested.out
+    assert len(tested.outcomes) == 1 + DIGITS_LAYERS
+    assert set(tested.outcomes.values()) == {"passed"}
+    assert "digits_cnn_full_model-sim" in tested.outcomes
+    assert "digits_cnn_layer_Conv_conv1-sim" in tested.outcomes
+    told = tested.properties["digits_cnn_layer_Conv_conv1-sim"]
+    assert told["hil_outcome"] == "PASS" and told["hil_board"] == "sim" and told["hil_op"] == "Conv"
+    assert float(told["hil_run_s"]) > 0 and float(told["hil_device_p50_ns"]) > 0
+    assert {one.name for one in project.folder.iterdir()} == {"pytest.ini", "digits_cnn.onnx", "junit.xml"}
+
+
+def test_collecting_needs_no_board_and_shows_each_case_below_its_model(project, small):
+    project.set_up(small)
+    tested = project.test("--collect-only", "-q", "--board", "root@10.231.255.1", "--runtime-hw-type", "sim-f16")
+    assert tested.code == 0, tested.out
+    assert tested.out.split()[:3] == [f"models/small.onnx::{name}-f16" for name in SMALL]
+    # Layers and a hardware type are part of the name, so -k and node ids choose by them.
+    chosen = project.test(f"models/small.onnx::{SMALL[1]}")
+    assert list(chosen.outcomes) == [SMALL[1]] and chosen.code == 0
+    assert list(project.test("--hil-no-layers", "-k", "sim").outcomes) == [SMALL[0]]
+
+
+def test_models_are_found_wherever_pytest_is_called(project, small):
+    project.set_up(small, where="build/nets", ini="testpaths = tests")
+    inside = project.write("tests/test_plain.py", "def test_plain(): pass\n").parent
+    assert set(project.test(cwd=inside).outcomes) == {"test_plain", *SMALL}
+    assert "4 tests collected" in project.test("--collect-only").out
+    # Who names what he wants gets nothing else.
+    assert "1 test collected" in project.test("--collect-only", "tests").out
+
+
+def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
+    project.set_up("digits_cnn")
+    tested = project.test("--runtime-hw-type", "sim-f16", "-k", "full", "--hil-seed", "3")
+    assert tested.code == 1
+    assert tested.outcomes == {"digits_cnn_full_model-sim-f16": "failure"}
+    assert "mismatches" in tested.out and "SQNR dB" in tested.out and "logits" in tested.out
+    assert "assert" not in tested.out and "hil_compare()" not in tested.out
+    assert tested.properties["digits_cnn_full_model-sim-f16"]["hil_outcome"] == "FAIL"
+    repeat, diff = tested.command("repeat it"), tested.command("see the diff")
+    assert "--hil-seed=3" in repeat and "--runtime-hw-type=sim-f16" in repeat
+    again = project.shell(repeat)
+    assert again.returncode == 1 and "1 failed" in again.stdout, again.stdout + again.stderr
+    seen = project.shell(diff)
+    assert seen.returncode == 1 and "10 of 10" in seen.stdout, seen.stdout + seen.stderr
+    assert list((project.folder / ".hil").rglob("diff.png"))
+    # What is stored is no model, nor anybody's source.
+    assert (project.folder / ".hil" / ".gitignore").read_text() == "*\n"
+    wider = project.test("--runtime-hw-type", "sim-f16", "-k", "full", "--hil-rtol", "0.05", "--hil-atol", "0.05")
+    assert wider.code == 0, wider.out
+    assert not list((project.folder / ".hil").rglob("*.npy")), "what has been mended leaves nothing behind"
+
+
+def test_what_fails_before_the_comparison_is_an_error_that_names_its_stage(project, tmp_path):
+    project.set_up("digits_cnn")
+    (project.models / "cut.onnx").write_bytes((project.models / "digits_cnn.onnx").read_bytes()[:3000])
+    node = helper.make_node("MaxRoiPool", ["x", "where"], ["y"], "pool", pooled_shape=[1, 1])
+    values = [("x", TensorProto.FLOAT, [1, 1, 4, 4]), ("where", TensorProto.FLOAT, [1, 5])]
+    project.set_up(save_model(tmp_path / "roi.onnx", [node], values, [("y", TensorProto.FLOAT, [1, 1, 1, 1])]))
+    project.write("small.toml", '[board]\nhw_type = "tight"\n[simulator]\nmemory_limit = 1000\n')
+    tested = project.test("-k", "full", "--board", "sim", "--board", "small.toml")
+    assert tested.code == 1
+    assert tested.outcomes.pop("digits_cnn_full_model-sim") == "passed"
+    assert set(tested.outcomes.values()) == {"error"} and len(tested.outcomes) == 5
+    ends = {name: (told["hil_stage"], told["hil_outcome"]) for name, told in tested.properties.items()}
+    assert ends["cut_full_model-sim"] == ("import", "IMPORT_ERROR")
+    assert ends["roi_full_model-sim"] == ("compile", "COMPILE_ERROR")
+    assert ends["digits_cnn_full_model-tight"] == ("load", "LOAD_ERROR")
+    for stage in ("import", "compile", "load"):
+        assert f"  stage: {stage}" in tested.out
+    assert "  board: small" in tested.out and "hint: " in tested.out
+
+
+def test_a_lost_board_is_an_error_and_the_next_test_looks_for_it_again(project, small):
+    project.set_up(small)
+    project.write("falls.toml", '[board]\nhw_type = "falls"\n[simulator]\nfaults = ["kill-agent"]\n')
+    tested = project.test("--board", "falls.toml")
+    assert tested.code == 1
+    assert list(tested.outcomes.values()) == ["error"] * 3
+    assert [told["hil_outcome"] for told in tested.properties.values()] == ["BOARD_LOST"] * 3
+    assert [told["hil_stage"] for told in tested.properties.values()] == ["run"] * 3
+
+
+OWN = """
+import dataclasses
+import numpy as np
+import pytest
+
+@pytest.mark.hil(models="digits*", layers=False)
+def test_shape(hil_result, hil_case):
+    assert hil_result.outputs["logits"].shape == (1, 10)
+    assert hil_case.spec.model == "digits_cnn"
+
+@pytest.mark.hil(ops="Conv")
+def test_stages(hil_model, hil_artifact, hil_board, hil_inputs, hil_verdict, hil_compare):
+    assert hil_verdict and hil_compare()
+    assert [spec.name for spec in hil_model.inputs] == list(hil_inputs)
+    assert hil_artifact.runtime == "iree" and hil_board.name == "sim"
+
+@pytest.mark.hil(models="small", layers=False)
+class TestSmall:
+    def test_own_reference(self, hil_result, hil_reference, hil_compare):
+        def changed(by):
+            outputs = {name: value + np.float32(by) for name, value in hil_reference.outputs.items()}
+            return dataclasses.replace(hil_reference, outputs=outputs)
+        assert hil_compare(hil_result, changed(1e-3), atol=1e-2)
+        hil_compare(hil_result, changed(1), atol=1e-2)
+
+    def test_own_words(self, hil_result):
+        assert hil_result.source == "nobody"
+
+def test_every_case(hil_verdict):
+    assert hil_verdict
+"""
+
+
+def test_a_users_own_tests_ask_for_any_stage(project, small):
+    project.set_up("digits_cnn", small)
+    project.write("test_own.py", OWN)
+    tested = project.test("test_own.py")
+    names = {f"digits_cnn_layer_Conv_conv{number}-sim" for number in (1, 2)}
+    assert {name for name in tested.outcomes if "stages" in name} == {f"test_stages[{name}]" for name in names}
+    wrong = {"test_own_reference[small_full_model-sim]", "test_own_words[small_full_model-sim]"}
+    assert {name for name, end in tested.outcomes.items() if end != "passed"} == wrong, tested.out
+    assert {tested.outcomes[name] for name in wrong} == {"failure"}
+    assert len(tested.outcomes) == 1 + 2 + 2 + (1 + DIGITS_LAYERS + 3)
+    assert "test_own.py::TestSmall::test_own_reference[small_full_model-sim]" in tested.command("repeat it", 0)
+    assert "4 of 4" in project.shell(tested.command("see the diff")).stdout
+    again = project.shell(tested.command("repeat it", 1))
+    assert "test_own_words" in again.stdout and "1 failed" in again.stdout
+
+
+def test_fixtures_can_be_replaced(project, small):
+    project.set_up(small)
+    project.write(
+        "conftest.py",
+        "import numpy as np, pytest\n"
+        "@pytest.fixture\n"
+        "def hil_inputs(hil_model):\n"
+        "    return {spec.name: np.full(spec.shape, 7, np.float32) for spec in hil_model.inputs}\n",
+    )
+    project.write(
+        "test_it.py", "def test_it(hil_result, hil_reference):\n    assert set(hil_result.outputs['y']) == {14}\n"
+    )
+    tested = project.test("-k", "small_full")
+    assert tested.code == 0, tested.out
+    assert set(tested.outcomes) == {"test_it[small_full_model-sim]", "small_full_model-sim"}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("@pytest.mark.hil(layer=False)\ndef test_it(hil_result): pass", "layer=False"),
+        ("@pytest.mark.hil('digits')\ndef test_it(hil_result): pass", "'digits'"),
+    ],
+)
+def test_a_marker_that_says_nothing_is_refused(project, small, source, said):
+    project.set_up(small)
+    project.write("test_it.py", f"import pytest\n{source}\n")
+    tested = project.test("test_it.py")
+    assert tested.code == 2 and said in tested.out
+
+
+def test_known_failures_are_told_apart_and_strict(project, small):
+    project.set_up("digits_cnn", small)
+    project.write(
+        "models/expected.toml",
+        """
+[[run]]
+cases = "digits_cnn_full_model"
+outcome = "FAIL"
+reason = "half precision"
+issue = "https://example.com/7"
+
+[[run]]
+cases = ["small_layer_*", "gone_*"]
+outcome = "FAIL"
+reason = "was wrong once"
+""",
+    )
+    tested = project.test("--runtime-hw-type", "sim-f16", "-k", "full or small", "-rx")
+    assert tested.code == 1
+    assert tested.outcomes == {
+        "digits_cnn_full_model-sim-f16": "skipped",
+        "small_full_model-sim-f16": "passed",
+        "small_layer_Relu_relu-sim-f16": "failure",
+        "small_layer_Add_add-sim-f16": "failure",
+    }
+    assert "1 xfailed" in tested.out and "half precision" in tested.out and "https://example.com/7" in tested.out
+    assert "XPASS: " in tested.out and "was wrong once" in tested.out
+    assert tested.properties["digits_cnn_full_model-sim-f16"]["hil_outcome"] == "XFAIL"
+    assert "gone_*" in tested.out, "what matches no case is told"
+    only = project.test("--runtime-hw-type", "sim-f16", "--hil-only-expected-failures", "--collect-only", "-q")
+    assert "3/" in only.out and "small_full" not in only.out
+    strict = project.test("--runtime-hw-type", "sim-f16", "-k", "full and digits", "--runxfail")
+    assert strict.outcomes == {"digits_cnn_full_model-sim-f16": "failure"}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--hil-flow", "nope"],
+        ["--board", "nope"],
+        ["--board", "sim", "--runtime-hw-type", "sim-f16"],
+        ["--hil-timeout", "0"],
+        ["--hil-rtol", "2"],
+        ["-o", "hil_models=nowhere"],
+    ],
+)
+def test_what_is_typed_wrongly_is_said_before_anything_runs(project, small, args):
+    project.set_up(small)
+    tested = project.test(*args)
+    assert tested.code == 4
+    assert tested.outcomes == {} and "error" in tested.out.lower()
+
+
+def test_expected_failures_that_cannot_be_read_are_said_so(project, small):
+    project.set_up(small)
+    project.write("models/expected.toml", "[[run]]\ncases = 3\n")
+    tested = project.test()
+    assert tested.code == 4 and "expected.toml" in tested.out
+
+
+def test_nothing_to_run_is_pytests_own_exit_code(project, small):
+    assert project.set_up().test().code == 5
+    assert project.set_up(small).test("-k", "nothing").code == 5
+
+
+def test_programs_and_their_making_can_be_looked_at(project, small):
+    project.set_up(small, ini="hil_flow = iree-O3")
+    tested = project.test("-k", "Relu", "--debug-ir", "ir", "--recompute-cache")
+    assert tested.code == 0, tested.out
+    assert tested.properties[SMALL[1]]["hil_flow"] == "iree-O3"
+    assert list((project.folder / "ir" / "small_layer_Relu_relu").rglob("*.mlir"))
+    other = project.test(
+        "-k", "Relu", "--hil-flow", "onnxruntime", "--hil-layer-inputs", "random", "--hil-group", "fused"
+    )
+    assert other.code == 0 and other.properties[SMALL[1]]["hil_flow"] == "onnxruntime", other.out

@@ -1,0 +1,154 @@
+"""The pytest plugin on boards, and with several processes that share them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from plugin_runs import DIGITS_LAYERS, Project, Run, save_small
+
+
+@pytest.fixture
+def project(tmp_path: Path, environment: dict[str, str]) -> Project:
+    return Project(tmp_path / "project", environment)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return save_small(tmp_path)
+
+
+def boards_of(tested: Run) -> set[str]:
+    return {told["hil_board"] for told in tested.properties.values()}
+
+
+@pytest.mark.board
+def test_an_arm_board_runs_the_model_and_all_its_layers(project, board_aarch64):
+    project.set_up("digits_cnn")
+    where = ["--board", f"root@{board_aarch64.ip}"]
+    how = [f"--hil-identity={board_aarch64.identity}", f"--hil-known-hosts={board_aarch64.known_hosts}"]
+    tested = project.test(*where, *how, "-k", "digits")
+    assert tested.code == 0, tested.out
+    assert len(tested.outcomes) == 1 + DIGITS_LAYERS and set(tested.outcomes.values()) == {"passed"}
+    assert all(name.endswith("-generic") for name in tested.outcomes)
+    assert boards_of(tested) == {f"root@{board_aarch64.ip}"}
+
+
+def test_each_xdist_worker_has_a_simulator_of_its_own(project):
+    project.set_up("digits_cnn")
+    tested = project.test("-n", "2")
+    assert tested.code == 0, tested.out
+    assert len(tested.outcomes) == 1 + DIGITS_LAYERS and set(tested.outcomes.values()) == {"passed"}
+
+
+def test_workers_take_turns_on_a_board(project, start_agent):
+    project.set_up("digits_cnn")
+    address = start_agent()
+    tested = project.test("-n", "3", "--board", address, "--hil-wait", "0")
+    assert tested.code == 0, tested.out
+    assert len(tested.outcomes) == 1 + DIGITS_LAYERS and set(tested.outcomes.values()) == {"passed"}
+    assert boards_of(tested) == {address}
+
+
+OVERLAP = """
+import os, time
+import pytest
+
+@pytest.mark.parametrize("again", range(8))
+@pytest.mark.hil(layers=False)
+def test_alone(hil_board, again):
+    # Fails if the file is there already: somebody else has the same board.
+    mine = os.open(hil_board.name.removeprefix("unix:") + ".mine", os.O_CREAT | os.O_EXCL)
+    time.sleep(0.3)
+    os.close(mine)
+    os.unlink(hil_board.name.removeprefix("unix:") + ".mine")
+"""
+
+
+def test_a_board_is_one_workers_at_a_time_and_all_boards_are_used(project, small, start_agent):
+    project.set_up(small)
+    project.write("test_alone.py", OVERLAP)
+    boards = [start_agent(), start_agent()]
+    named = [word for board in boards for word in ("--board", board)]
+    tested = project.test("test_alone.py", "-n", "3", *named, "--hil-wait", "0")
+    assert tested.code == 0, tested.out
+    assert len(tested.outcomes) == 8
+
+
+def test_a_board_in_use_is_waited_for_as_long_as_asked(project, small, start_agent, open_client):
+    project.set_up(small)
+    address = start_agent()
+    open_client(address)
+    tested = project.test("-k", "Relu", "--board", address, "--hil-wait", "0.5")
+    assert tested.code == 1 and list(tested.outcomes.values()) == ["error"]
+    (told,) = tested.properties.values()
+    assert told["hil_outcome"] == "BOARD_LOST" and told["hil_board"] == address
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing_running(project):
+    project.set_up("digits_cnn")
+    project.write(
+        "test_long.py", "import time\n\ndef test_long(hil_board):\n    print('here', flush=True)\n    time.sleep(60)\n"
+    )
+    process = project.start("test_long.py", "-s")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "here" in line:
+            break
+    assert len(ours(project)) > 1
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 2, rest
+    assert "KeyboardInterrupt" in rest
+    deadline = time.monotonic() + 30
+    while ours(project) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ours(project) == []
+
+
+def ours(project: Project) -> list[str]:
+    """The processes that were started from a project, by what only theirs say."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"HOME={project.environment['HOME']}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+CONFTEST = "def pytest_addoption(parser):\n    parser.addoption('--board', default='a desk')\n"
+
+
+def test_without_models_nothing_changes(project):
+    project.write("pytest.ini", "[pytest]\n")
+    project.write("conftest.py", CONFTEST)
+    project.write("test_it.py", "def test_it(request):\n    assert request.config.getoption('--board') == 'x'\n")
+    assert project.test("--board", "x").code == 0
+    assert "hil_" not in project.test().out
+
+
+def test_a_conftest_that_wants_one_of_our_names_is_told_so(project, small):
+    project.set_up(small)
+    project.write("conftest.py", CONFTEST)
+    tested = project.test()
+    assert tested.code == 4 and "--board" in tested.out and "hil_models" in tested.out
+
+
+def test_a_plugin_that_took_one_of_our_names_keeps_it(project, small):
+    project.set_up(small, ini="pythonpath = .")
+    project.write("desks.py", CONFTEST)
+    tested = project.test("-p", "desks", "--hil-board", "sim-f16", "--board", "x", "-k", "Relu")
+    assert tested.code == 0, tested.out
+    assert boards_of(tested) == {"sim-f16"}
+    assert "--board belongs to another plugin here: use --hil-board" in tested.out
+
+
+def test_fixtures_without_models_say_what_is_missing(project):
+    project.write("pytest.ini", "[pytest]\n")
+    project.write("test_it.py", "def test_it(hil_result): pass\n")
+    tested = project.test()
+    assert tested.code == 2 and "set hil_models" in tested.out

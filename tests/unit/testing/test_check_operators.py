@@ -1,0 +1,58 @@
+"""When a result of hil's and one by hand count as the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hil.testing.by_hand import described
+from hil.testing.check_operators import CRASHED, EQUAL, REFUSED, same
+
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def ran(*arrays):
+    return {"end": "ran", "crashed": False, "message": "", "outputs": described(arrays)}
+
+
+def ended(step, crashed=False):
+    return {"end": step, "crashed": crashed, "message": "why", "outputs": []}
+
+
+def test_the_same_bits_are_the_same():
+    assert same(ran(VALUES), ran(VALUES.copy())) == EQUAL
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.nextafter(VALUES, np.float32(9)),
+        VALUES.reshape(3, 2),
+        VALUES.view(np.int32),
+        np.where(VALUES == 0, np.float32(-0.0), VALUES),
+    ],
+    ids=["a last bit", "another shape", "another dtype", "the sign of a zero"],
+)
+def test_anything_else_is_not(other):
+    assert same(ran(VALUES), ran(other)) == ""
+
+
+def test_an_output_too_many_is_not_the_same():
+    assert same(ran(VALUES), ran(VALUES, VALUES)) == ""
+
+
+def test_what_a_file_did_not_tell_is_left_to_the_bytes():
+    raw = {**ran(VALUES), "outputs": [["float32", None, described([VALUES])[0][2]]]}
+    assert same(ran(VALUES), raw) == EQUAL
+    nameless = {**ran(VALUES), "outputs": [["", [2, 3], described([VALUES])[0][2]]]}
+    assert same(nameless, ran(VALUES)) == EQUAL
+    assert same(nameless, ran(VALUES + 1)) == ""
+
+
+def test_refusals_and_crashes_must_come_at_the_same_step():
+    assert same(ended("load"), ended("load")) == REFUSED
+    assert same(ended("import"), ended("compile")) == REFUSED  # hil's importer reads what the compiler would refuse
+    assert same(ended("load"), ended("run")) == ""
+    assert same(ended("compile", True), ended("compile", True)) == CRASHED
+    assert same(ended("compile", True), ended("compile")) == ""
+    assert same(ended("run"), ran(VALUES)) == ""

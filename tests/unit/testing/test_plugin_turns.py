@@ -1,0 +1,104 @@
+"""Turns on boards: one at a time, first come first served, whatever becomes of who waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hil.testing.pytest_plugin.turns import Turns
+
+# Takes a turn, says which, and keeps it until its input ends.
+HOLDER = """
+import sys
+from pathlib import Path
+from hil.testing.pytest_plugin.turns import Turns
+turns = Turns(Path(sys.argv[1]), sys.argv[2:])
+print(turns.take(sys.argv[2:]), flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(folder: Path, *boards: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HOLDER, str(folder), *boards]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str], *, kill: bool = False) -> None:
+    if kill:
+        process.kill()
+    process.communicate(timeout=30)
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def tickets(folder: Path) -> list[str]:
+    return sorted(ticket.name for ticket in folder.rglob("*.ticket"))
+
+
+def test_each_board_is_given_once_and_given_again(tmp_path):
+    turns = Turns(tmp_path, ["a", "b"])
+    other = holder(tmp_path, "a", "b")
+    assert said(other) == "a"
+    assert turns.take(["a", "b"]) == "b"
+    turns.end("b")
+    assert turns.take(["a", "b"]) == "b"
+    end(other)
+    turns.end("b")
+    assert turns.take(["a", "b"]) == "a"
+    assert not turns.wanted()
+
+
+def test_a_turn_ends_with_its_process(tmp_path):
+    other = holder(tmp_path, "a")
+    assert said(other) == "a"
+    end(other, kill=True)
+    assert Turns(tmp_path, ["a"]).take(["a"]) == "a"
+
+
+def test_who_waits_is_seen_and_one_that_died_waiting_is_forgotten(tmp_path):
+    turns = Turns(tmp_path, ["a"])
+    turns.take(["a"])
+    first = holder(tmp_path, "a")
+    wait_for(turns.wanted)
+    end(first, kill=True)
+    assert not turns.wanted()
+    assert tickets(tmp_path) == []
+
+
+def test_first_come_first_served_even_before_who_had_it_last(tmp_path):
+    turns = Turns(tmp_path, ["a"])
+    turns.take(["a"])
+    first = holder(tmp_path, "a")
+    wait_for(lambda: len(tickets(tmp_path)) == 1)
+    second = holder(tmp_path, "a")
+    wait_for(lambda: len(tickets(tmp_path)) == 2)
+    turns.end("a")
+    taken: list[str] = []
+    thread = threading.Thread(target=lambda: taken.append(turns.take(["a"])))
+    thread.start()
+    assert said(first) == "a"
+    end(first)
+    assert said(second) == "a"
+    assert not taken
+    end(second)
+    thread.join(30)
+    assert taken == ["a"]
+
+
+def test_boards_of_other_kinds_have_turns_of_their_own(tmp_path):
+    one, other = Turns(tmp_path, ["a"]), Turns(tmp_path, ["b"])
+    one.take(["a"])
+    assert other.take(["b"]) == "b"
