@@ -88,7 +88,7 @@ def matches(shown: str, printed: str) -> bool:
 
 
 class Place:
-    """A folder as a reader has it: the examples, `hil`, `python` and `pip` on PATH, and a cache that guides share."""
+    """A folder as a reader has it: the examples, `hil`, `python`, `pytest` and `pip` on PATH, and a cache that guides share."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
@@ -98,6 +98,7 @@ class Place:
             "bin/hil": f'{python} -m hil.controller.cli.main "$@"',
             "scripts/hil": f'{python} -m hil.controller.cli.main "$@"',
             "bin/python": f'{python} "$@"',
+            "bin/pytest": f'{python} -m pytest "$@"',
             # Tests install nothing: an editable install is a path and entry points, and these are made by hand.
             "bin/pip": f'{python} "{Path(__file__)}" "$2" "{folder}/site"',
         }.items():

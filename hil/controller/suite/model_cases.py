@@ -153,8 +153,7 @@ class _Whole:
         path = self._after_recipe(shop, log)
         expected = _read(self.source.expected)
         if path == plain.path:
-            own = {"rtol": self.source.rtol, "atol": self.source.atol}
-            return CaseData(path, inputs, expected, dims=plain.dims, **own)
+            return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
         return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
 
     def make_layer(self, layer: Layer, mode: str, shop: Workshop, folder: Path) -> CaseData:

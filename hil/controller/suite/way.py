@@ -74,10 +74,10 @@ def prepare_case(case: Case, config: BoardConfig, shop: Workshop) -> Case:
 
 
 def refer_ahead(case: Case, shop: Workshop) -> Case | None:
-    """Ask the references while the case waits for its board; None where it has its outcome, or its inputs are not known.
+    """Ask the references while the case waits for its board.
 
     Returns:
-        A copy of the case, for :func:`conclude_case`.
+        A copy of the case, for :func:`conclude_case`; None where it has its outcome, or its inputs are not known yet.
     """
     if case.outcome or case.inputs is None:
         return None

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import resource
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from compiling import fake_compiler
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.bundle import Artifact
@@ -195,23 +195,6 @@ def test_a_target_that_the_compiler_does_not_know_is_refused_and_not_ignored(
         build(tmp_path / "m.mlir", settings, flags)
     assert words in caught.value.message and hint in caught.value.hint
     assert settings["cache"].ls() == []
-
-
-def fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Isolated:
-    """A pool whose workers find this script in place of iree-compile."""
-    package = folder / "fake" / "iree" / "compiler" / "_mlir_libs"
-    package.mkdir(parents=True)
-    binary = package / "iree-compile"
-    binary.write_text(f"#!{sys.executable}\nimport os, signal, sys, time\n{script}\n")
-    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
-    (package.parent / "__init__.py").touch()
-    import os
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "fake"), os.environ.get("PYTHONPATH", "")]))
-    (package.parent.parent / "__init__.py").write_text(
-        "import pkgutil; __path__ = pkgutil.extend_path(__path__, __name__)\n"
-    )
-    return Isolated(1)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,17 @@ def test_keys_are_read_as_their_defaults_types():
     assert parse("slow:rate=2e6,delay=0.5").keys == {"rate": 2e6, "delay": 0.5}
 
 
+def test_an_output_is_named_by_its_number_or_its_name():
+    assert parse("corrupt:output=2").keys["output"] == 2
+    assert parse("corrupt:output=conv2.out").keys["output"] == "conv2.out"
+
+
 def test_a_faults_text_reads_as_the_same_fault():
     for text in (
         "crash:signal=SIGILL,at=load",
         "hang",
         "corrupt:elements=5",
+        "corrupt:output=/conv/Conv_output_0,others=spare",
         "drop:at=0.25,times=3",
         "slow",
         "kill-agent",
@@ -38,6 +44,9 @@ def test_a_faults_text_reads_as_the_same_fault():
         "crash:times",
         "drop:at=1.5",
         "slow:rate=0",
+        "corrupt:output=-1",
+        "corrupt:output=",
+        "corrupt:others=perhaps",
     ],
 )
 def test_a_fault_written_wrongly_is_bad_usage(text):

@@ -1,0 +1,131 @@
+"""The suites that come with hil: node tests as by hand, hil's own models, and folders, through the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One of each kind: plain, every class of dtype, zero-size, scalar, control flow, no inputs, many outputs, no tensors.
+SAMPLE = [
+    "add",
+    "add_uint8",
+    "and2d",
+    "cast_FLOAT_to_BFLOAT16",
+    "cast_FLOAT16_to_FLOAT",
+    "cast_UINT4_to_FLOAT",
+    "constant",
+    "conv_with_strides_padding",
+    "equal_string",
+    "if",
+    "lstm_defaults",
+    "matmul_bcast",
+    "nonmaxsuppression_two_classes",
+    "qlinearmatmul_2D_uint8_float32",
+    "reshape_allowzero_reordered",
+    "sequence_insert_at_back",
+    "split_equal_parts_1d_opset18",
+    "split_zero_size_splits_opset18",
+    "top_k",
+    "training_dropout_default",
+]
+
+
+def check_operators(environment: dict[str, str], *args: object) -> tuple[int, dict]:
+    command = [sys.executable, "-m", "hil.testing.check_operators", "--json", *map(str, args)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
+def test_node_tests_come_to_what_the_shipped_list_says_and_that_is_what_they_come_to_by_hand(
+    hil, environment, tmp_path, flow
+):
+    filters = [part for name in SAMPLE for part in ("--filter", f"={name}")]
+    ended = hil(
+        "suite", "run", "operators", "--flow", flow, *filters, "--keep-all", "--out", tmp_path / "run", "--json"
+    )
+    outcomes = {case["id"]: case["outcome"] for case in ended.document["cases"]}
+    assert set(outcomes) == set(SAMPLE)
+    assert set(outcomes.values()) == {"PASS", "XFAIL"}
+    assert ended.code == 0
+    assert outcomes["add"] == "PASS" and outcomes["sequence_insert_at_back"] == "XFAIL"
+    assert sum(outcome == "PASS" for outcome in outcomes.values()) > len(SAMPLE) // 2
+
+    tampered = [] if flow == "iree" else ["add"]
+    for name in tampered:
+        flip_a_bit(tmp_path / "run" / "cases" / name / "outputs" / "0-sum.npy")
+    code, found = check_operators(environment, "--flow", flow, "--run", tmp_path / "run")
+    kinds = {case["id"]: case["kind"] for case in found["cases"]}
+    assert set(kinds) == set(SAMPLE)
+    assert [case["id"] for case in found["cases"] if case["kind"] == "DIFFERENT"] == tampered, found
+    assert code == (1 if tampered else 0)
+    assert kinds["conv_with_strides_padding"] == "the same bits"
+    if flow == "onnxruntime":
+        assert kinds["sequence_insert_at_back"] == "hil passes tensors only, no sequences and optionals"
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
+def test_all_node_tests_come_to_what_they_come_to_by_hand(environment, tmp_path, flow):
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "operators", "--flow", flow]
+    command += ["--keep-all", "--out", str(tmp_path / "run"), "-j", str(os.cpu_count() or 1)]
+    assert subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=3000).returncode == 0
+    code, found = check_operators(environment, "--flow", flow, "--run", tmp_path / "run")
+    assert len(found["cases"]) > 1000
+    assert [case for case in found["cases"] if case["kind"] == "DIFFERENT"] == []
+    assert code == 0
+
+
+def test_hils_own_models_run_whole_and_in_layers(hil, tmp_path):
+    names = ["beam_step", "loop", "digits_cnn_batch", "bfloat16"]
+    filters = [part for name in names for part in ("--filter", f"{name}_*")]
+    ended = hil("suite", "run", "models", "--flow", "onnxruntime", *filters, "--out", tmp_path / "run", "--json")
+    cases = {case["id"]: case for case in ended.document["cases"]}
+    assert ended.code == 0, ended.err
+    assert {f"{name}_full_model" for name in names} < set(cases)
+    assert {case["outcome"] for name, case in cases.items() if not name.startswith("bfloat16")} == {"PASS"}
+    # ONNX Runtime has no bfloat16 kernels on the CPU, which the shipped list knows.
+    assert cases["bfloat16_full_model"]["outcome"] == "XFAIL"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
+def test_all_of_hils_own_models_come_to_what_the_shipped_list_says(environment, tmp_path, flow):
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "models", "--flow", flow]
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_broken_model_in_a_folder_is_an_outcome_and_the_rest_runs(hil, doubling, tmp_path):
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
+    ended = hil("suite", "run", tmp_path, "--flow", "onnxruntime", "--out", tmp_path / "run", "--json")
+    outcomes = {case["id"]: case["outcome"] for case in ended.document["cases"]}
+    assert outcomes == {
+        "broken_full_model": "IMPORT_ERROR",
+        "doubling_full_model": "PASS",
+        "doubling_layer_Add_twice": "PASS",
+    }
+    assert ended.code == 3
+
+
+def test_a_folder_without_models_is_exit_5_and_one_that_is_not_there_exit_2(hil, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    assert hil("suite", "list", tmp_path / "empty").code == 5
+    ended = hil("suite", "run", tmp_path / "emtpy")
+    assert ended.code == 2
+    assert f"did you mean '{tmp_path / 'empty'}'" in ended.err

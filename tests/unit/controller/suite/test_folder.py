@@ -1,0 +1,80 @@
+"""Models in a folder: which are found, and what they are called."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hil.controller.suite.folder import models_at
+from hil.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def make(*files: str):
+        for name in files:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+        return tmp_path
+
+    return make
+
+
+def names(found):
+    return [model.name for model in found]
+
+
+def test_models_of_every_format_are_found_at_any_depth_by_path(folder):
+    place = folder("b.onnx", "a.mlir", "deep/er/c.vmfb", "deep/d.ONNX")
+    assert names(models_at(place)) == ["a", "b", "d", "c"]
+
+
+def test_what_is_hidden_or_no_model_is_left_out(folder):
+    place = folder(".git/a.onnx", ".b.onnx", "expected.toml", "c.calibration.npz", "c.onnx.data", "README.md", "c.onnx")
+    assert names(models_at(place)) == ["c"]
+
+
+def test_what_a_run_of_hil_left_there_is_left_out(folder):
+    place = folder("a.onnx", "run/suite.json", "run/cases/x/a.onnx", "old/run.json", "old/a.onnx")
+    assert names(models_at(place)) == ["a"]
+
+
+def test_models_of_one_name_are_called_by_their_paths(folder):
+    place = folder("x/net.onnx", "y/net.onnx", "y/other.onnx")
+    assert names(models_at(place)) == ["x.net", "y.net", "other"]
+
+
+def test_models_of_one_path_are_called_by_their_suffixes_too(folder):
+    place = folder("net.onnx", "net.mlir")
+    assert names(models_at(place)) == ["net.mlir", "net.onnx"]
+
+
+def test_names_hold_only_what_ids_may_hold_and_still_differ(folder):
+    place = folder("a b.onnx", "a_b.onnx", "größe.onnx")
+    found = names(models_at(place))
+    assert found == ["a_b.onnx", "a_b.onnx-2", "gr__e"]
+
+
+def test_one_file_is_one_model(folder):
+    place = folder("a.onnx", "b.onnx")
+    assert names(models_at(place / "b.onnx")) == ["b"]
+
+
+def test_a_file_that_is_no_model_is_refused(folder):
+    with pytest.raises(UsageError, match="no kind of model"):
+        models_at(folder("notes.txt") / "notes.txt")
+
+
+def test_a_folder_without_models_has_none(folder):
+    assert models_at(folder("README.md")) == []
+
+
+def test_tensors_beside_a_model_are_its_inputs_and_expected_outputs(folder):
+    place = folder("net.onnx", "bare.onnx")
+    np.savez(place / "net.inputs.npz", x=np.arange(3))
+    np.savez(place / "net.expected.npz", y=np.arange(4))
+    bare, net = models_at(place)
+    assert net.given()["x"].tolist() == [0, 1, 2]
+    assert net.expected()["y"].tolist() == [0, 1, 2, 3]
+    assert bare.given() == {} and bare.expected() == {}
