@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from hil.bundle import Artifact, Model
-from hil.controller.cache import Cache, digests_in
+from hil.controller.cache import META, Cache, digests_in
 from hil.controller.compilers.none import take_as_it_is
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.digest import digest_file
@@ -20,10 +22,29 @@ from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 MAIN = "main.vmfb"
 PARAMETERS = "params.irpa"
 LOG = "compile.log"
+# In the cache's note of a program: what it calls the model's function, where that is not the model's own name for it.
+FUNCTION = "function"
 # IREE narrows float64 to float32 unless told not to; a test of a model keeps the model's own dtypes.
 _DEFAULT_FLAGS = {"--iree-input-demote-f64-to-f32": "false"}
 # Raise this when the way from ONNX to MLIR, or what is refused, changes: older programs in the cache are then not used.
 _VERSION = 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is compiled.
+
+    Attributes:
+        key: the program's, in the cache.
+        flags: of iree-compile, hil's defaults included.
+        compiler: its name and version.
+        meta: what the cache notes of the program.
+    """
+
+    key: str
+    flags: tuple[str, ...]
+    compiler: str
+    meta: Mapping[str, Any]
 
 
 def compile_iree(
@@ -58,22 +79,7 @@ def compile_iree(
         raise UsageError(
             f"the iree compiler makes programs for the runtime iree of onnx and mlir models, not {runtime}"
         )
-    compiler_version = compiler_version_or_fail()
-    given = {flag.split("=", 1)[0] for flag in flags}
-    all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
-    parts: dict[str, Any] = {
-        "model": model.digest,
-        "format": model.format,
-        "function": model.function,
-        "dims": dict(model.dims),
-        "compiler": compiler_version,
-        "onnx": version("onnx") if model.format == "onnx" else "",
-        "flags": list(all_flags),
-        "files": [digest_file(path) for path in _files_in(all_flags)],
-        "host": host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
-        "version": _VERSION,
-    }
-    key = Cache.key("artifact", **parts)
+    recipe = recipe_of(model, flags)
     if debug_ir is not None:
         debug_ir.mkdir(parents=True, exist_ok=True)
 
@@ -86,9 +92,9 @@ def compile_iree(
                     "model": str(model.path.absolute()),
                     "format": model.format,
                     "dims": dict(model.dims),
-                    "declaration": _declaration(model),
-                    "flags": [*all_flags, *_dump_flags(debug_ir)],
-                    "folder": str(folder),
+                    "declaration": declaration_of(model, model.function),
+                    "flags": [*recipe.flags, *_dump_flags(debug_ir)],
+                    "folder": str(folder.absolute()),
                     "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
                     "log": str(log.absolute()),
                 },
@@ -106,23 +112,48 @@ def compile_iree(
             (folder / LOG).write_bytes(file.read())
 
     began = time.monotonic()
-    meta = {"model": model.name, "compiler": f"iree {compiler_version}", "flags": list(all_flags)}
-    entry, cached = cache.get_or_make(key, meta, make, recompute or debug_ir is not None)
+    entry, cached = cache.get_or_make(recipe.key, recipe.meta, make, recompute or debug_ir is not None)
     digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
     return Artifact(
         runtime="iree",
         main=MAIN,
         files={name: entry / name for name in digests},
         digests=digests,
-        function=model.function,
-        compiler=f"iree {compiler_version}",
-        flags=all_flags,
+        function=_meta_of(entry).get(FUNCTION, model.function),
+        compiler=recipe.compiler,
+        flags=recipe.flags,
         inputs=model.inputs,
         outputs=model.outputs,
         cached=cached,
         seconds=0.0 if cached else time.monotonic() - began,
         log=entry / LOG,
     )
+
+
+def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
+    """How a model is compiled with these flags.
+
+    Raises:
+        UsageError: the compiler is not installed.
+    """
+    compiler_version = compiler_version_or_fail()
+    given = {flag.split("=", 1)[0] for flag in flags}
+    all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
+    parts: dict[str, Any] = {
+        "model": model.digest,
+        "format": model.format,
+        "function": model.function,
+        "dims": dict(model.dims),
+        "compiler": compiler_version,
+        "onnx": version("onnx") if model.format == "onnx" else "",
+        "flags": list(all_flags),
+        "files": [digest_file(path) for path in _files_in(all_flags)],
+        "host": host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
+        "version": _VERSION,
+    }
+    compiler = f"iree {compiler_version}"
+    meta = {"model": model.name, "compiler": compiler, "flags": list(all_flags)}
+    return Recipe(Cache.key("artifact", **parts), all_flags, compiler, meta)
 
 
 def compiler_version_or_fail() -> str:
@@ -149,6 +180,11 @@ def host_cpu() -> str:
     return "\n".join(parts)
 
 
+def _meta_of(entry: Path) -> dict[str, Any]:
+    meta: dict[str, Any] = json.loads((entry / META).read_bytes())["meta"]
+    return meta
+
+
 def _files_in(flags: Sequence[str]) -> list[Path]:
     """Files that flags name: what is in them decides what the compiler makes."""
     values = [flag.split("=", 1)[1] for flag in flags if "=" in flag]
@@ -165,13 +201,21 @@ def _dump_flags(debug_ir: Path | None) -> list[str]:
     ]
 
 
-def _declaration(model: Model) -> str | None:
-    """The signature that IREE's own ONNX path would lose: names, and which integers have no sign."""
+def declaration_of(model: Model, function: str) -> str | None:
+    """The signature that IREE's own ONNX path would lose: names, and which integers have no sign.
+
+    Args:
+        model: an ONNX model; of others there is none to be had.
+        function: what the program calls the model's function.
+
+    Raises:
+        CompileFailed: MLIR has no type for a value of the model.
+    """
     from hil.iree_values import declaration
 
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
     try:
-        return declaration(model.function, model.inputs, model.outputs)
+        return declaration(function, model.inputs, model.outputs)
     except UsageError as error:  # strings, and dtypes that MLIR has no name for
         raise CompileFailed(f"IREE cannot take this model: {error.message}") from error

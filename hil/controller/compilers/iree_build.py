@@ -65,16 +65,21 @@ def build(
             source = Path(scratch) / "model.mlirbc"
             text = Path(debug_ir) / "imported.mlir" if debug_ir else None
             convert(Path(model), dims, declaration, source, Path(folder) / PARAMETERS, text)
-        command = [str(_iree_compile()), str(source), "-o", str(Path(folder) / MAIN), *flags]
-        print("$", *command, flush=True)
-        start = Path(log).stat().st_size
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=scratch, check=False).returncode
-    with Path(log).open("rb") as file:
-        file.seek(start)
-        said = file.read().decode(errors="replace")
+        code, said = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
     check_target(said)
     if code:
-        _fail(code, said)
+        fail(code, said)
+
+
+def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
+    """Run iree-compile in a folder; its exit code (negative: a signal) and what it printed to the log."""
+    command = [str(native_compiler()), str(source), "-o", str(out), *flags]
+    print("$", *command, flush=True)
+    start = log.stat().st_size
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
+    with log.open("rb") as file:
+        file.seek(start)
+        return code, file.read().decode(errors="replace")
 
 
 def check_target(said: str) -> None:
@@ -98,7 +103,19 @@ def check_target(said: str) -> None:
     )
 
 
-def _fail(code: int, said: str) -> None:
+def fail(code: int, said: str) -> None:
+    """Raise the error that iree-compile ended with.
+
+    Args:
+        code: its exit code, not 0.
+        said: what it printed.
+
+    Raises:
+        StorageError: the disk is full.
+        UsageError: it knows no such flag.
+        CompileFailed: it refused the model.
+        CompileCrashed: it died.
+    """
     tail = "\n".join(line[:400] for line in said.splitlines()[-40:])
     if "No space left on device" in said:
         raise StorageError("no space left on the disk while compiling", hint="`hil cache gc` makes room", detail=tail)
@@ -140,7 +157,7 @@ def _errors(said: str) -> list[str]:
     return found[:_SHOWN_ERRORS]
 
 
-def _iree_compile() -> Path:
+def native_compiler() -> Path:
     """The compiler's native binary; the launcher script that pip makes costs 0.3 s more."""
     spec = importlib.util.find_spec("iree.compiler")
     for place in (spec.submodule_search_locations or ()) if spec else ():

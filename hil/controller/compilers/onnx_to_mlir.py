@@ -38,16 +38,69 @@ def convert(
         CompileFailed: the model uses what IREE's importer does not know.
     """
     from iree.compiler import ir
-    from iree.compiler.extras import onnx_importer
 
     model = _prepared(path, dims)
     heavy = _heavy(model)
-    context = ir.Context()
+    importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
+    module = importer._m
+    if heavy:
+        _save_parameters(importer, path.parent, parameters)
+    with out.open("wb") as file:
+        module.write_bytecode(file)
+    if text is not None:
+        text.write_text(module.get_asm(enable_debug_info=True, large_elements_limit=64, large_resource_limit=64))
+
+
+def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
+    """Add a model to a module, as a function beside those of others.
+
+    The locations of its nodes read ``function/node``, and nothing else in the module has its names.
+
+    Args:
+        module: an ``ir.Module``; unchanged where an error is raised.
+        path: the ONNX file; its weights go into the module.
+        dims: sizes of symbolic dimensions.
+        function: what to call it; unique in the module.
+        declaration: stored as the function's ``iree.abi.declaration``.
+
+    Raises:
+        CompileFailed: the model uses what IREE's importer does not know, or its weights are too large for a module.
+    """
+    from iree.compiler import ir
+
+    from hil.controller.importers.onnx import nodes_of
+
+    model = _prepared(path, dims)
+    if _heavy(model):
+        raise CompileFailed("the model's weights need a file of their own")
+    model.graph.name = function
+    for node in nodes_of(model.graph.node):
+        node.name = f"{function}/{node.name}"
+    own = _imported(model, module.context, declaration, None)._m
+    operations = list(own.regions[0].blocks[0].operations)
+    # The importer writes some operators as private functions, under names that another model's may have too.
+    for operation in operations:
+        name = ir.StringAttr(operation.attributes["sym_name"]).value
+        if name != function:
+            ir.SymbolTable.replace_all_symbol_uses(name, f"{function}.{name}", own)
+            ir.SymbolTable.set_symbol_name(operation, f"{function}.{name}")
+    for operation in operations:
+        module.body.append(operation)
+
+
+def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None) -> Any:
+    """The importer of a prepared model, its work done in a module of its own.
+
+    ``heavy``: the folder of the model's external data, and the file for its large weights.
+    """
+    from iree.compiler import ir
+    from iree.compiler.extras import onnx_importer
+
     try:
         info = onnx_importer.ModelInfo(model)
         module = info.create_module(context=context).operation
         if heavy:
-            importer = _with_parameters(info, module, path.parent, parameters)
+            importer = _with_parameters(info, module, *heavy)
         else:
             importer = onnx_importer.NodeImporter.define_function(info.main_graph, module)
         importer.import_all()
@@ -62,12 +115,7 @@ def convert(
         ) from error
     except ir.MLIRError as error:
         raise CompileFailed(f"the model makes no valid MLIR: {_first_line(error)}", detail=str(error)) from error
-    if heavy:
-        _save_parameters(importer, path.parent, parameters)
-    with out.open("wb") as file:
-        module.write_bytecode(file)
-    if text is not None:
-        text.write_text(module.get_asm(enable_debug_info=True, large_elements_limit=64, large_resource_limit=64))
+    return importer
 
 
 def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
