@@ -41,13 +41,14 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     with Isolated() as isolated:
         found = suite_of(request, load_flow(flow), Workshop(Cache(), isolated))
     cases = [spec for spec in found.cases if request.selects(spec)]
+    code = EXIT_OK if cases else EXIT_NOTHING_RAN
     if as_json:
         rows = [{"id": one.id, "model": one.model, "layer": one.layer, "op": one.op} for one in cases]
-        print_json({"schema": 1, "suite": found.name, "cases": rows})
+        print_json({"schema": 1, "suite": found.name, "cases": rows, "exit_code": code})
     else:
         for one in cases:
             click.echo(one.id)
-    return EXIT_OK if cases else EXIT_NOTHING_RAN
+    return code
 
 
 @suite.command(epilog="Example: hil suite expect hil-suites/latest-run --update")
@@ -84,11 +85,12 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
     from hil.errors import EXIT_FAIL, EXIT_OK
 
     found = diff_runs(first, second)
+    code = EXIT_FAIL if found.broke else EXIT_OK
     if as_json:
-        print_json({"schema": 1, **found.to_json()})
+        print_json({"schema": 1, **found.to_json(), "exit_code": code})
     else:
         print_diff(Console(), found)
-    return EXIT_FAIL if found.broke else EXIT_OK
+    return code
 
 
 @suite.command(epilog="Example: hil suite report hil-suites/monday")
