@@ -229,8 +229,6 @@ reason = "was wrong once"
     [
         ["--hil-flow", "nope"],
         ["--board", "nope"],
-        ["--board", "sim", "--runtime-hw-type", "sim-f16"],
-        ["--hil-timeout", "0"],
         ["--hil-rtol", "2"],
         ["-o", "hil_models=nowhere"],
     ],

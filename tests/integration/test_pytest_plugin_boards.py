@@ -36,17 +36,17 @@ def test_an_arm_board_runs_the_model_and_all_its_layers(project, board_aarch64):
     assert boards_of(tested) == {f"root@{board_aarch64.ip}"}
 
 
-def test_each_xdist_worker_has_a_simulator_of_its_own(project):
-    project.set_up("digits_cnn")
+def test_each_xdist_worker_has_a_simulator_of_its_own(project, small):
+    project.set_up(small)
     tested = project.test("-n", "2")
     assert tested.code == 0, tested.out
-    assert len(tested.outcomes) == 1 + DIGITS_LAYERS and set(tested.outcomes.values()) == {"passed"}
+    assert len(tested.outcomes) == 3 and set(tested.outcomes.values()) == {"passed"}
 
 
 def test_workers_take_turns_on_a_board(project, start_agent):
     project.set_up("digits_cnn")
     address = start_agent()
-    tested = project.test("-n", "3", "--board", address, "--hil-wait", "0")
+    tested = project.test("-n", "2", "--board", address, "--hil-wait", "0")
     assert tested.code == 0, tested.out
     assert len(tested.outcomes) == 1 + DIGITS_LAYERS and set(tested.outcomes.values()) == {"passed"}
     assert boards_of(tested) == {address}
