@@ -72,22 +72,25 @@ def expect(folder: Path, update: bool, path: Path | None) -> None:
 @suite.command(epilog="Example: hil suite diff hil-suites/monday hil-suites/tuesday --json")
 @click.argument("first", type=_FOLDER, metavar="RUN1")
 @click.argument("second", type=_FOLDER, metavar="RUN2")
+@click.option("--markdown", is_flag=True, help="As Markdown, for a CI job's summary.")
 @json_option
-def diff(first: Path, second: Path, as_json: bool) -> int:
+def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
     """What broke, what was mended, and what changed by how much from RUN1 to RUN2.
 
-    Ends with 1 where something broke.
+    Ends with 1 where something broke, or a case that is new fails.
     """
     from rich.console import Console
 
     from hil.controller.cli.screen import print_json
-    from hil.controller.suite.reports import diff_runs, print_diff
+    from hil.controller.suite.reports import diff_markdown, diff_runs, print_diff
     from hil.errors import EXIT_FAIL, EXIT_OK
 
     found = diff_runs(first, second)
-    code = EXIT_FAIL if found.broke else EXIT_OK
+    code = EXIT_FAIL if found.is_worse else EXIT_OK
     if as_json:
         print_json({"schema": 1, **found.to_json(), "exit_code": code})
+    elif markdown:
+        click.echo(diff_markdown(found))
     else:
         print_diff(Console(), found)
     return code

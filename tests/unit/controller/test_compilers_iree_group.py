@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,18 +184,21 @@ def compare_outcomes(tests: Sequence[Any], settings: dict[str, Any], folder: Pat
     result = together(models, settings)
     assert len(result.compiled) + len(result.alone) == len(models) and not result.cached
     others = {**settings, "cache": Cache(folder / "alone")}
-    seen = []
-    for model, inputs in zip(models, values, strict=True):
-        if model in result.compiled:
-            assert alone(model, settings).cached, model.name
-        said, expected = outcome(model, settings), outcome(model, others)
+
+    def check(model: Model, inputs: Sequence[Any]) -> str:
+        mine, theirs = ({**one, "log": folder / f"{model.name}-{at}.log"} for at, one in enumerate((settings, others)))
+        grouped = model in result.compiled
+        assert not grouped or alone(model, mine).cached, model.name
+        said, expected = outcome(model, mine), outcome(model, theirs)
         assert said == expected, model.name
-        seen.append(said)
-        if model in result.compiled:
+        if grouped:
             given = {spec.name: np.asarray(value) for spec, value in zip(model.inputs or (), inputs, strict=True)}
-            answers = [_answer(model, given, one) for one in (settings, others)]
+            answers = [_answer(model, given, one) for one in (mine, theirs)]
             assert answers[0] == answers[1], model.name
-    return seen
+        return said
+
+    with ThreadPoolExecutor(settings["isolated"].workers) as pool:
+        return list(pool.map(check, models, values))
 
 
 def _answer(model: Model, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
@@ -215,6 +219,7 @@ def test_outcomes_and_outputs_do_not_depend_on_the_neighbours(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_outcomes_and_outputs_of_hundreds_of_node_tests_do_not_depend_on_the_neighbours(
     node_tests: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
