@@ -6,7 +6,7 @@ program. The rivals are `iree-import-onnx` and `iree-compile`, as pip installs t
 native binary one after another on files that were imported before; and as many of those at once as there are cores.
 All compile for the same target. Every program of hil's gives the same output, bit by bit, as the rival's.
 
-`--layers N` takes N of the layers. Nine minutes a round on a busy machine; there is no warm-up round.
+`--layers N` takes N of the layers. A round takes two minutes on a quiet machine; there is no warm-up round.
 """
 
 from __future__ import annotations

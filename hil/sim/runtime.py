@@ -20,6 +20,8 @@ from hil.sim.faults import Charges, Fault, parse
 from hil.tensors import Array, TensorSpec
 
 HALF = "float16"
+# Looked up once, before workers are forked: finding what packages register takes each of them 30 ms.
+_KNOWN = known()
 
 
 class SimRuntime:
@@ -28,7 +30,7 @@ class SimRuntime:
     name = ""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._inner = resolve(known()[self.name])(options)
+        self._inner = resolve(_KNOWN[self.name])(options)
         self._faults = [parse(text) for text in options.get("faults", ())]
         self._charges = Charges(Path(options.get("charges", "")))
         self._agent_pid = int(options.get("agent_pid", 0))
@@ -37,7 +39,7 @@ class SimRuntime:
     @classmethod
     def describe(cls) -> dict[str, Any]:
         """As the real runtime."""
-        described: dict[str, Any] = resolve(known()[cls.name]).describe()
+        described: dict[str, Any] = resolve(_KNOWN[cls.name]).describe()
         return described
 
     def prepare(self, device: str) -> None:

@@ -29,8 +29,6 @@ _MODEL_BYTES = 1 << 20
 # A board loads a group's file as a whole, for every one of its functions.
 _GROUP_BYTES = 4 << 20
 _GROUP_MODELS = 16
-# Groups a worker: enough of them that the last ones even out what the first ones took.
-_GROUPS_EACH = 2
 # One that hangs costs its group this much; alone it then has the whole time limit.
 _TIMEOUT_S = 300.0
 # Names that need no quoting, and that a board does not take for IREE's own.
@@ -167,12 +165,12 @@ def _may_join(model: Model) -> bool:
 
 
 def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
-    """Groups of equal weight; none where each worker would have one model at most."""
+    """Groups of equal weight, one a worker or more; none where each worker would have one model at most."""
     if len(members) <= workers:
         return []
     sizes = [member.model.path.stat().st_size for member in members]
     needed = max(-(-len(members) // _GROUP_MODELS), -(-sum(sizes) // _GROUP_BYTES))
-    count = max(needed, min(workers * _GROUPS_EACH, len(members) // 2))
+    count = max(needed, min(workers, len(members) // 2))
     by_size = [member for _, member in sorted(zip(sizes, members, strict=True), key=lambda pair: -pair[0])]
     return [by_size[first::count] for first in range(count)]
 

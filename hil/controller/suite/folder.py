@@ -52,8 +52,13 @@ def _walk(folder: Path) -> Iterator[Path]:
         if any(name in names for name in _RUNS):
             below.clear()
             continue
-        below[:] = [name for name in below if not name.startswith(".")]
+        below[:] = [name for name in below if not name.startswith(".") and not _is_foreign(Path(place, name))]
         yield from (Path(place, name) for name in names if not name.startswith(".") and _is_model(name, suffixes))
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a folder holds what package managers put there: a virtual environment has models of its own."""
+    return folder.name in ("__pycache__", "node_modules") or (folder / "pyvenv.cfg").exists()
 
 
 def _suffixes() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from hil.errors import UsageError, did_you_mean
 
 BUILT_IN = ("operators", "models")
 EXPECTED = "expected.toml"
-_SHIPPED = Path(__file__).parent / "expected"
+_SHIPPED = Path(__file__).parent / "expected_lists"
 
 
 def open_suite(
