@@ -114,8 +114,9 @@ class OutputComparison:
 
     They are over the elements that are finite in both; ``mismatches`` also counts a NaN or infinity that the other
     lacks, ``nonfinite`` only those. ``max_rel`` is over elements whose reference is not 0; ``max_ulp`` counts
-    representable values between the two (None for integers, and where the dtypes differ); ``sqnr_db`` is 10*log10(sum(b^2)/sum((a-b)^2)), inf when
-    equal; ``first_index`` and ``worst_index`` are of elements out of tolerance, with both values.
+    representable values between the two (None for integers, and where the dtypes differ); ``sqnr_db`` is
+    10*log10(sum(b^2)/sum((a-b)^2)), inf when equal; ``first_index`` and ``worst_index`` are of elements out of
+    tolerance, with both values.
     """
 
     name: str

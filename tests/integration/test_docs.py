@@ -88,7 +88,7 @@ def matches(shown: str, printed: str) -> bool:
 
 
 class Place:
-    """A folder as a reader has it: the examples, `hil`, `python`, `pytest`, `pip` on PATH, and a cache that guides share."""
+    """A folder as a reader has it: the examples, `hil`, `python`, `pytest`, `pip`, and a cache that guides share."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder

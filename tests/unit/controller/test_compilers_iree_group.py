@@ -34,6 +34,8 @@ HOST = [
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
 ]
+# IREE's program of it reads out of bounds: each time another answer.
+UNSTEADY = ("test_gridsample_zeros_padding",)
 DTYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT16)
 # Operators that IREE has, that it refuses (some while importing, some in its last passes), and one that kills it.
 NODES = """
@@ -191,7 +193,7 @@ def compare_outcomes(tests: Sequence[Any], settings: dict[str, Any], folder: Pat
         assert not grouped or alone(model, mine).cached, model.name
         said, expected = outcome(model, mine), outcome(model, theirs)
         assert said == expected, model.name
-        if grouped:
+        if grouped and model.name not in UNSTEADY:
             given = {spec.name: np.asarray(value) for spec, value in zip(model.inputs or (), inputs, strict=True)}
             answers = [_answer(model, given, one) for one in (mine, theirs)]
             assert answers[0] == answers[1], model.name
