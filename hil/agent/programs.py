@@ -153,13 +153,14 @@ class Programs:
             )
             timeout = _timeout(request.timeout_s)
             worker.answer("load", timeout)
+            # The next one's worker is made ready while this one loads: later it would take its time from a timed run.
+            self._supervisor.refill(request.runtime, request.device)
             reply = worker.answer("load", timeout)
             specs = [
                 [TensorSpec(s["name"], s["dtype"], tuple(s["shape"])) for s in reply[k]] for k in ("inputs", "outputs")
             ]
             known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
             self._check_memory(size + known, "the program with its inputs and outputs")
-            self._supervisor.refill(request.runtime, request.device)
             with self._lock:
                 if self._sessions.current is not session:
                     raise SessionEnded("the session ended while the program was loading")
