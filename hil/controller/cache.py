@@ -53,9 +53,14 @@ class Cache:
 
     Args:
         root: where; None is ``$HIL_CACHE_DIR`` or else the user's cache folder. It is made when first written to.
+
+    Attributes:
+        shared: a program's key -> that of an entry which holds it among others. Who compiles many together puts it
+            here, so that only users of this very object are given such a program.
     """
 
     def __init__(self, root: Path | None = None) -> None:
+        self.shared: dict[str, str] = {}
         self.root = root or default_root()
         self._uses = Uses(self.root)
         self._recomputed: set[str] = set()

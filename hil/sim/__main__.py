@@ -19,7 +19,7 @@ from hil.errors import HilError, UsageError
 from hil.sim import faults
 from hil.sim.link import FaultyLink
 
-_RUNTIMES = {"iree": "hil.sim.runtime:SimIree", "onnxruntime": "hil.sim.runtime:SimOnnxRuntime"}
+_RUNTIMES = {"iree": "hil.sim.iree:SimIree", "onnxruntime": "hil.sim.onnxruntime:SimOnnxRuntime"}
 
 
 class DroppingStore(BlobStore):

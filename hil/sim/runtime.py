@@ -20,17 +20,25 @@ from hil.sim.faults import Charges, Fault, parse
 from hil.tensors import Array, TensorSpec
 
 HALF = "float16"
-# Looked up once, before workers are forked: finding what packages register takes each of them 30 ms.
-_KNOWN = known()
+
+
+def real_runtime(name: str) -> Any:
+    """The class of a runtime that is installed here."""
+    return resolve(known()[name])
 
 
 class SimRuntime:
-    """Options: ``faults`` (texts), ``charges`` (folder), ``agent_pid``, ``arithmetic`` ("" or ``float16``)."""
+    """Options: ``faults`` (texts), ``charges`` (folder), ``agent_pid``, ``arithmetic`` ("" or ``float16``).
 
-    name = ""
+    Attributes:
+        real: the runtime's own class. Found when the subclass's module is imported, which is before workers are forked:
+            importing a runtime would take each of them a hundred times as long as the fork.
+    """
+
+    real: Any
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._inner = resolve(_KNOWN[self.name])(options)
+        self._inner = self.real(options)
         self._faults = [parse(text) for text in options.get("faults", ())]
         self._charges = Charges(Path(options.get("charges", "")))
         self._agent_pid = int(options.get("agent_pid", 0))
@@ -39,7 +47,7 @@ class SimRuntime:
     @classmethod
     def describe(cls) -> dict[str, Any]:
         """As the real runtime."""
-        described: dict[str, Any] = resolve(_KNOWN[cls.name]).describe()
+        described: dict[str, Any] = cls.real.describe()
         return described
 
     def prepare(self, device: str) -> None:
@@ -115,28 +123,6 @@ class SimProgram:
     def fetch(self) -> list[Array]:
         """As the real program, perhaps corrupted."""
         return self._runtime.corrupt(self._inner.fetch(), self.outputs)
-
-
-class SimIree(SimRuntime):
-    """IREE on a simulated device. Half precision comes with the program: the board's compile flags ask for it."""
-
-    name = "iree"
-
-
-class SimOnnxRuntime(SimRuntime):
-    """ONNX Runtime on a simulated device; half precision is made by converting the model when it is loaded."""
-
-    name = "onnxruntime"
-
-    def to_half(self, folder: Path, main: str) -> str:
-        """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay."""
-        import onnx
-        from onnxruntime.transformers.float16 import convert_float_to_float16
-
-        converted = convert_float_to_float16(onnx.load(folder / main), keep_io_types=True)
-        name = f"half-{main}"
-        onnx.save(converted, folder / name)
-        return name
 
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:

@@ -46,6 +46,11 @@ class Recipe:
     compiler: str
     meta: Mapping[str, Any]
 
+    @property
+    def shared_key(self) -> str:
+        """The cache's key for the program among others in one file: see :attr:`hil.controller.cache.Cache.shared`."""
+        return Cache.key("artifact", shared=self.key)
+
 
 def compile_iree(
     model: Model,
@@ -112,7 +117,8 @@ def compile_iree(
             (folder / LOG).write_bytes(file.read())
 
     began = time.monotonic()
-    entry, cached = cache.get_or_make(recipe.key, recipe.meta, make, recompute or debug_ir is not None)
+    key = recipe.key if debug_ir is not None else cache.shared.get(recipe.key, recipe.key)
+    entry, cached = cache.get_or_make(key, recipe.meta, make, recompute or debug_ir is not None)
     digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
     return Artifact(
         runtime="iree",

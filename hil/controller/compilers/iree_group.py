@@ -1,8 +1,8 @@
 """Many small models compiled together: setting the compiler up costs more than the compiling does.
 
-Models become functions of a few programs. In the cache each has its own entry, that which :func:`compile_iree` would
-make, so that compiling it afterwards finds it there; the entries of a group share one file. A model that breaks its
-group is left out of it, to be compiled alone: what comes of a model never depends on its neighbours.
+Models become functions of a few programs. In the cache each has an entry of its own, which :func:`compile_iree` takes
+for users of the same :class:`Cache` object, and for nobody else; the entries of a group share one file. A model that
+breaks its group is left out of it, to be compiled alone: what comes of a model never depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def compile_together(
     timeout: float | None,
     log_folder: Path,
 ) -> Together:
-    """Fill the cache with the programs of small models, so that :func:`compile_iree` finds each of them there.
+    """Compile small models so that :func:`compile_iree`, given the same cache object, finds each of them there.
 
     Nothing that is wrong with a model, or with the flags, is told here: the model is left for compile_iree, which then
     says it as ever.
@@ -114,6 +114,9 @@ def compile_together(
         if recipe.key in members:
             continue
         if not recompute and cache.get(recipe.key):
+            cached.append(model)
+        elif not recompute and cache.get(recipe.shared_key):
+            cache.shared[recipe.key] = recipe.shared_key
             cached.append(model)
         elif _may_join(model):
             members[recipe.key] = _Member(model, recipe, f"{model.function}.{number}")
@@ -225,7 +228,8 @@ def _store(program: Path, members: Sequence[_Member], said: str, shop: _Shop) ->
 
     for member in members:
         meta = {**member.recipe.meta, FUNCTION: member.function}
-        shop.cache.get_or_make(member.recipe.key, meta, make, shop.recompute)
+        shop.cache.get_or_make(member.recipe.shared_key, meta, make, shop.recompute)
+        shop.cache.shared[member.recipe.key] = member.recipe.shared_key
 
 
 @contextlib.contextmanager

@@ -96,6 +96,22 @@ def test_every_model_of_a_group_is_found_in_the_cache_and_gives_what_it_gives_al
     assert together(models, settings) == Together(cached=tuple(models))
 
 
+def test_whoever_did_not_ask_for_it_is_given_no_program_with_others_in_it(
+    save_onnx: Save, settings: dict[str, Any]
+) -> None:
+    models = imported([elementwise(save_onnx, number) for number in range(4)], settings)
+    together(models, settings)
+    shared = alone(models[0], settings)
+    somebody_else = {**settings, "cache": Cache(settings["cache"].root)}
+    own = alone(models[0], somebody_else)
+    assert (shared.function, own.function) == ("net.0", "net") and not own.cached
+    assert shared.digests != own.digests
+    # What is there by itself is taken by those who would share, too.
+    again = {**settings, "cache": Cache(settings["cache"].root)}
+    together(models, again)
+    assert alone(models[0], again).function == "net" and alone(models[1], again).function == "net.1"
+
+
 def test_a_large_model_one_with_files_of_its_own_and_an_mlir_one_are_left_for_themselves(
     save_onnx: Save, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.compilers.iree_build import _iree_compile
+from hil.controller.compilers.iree_build import native_compiler
 from hil.controller.targets import (
     ARM_CPUS,
     ARM_FEATURES,
@@ -50,7 +50,7 @@ def features_of(tmp_path_factory):
     source.write_text("func.func @main() { return }")
 
     def ask(flags: tuple[str, ...]) -> set[str]:
-        command = [str(_iree_compile()), str(source), *flags, "--compile-to=preprocessing", "-o", "-"]
+        command = [str(native_compiler()), str(source), *flags, "--compile-to=preprocessing", "-o", "-"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stderr == ""
         found = re.search(r'cpu = "([^"]*)", cpu_features = "([^"]*)"', done.stdout)

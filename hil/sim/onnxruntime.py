@@ -1,0 +1,23 @@
+"""ONNX Runtime on a simulated device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hil.sim.runtime import SimRuntime, real_runtime
+
+
+class SimOnnxRuntime(SimRuntime):
+    """ONNX Runtime on a simulated device; half precision is made by converting the model when it is loaded."""
+
+    real = real_runtime("onnxruntime")
+
+    def to_half(self, folder: Path, main: str) -> str:
+        """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay."""
+        import onnx
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        converted = convert_float_to_float16(onnx.load(folder / main), keep_io_types=True)
+        name = f"half-{main}"
+        onnx.save(converted, folder / name)
+        return name
