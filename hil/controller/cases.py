@@ -84,16 +84,22 @@ def refer_early(case: Case, shop: Workshop) -> Case:
 
 
 def refer_and_conclude(case: Case, early: Case | None, shop: Workshop) -> Case:
-    """Compare what the board gave with the references: those asked early, where there are any."""
-    if early is None:
+    """Compare what the board gave with the references: those the case has, those asked early, or asked now."""
+    if early is not None:
+        take_references(case, early, shop)
+    elif not case.references:
         refer_case(case, shop)
-    elif early.outcome:
-        case.outcome, case.error, case.stage, case.reason = early.outcome, early.error, early.stage, early.reason
-    else:
-        case.references, case.plain_reference = early.references, early.plain_reference
-        case.timings = replace(case.timings, refer_s=early.timings.refer_s)
-        shop.keep(case, "references")
     return conclude(case, shop)
+
+
+def take_references(case: Case, early: Case, shop: Workshop) -> None:
+    """Give a case what its copy got from :func:`refer_early`: references, or the error that took their place."""
+    if early.outcome:
+        case.outcome, case.error, case.stage, case.reason = early.outcome, early.error, early.stage, early.reason
+        return
+    case.references, case.plain_reference = early.references, early.plain_reference
+    case.timings = replace(case.timings, refer_s=early.timings.refer_s)
+    shop.keep(case, "references")
 
 
 def _wait(future: concurrent.futures.Future[Case]) -> Case:

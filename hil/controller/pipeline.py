@@ -122,12 +122,14 @@ class Workshop:
     Attributes:
         watch: called with (case, stage, note) whenever a stage begins or has news.
         keep: called with (case, what) when inputs, outputs or references are there, to store them.
+        logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
     cache: Cache
     isolated: Isolated
     watch: Watch = lambda case, stage, note: None
     keep: Callable[[Case, str], None] = lambda case, what: None
+    logs: bool = True
 
 
 def check_options(options: Options, choice: BoardChoice) -> None:
@@ -252,7 +254,8 @@ def _execute(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) ->
             fetch_s=call.fetch_s,
         )
         shop.keep(case, "outputs")
-        case.worker_log = program.log()
+        if shop.logs:
+            case.worker_log = program.log()
 
 
 def _load(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> AnyProgram | None:

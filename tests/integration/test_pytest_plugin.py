@@ -175,6 +175,24 @@ def test_fixtures_can_be_replaced(project, small):
     assert set(tested.outcomes) == {"test_it[small_full_model-sim]", "small_full_model-sim"}
 
 
+def test_a_reference_of_ones_own_is_what_cases_are_judged_by(project, small):
+    project.set_up(small)
+    project.write(
+        "conftest.py",
+        "import numpy as np, pytest\n"
+        "from hil.results import RunResult\n"
+        "@pytest.fixture\n"
+        "def hil_reference(hil_model):\n"
+        "    return RunResult('mine', {one.name: np.full(one.shape, -1, np.float32) for one in hil_model.outputs})\n",
+    )
+    project.write(
+        "test_it.py", "def test_it(hil_verdict):\n    assert hil_verdict.against == 'mine' and not hil_verdict\n"
+    )
+    tested = project.test("-k", "small_full")
+    assert tested.outcomes == {"test_it[small_full_model-sim]": "passed", "small_full_model-sim": "failure"}, tested.out
+    assert "mine" in tested.out
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

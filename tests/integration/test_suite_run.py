@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from models import save_model
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 REPORTS = ("results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.md", "report.html", "suite.json")
@@ -105,6 +106,19 @@ def test_a_model_that_cannot_be_read_is_one_case_that_says_so(hil, simulator, mo
     assert ended.code == 3
     outcomes = Counter(case["outcome"] for case in ended.document["cases"])
     assert outcomes == {"IMPORT_ERROR": 1, "PASS": 7}
+
+
+def test_a_flows_tolerance_that_could_not_fail_gives_way_to_the_default(hil, simulator, tmp_path):
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.normal(size=(16, 8)).astype(np.float32) * 0.2, "w")
+    ends = [("x", TensorProto.FLOAT, [1, 16])], [("y", TensorProto.FLOAT, [1, 8])]
+    save_model(tmp_path / "fc.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], *ends, [weight])
+    run = ("suite", "run", "fc.onnx", "--flow", "onnxruntime-dynamic-int8", "--board", simulator)
+    ended = hil(*run, "--out", "out", "--json")
+    assert ended.code == 0, ended.err
+    # The scales that the model computes are far smaller than what its answers may be off.
+    outputs = [output for case in ended.document["cases"] for output in case["outputs"] if output["tolerance"]]
+    assert {output["tolerance"]["atol"] for output in outputs} == {2e-2, 1e-5}
 
 
 def test_boards_share_the_work(hil, start_agent, models):
@@ -219,6 +233,40 @@ def test_a_run_whose_models_are_gone_cannot_be_gone_on_with(hil, simulator, mode
     ended = hil("suite", "run", "--resume", "out")
     assert ended.code == 2 and "no case 'net_full_model' any more" in ended.err
     assert hil(*run).code == 2  # the folder is taken
+
+
+def test_a_run_goes_on_by_the_command_it_wrote_down_with_all_it_was_asked_for(hil, models, tmp_path):
+    shutil.move(models, tmp_path / "my models")
+    out = tmp_path / "an out"
+    asked = ("--filter", "net_layer_*", "--fault", "slow:rate=1e9,delay=0.001", "--rtol", 1e-3, "--debug-ir", "an ir")
+    assert hil("suite", "run", "my models", "--flow", "onnxruntime", *asked, "--out", out).code == 0
+    lines = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "results.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    lost = json.loads(lines[-1])["id"]
+    stale = out / "cases" / lost / "outputs" / "0-stale.npy"
+    stale.parent.mkdir()
+    stale.touch()
+    head = json.loads((out / "suite.json").read_text())
+    words = shlex.split(head["command"])
+    assert words[:4] == ["hil", "suite", "run", "--resume"]
+    ended = hil(*words[1:], "--json")
+    assert ended.code == 0, ended.err
+    assert ended.document["request"] == head["request"]
+    assert ended.document["board_info"].keys() == head["board_info"].keys() == {"sim"}
+    assert [case["id"] for case in ended.document["cases"]] == head["ids"] and len(records(out)) == 6
+    assert not stale.exists(), "what the killed try left behind is not the case's"
+    # Once more there is nothing to do, and nothing is forgotten.
+    assert hil(*words[1:], "--json").document["board_info"] == ended.document["board_info"]
+
+
+@pytest.mark.parametrize(
+    "head", [{"schema": 1}, {"schema": 1, "request": {"sauce": "models"}}, {"schema": 1, "request": 3}]
+)
+def test_a_head_that_does_not_say_what_was_asked_for_is_bad_usage(hil, tmp_path, head):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "suite.json").write_text(json.dumps(head))
+    ended = hil("suite", "run", "--resume", "out")
+    assert ended.code == 2 and "cannot be gone on with" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,9 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         print_json({**stored.head, "folder": str(stored.folder), "cases": cases})
     else:
         print_summary(Console(), stored.folder)
+        if not stored.head["ids"]:
+            chosen = " that the options choose" if stored.head["suite_ids"] else ""
+            click.echo(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}", err=True)
     return int(stored.head["exit_code"])
 
 

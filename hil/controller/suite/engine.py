@@ -17,14 +17,14 @@ from hil.boards import BoardConfig
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.flows import Flow
 from hil.controller.opening import AnyBoard, open_board, regain
-from hil.controller.pipeline import Case, Workshop, end_case
+from hil.controller.pipeline import Case, Options, Workshop, end_case
 from hil.controller.suite.preparing import prepared
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task, TaskQueue, next_confirmation
 from hil.controller.suite.way import Settings, conclude_case, execute_case
 from hil.errors import BoardError, BoardLost
-from hil.results import Outcome, Stage
+from hil.results import Outcome, Stage, Timings
 
 # A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
 _TRIES = 3
@@ -82,9 +82,8 @@ class Engine:
         self._lost: BoardError | None = None
         self._open: dict[str, AnyBoard] = {}
         self.boards: dict[str, dict[str, object]] = {}
-        config = choices[0].config
         if all(knows_target(choice.config, plan.flow.runtime) for choice in choices):
-            self._agree_on(config)
+            self._agree_on(choices[0].config)
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
         """Run cases; yields each as it ends, in no particular order. To be called once.
@@ -142,8 +141,7 @@ class Engine:
         for task in prepared(specs, plan.flow, plan.settings, self._shop, self._config, self._run, self._over):
             if task.case.outcome:
                 self._end(task)
-                continue
-            if not self._queue.put(task, most=_WAITING) and not self._over.is_set():
+            elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
                 self._end_lost(task)
 
     def _serve(self, choice: BoardChoice) -> None:
@@ -155,7 +153,9 @@ class Engine:
             return
         try:
             while (task := self._queue.take(choice.name)) is not None:
-                task.board, task.hw_type = choice.name, choice.config.hw_type
+                task.board = choice.name
+                if task.wrong is None:
+                    task.hw_type = choice.config.hw_type
                 execute_case(task.case, board, self._shop)
                 if self._over.is_set():
                     return
@@ -218,11 +218,18 @@ class Engine:
         """A board is gone for good; what only it could have run ends with that."""
         self._plan.say(f"{choice.name} is left out from now on: {error.message}")
         self._lost = error
-        stranded = self._queue.leave(choice.name)
-        for task in stranded:
-            self._end_lost(task)
+        for task in self._queue.leave(choice.name):
+            if not self._put(task):
+                self._end_lost(task)
         if not self._queue.alive:
             self._known.set()
+
+    def _put(self, task: Task) -> bool:
+        """Have a task run; where those that it was meant for have left meanwhile, any other board will do."""
+        if self._queue.put(task):
+            return True
+        task.boards = ()
+        return self._queue.put(task)
 
     def _run_again(self, task: Task, error: BoardError) -> None:
         """After its board was lost a case runs again, on another board where there is one. That is counted."""
@@ -232,7 +239,7 @@ class Engine:
         others = tuple(board for board in self._queue.alive if board != task.board)
         if task.wrong is None and lost < _TRIES:
             task.case, task.boards = _fresh(case), others
-            if self._queue.put(task):
+            if self._put(task):
                 return
             task.case = case
             end_case(case, error, Stage.RUN)
@@ -249,7 +256,7 @@ class Engine:
         where = next_confirmation(task, self._plan.confirm, self._queue.alive) if task.wrong is not None else None
         if where is not None:
             task.case, task.boards = _fresh(case), where
-            if self._queue.put(task):
+            if self._put(task):
                 return
         self._end(task)
 
@@ -263,7 +270,7 @@ class Engine:
 
 
 def _fresh(case: Case) -> Case:
-    """The case as it was before it ran."""
+    """The case as it was before it ran: of its times those of the host's half are left."""
     return replace(
         case,
         result=None,
@@ -275,6 +282,7 @@ def _fresh(case: Case) -> Case:
         stage="",
         reason="",
         error=None,
+        timings=Timings(import_s=case.timings.import_s, compile_s=case.timings.compile_s),
         worker_log=[],
         pushed_bytes=0,
     )
@@ -287,8 +295,6 @@ def _attempt(why: str, task: Task) -> dict[str, str]:
 
 
 def _lost_case(spec: CaseSpec, folder: Path, plan: Plan, lost: BoardError | None) -> Case:
-    from hil.controller.pipeline import Options
-
     case = Case(spec.id, folder / "unread", Options(runtime=plan.flow.runtime), folder)
     end_case(case, lost or BoardLost("no board is left"), Stage.PUSH)
     return case

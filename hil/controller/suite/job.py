@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -68,7 +69,14 @@ def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
         KeyboardInterrupt: Ctrl-C.
     """
     run = SuiteRun.open(folder)
-    request = Request.of_json(run.head["request"])
+    try:
+        request = Request.of_json(run.head["request"])
+        str(run.head["suite"]), list(run.head["ids"]), str(run.head["id"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
+            hint="it is another version's, or damaged: start a new run",
+        ) from error
     return _with_workers(request, lambda shop: _resume(run, request, shop, screen))
 
 
@@ -122,7 +130,7 @@ def _ssh(request: Request) -> dict[str, Any]:
 
 def _with_workers(request: Request, work: Callable[[Workshop], SuiteRun]) -> SuiteRun:
     with Isolated(request.jobs) as isolated:
-        return work(Workshop(Cache(), isolated))
+        return work(Workshop(Cache(), isolated, logs=False))
 
 
 def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress) -> SuiteRun:
@@ -139,7 +147,7 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         "flow": flow.name,
         "runtime": flow.runtime,
         "boards": [choice.name for choice in choices],
-        "command": f"hil suite run --resume {folder}",
+        "command": _resume_command(folder),
         "versions": _versions(),
         "ids": [spec.id for spec in specs],
         "suite_ids": [spec.id for spec in suite.cases],
@@ -214,6 +222,8 @@ def _run(
     try:
         if todo:
             engine = Engine(plan, choices, shop, run)
+            # Filled as boards are opened; those that an earlier part of the run had are kept.
+            engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
             for task in engine.run(todo):
                 # What never came to a board was compiled for boards like these.
                 task.hw_type = task.hw_type or choices[0].config.hw_type
@@ -221,13 +231,12 @@ def _run(
                 record = expectations.judge(record)
                 run.append(record)
                 screen.end(record)
-            run.head["board_info"] = engine.boards
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             run.head.update(interrupted=True, exit_code=EXIT_INTERRUPTED)
             run.save()
             write_reports(run.folder)
-            screen.note(f"interrupted; go on with: hil suite run --resume {run.folder}")
+            screen.note(f"interrupted; go on with: {_resume_command(run.folder)}")
         raise
     records = run.records()
     outcomes = [Outcome(record.outcome) for record in records]
@@ -235,6 +244,10 @@ def _run(
     run.save()
     write_reports(run.folder)
     return run
+
+
+def _resume_command(folder: Path) -> str:
+    return shlex.join(["hil", "suite", "run", "--resume", str(folder)])
 
 
 def _versions() -> dict[str, str]:

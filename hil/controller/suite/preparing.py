@@ -59,6 +59,8 @@ def prepared(
         begun = begin(batches[0]) if batches else []
         try:
             for number in range(len(batches)):
+                if over.is_set():
+                    return
                 cases = [future.result() for future in begun]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 compiled = _compiled_together(cases, flow, settings, config, shop, run.folder / "logs" / f"{number:03}")
@@ -96,7 +98,12 @@ def _compiled_together(
 
 def _prepare(case: Case, config: BoardConfig, shop: Workshop, seconds: float | None) -> None:
     """Compile a case; ``seconds`` is what it took where it was compiled together with others just now."""
+    options = case.options
+    if seconds is not None:
+        # It was made anew together with the others; once is enough.
+        case.options = replace(options, recompute=False)
     prepare_case(case, config, shop)
+    case.options = options
     if seconds is not None and case.artifact is not None and case.artifact.cached:
         case.artifact = replace(case.artifact, cached=False, seconds=seconds)
         case.timings = replace(case.timings, compile_s=seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,7 +45,8 @@ class SuiteRun:
         """
         if (folder / HEAD).exists():
             raise UsageError(
-                f"{folder} holds a suite run already", hint=f"go on with it: --resume {folder}, or name another --out"
+                f"{folder} holds a suite run already",
+                hint=f"go on with it: --resume {shlex.quote(str(folder))}, or name another --out",
             )
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -99,9 +101,9 @@ class SuiteRun:
             lock.release()
 
     def append(self, record: CaseRecord) -> None:
-        """Add a case's record; it is on the disk when this returns, whatever kills us."""
+        """Add a case's record; it is out of this process when this returns, whatever kills us."""
         line = json.dumps(jsonable(record.to_json()), allow_nan=False).encode() + b"\n"
-        with storing(self.folder), (self.folder / LINES).open("ab", buffering=0) as file:
+        with storing(self.folder), (self.folder / LINES).open("ab") as file:
             file.write(line)
 
     def records(self) -> list[CaseRecord]:

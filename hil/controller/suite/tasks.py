@@ -18,7 +18,8 @@ class Task:
         case: what is run next, or was run last.
         early: a copy of it that has asked the references already, or None.
         boards: the boards that may run it; empty is any of them.
-        board, hw_type: who ran it last.
+        board: who ran it last.
+        hw_type: the hardware type of who gave the answer that counts.
         attempts: the tries that do not count: see :class:`hil.controller.suite.record.CaseRecord`.
         wrong: the case as its answer was first found wrong; None unless further runs are to confirm that.
         wrong_on: the board that gave that answer.

@@ -80,7 +80,7 @@ def hil_reference(_hil_run: CaseRun, hil_inputs: Mapping[str, Array]) -> RunResu
 @pytest.fixture
 def hil_verdict(_hil_run: CaseRun, hil_result: RunResult, hil_reference: RunResult) -> Verdict:
     """The result beside the reference: true where every output agrees, with the statistics of each."""
-    return _hil_run.verdict()
+    return _hil_run.verdict(hil_result, hil_reference)
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ def hil_compare(_hil_run: CaseRun, request: pytest.FixtureRequest) -> Callable[.
         rtol: float | None = None,
         atol: float | None = None,
     ) -> Verdict:
-        ours: RunResult = actual or request.getfixturevalue("hil_result")
-        theirs: RunResult = reference or request.getfixturevalue("hil_reference")
+        ours: RunResult = actual if actual is not None else request.getfixturevalue("hil_result")
+        theirs: RunResult = reference if reference is not None else request.getfixturevalue("hil_reference")
         if all(given is None for given in (actual, reference, rtol, atol)):
-            return _hil_run.check()
+            return _hil_run.check(ours, theirs)
         return _hil_run.check_these(ours, theirs, rtol=rtol, atol=atol)
 
     return compare

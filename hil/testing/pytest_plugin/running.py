@@ -16,15 +16,16 @@ import pytest
 
 from hil import errors
 from hil.bundle import Artifact, Model
+from hil.controller.cases import take_references
 from hil.controller.compare import compare
 from hil.controller.opening import AnyBoard
-from hil.controller.pipeline import Case, conclude, end_case, execute, prepare, refer_case
+from hil.controller.pipeline import Case, end_case
 from hil.controller.runs import storing
 from hil.controller.suite.outcome import record_of
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task
-from hil.controller.suite.way import begin_case
+from hil.controller.suite.way import begin_case, conclude_case, execute_case, prepare_case, refer_ahead
 from hil.results import Outcome, RunResult, Stage, Verdict
 from hil.tensors import Array
 from hil.testing.pytest_plugin import telling
@@ -83,9 +84,9 @@ class CaseRun:
         if config is None:
             with self.borrow() as board:
                 config = board.config
-        with self._stage(Stage.COMPILE, errors.CompileFailed):
-            if self.case.artifact is None:
-                prepare(self.case, config, self.bench.shop)
+        if self.case.artifact is None:
+            prepare_case(self.case, config, self.bench.shop)
+            self._go_on()
         assert self.case.artifact is not None
         return self.case.artifact
 
@@ -93,9 +94,17 @@ class CaseRun:
     def borrow(self) -> Iterator[AnyBoard]:
         """Have a board."""
         with contextlib.ExitStack() as stack:
-            with self._stage(Stage.PUSH, errors.BoardUnreachable):
+            try:
                 board = stack.enter_context(self.desk.borrow())
-                self._board = board.name
+            except errors.HilError as error:
+                # Bad usage here is a board that cannot be used that way.
+                if isinstance(error, errors.UsageError):
+                    error = errors.BoardUnreachable(
+                        error.message, hint=error.hint, detail=error.detail, board=error.board
+                    )
+                end_case(self.case, error, Stage.PUSH)
+                self._end()
+            self._board = board.name
             yield board
 
     def run(self, artifact: Artifact, inputs: Mapping[str, Array]) -> RunResult:
@@ -103,11 +112,12 @@ class CaseRun:
         case = self.case
         case.artifact = artifact
         self._take_inputs(inputs)
-        with self.borrow() as board, self._stage(Stage.RUN, errors.RunFailed):
-            execute(case, board, self.bench.shop)
+        with self.borrow() as board:
+            execute_case(case, board, self.bench.shop)
             if isinstance(case.error, errors.BoardError):
                 self.desk.lost(case.error)
                 case.reason = case.error.message
+        self._go_on()
         assert case.result is not None
         return case.result
 
@@ -115,28 +125,27 @@ class CaseRun:
         """Ask the reference."""
         case = self.case
         self._take_inputs(inputs)
-        with self._stage(Stage.REFER, errors.ReferenceFailed):
-            early = self._early
-            if early is None:
-                refer_case(case, self.bench.shop)
-            elif early.error is not None:
-                raise early.error
-            else:
-                case.references, case.plain_reference = early.references, early.plain_reference
-                case.timings = replace(case.timings, refer_s=early.timings.refer_s)
+        early = self._early if self._early is not None else refer_ahead(case, self.bench.shop)
+        if early is not None:
+            take_references(case, early, self.bench.shop)
+        self._go_on()
         if not case.references:
             raise pytest.UsageError("a model whose inputs only the board knows has a reference after hil_result only")
         return case.references[0]
 
-    def verdict(self) -> Verdict:
-        """Compare what the board gave with the reference."""
-        with self._stage(Stage.COMPARE, errors.ReferenceFailed):
-            conclude(self.case, self.bench.shop)
-        return self.case.verdicts[0]
+    def verdict(self, result: RunResult, reference: RunResult) -> Verdict:
+        """Compare what the board gave with the reference: or what the user's own fixtures gave in their place."""
+        case = self.case
+        case.result = result
+        if not case.references or case.references[0] is not reference:
+            case.references = [reference]
+        conclude_case(case, None, self.bench.shop)
+        self._go_on()
+        return case.verdicts[0]
 
-    def check(self) -> Verdict:
+    def check(self, result: RunResult, reference: RunResult) -> Verdict:
         """The end of a case that is a test of its own: it fails where the outputs differ, or an error was expected."""
-        verdict = self.verdict()
+        verdict = self.verdict(result, reference)
         self._end()
         return verdict
 
@@ -179,19 +188,8 @@ class CaseRun:
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _stage(self, stage: Stage, kind: type[errors.HilError]) -> Iterator[None]:
-        """A stage of the pipeline: whatever it ends in ends the test."""
-        try:
-            yield
-        except errors.HilError as error:
-            # Bad usage here is a flow that cannot take the model, or a board that cannot be used that way.
-            if isinstance(error, errors.UsageError):
-                error = kind(error.message, hint=error.hint, detail=error.detail, board=error.board)
-            end_case(self.case, error, stage)
-        self._go_on()
-
     def _go_on(self) -> None:
+        """Go on with the next stage, unless the last one ended in an error: that ends the test."""
         if self._case is not None and self._case.error is not None:
             self._end()
 

@@ -20,7 +20,7 @@ def failure(case: Case, record: CaseRecord) -> str:
     """A case that did not pass: outcome and reason first, for that is what a summary shows."""
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
     if case.error is None:
-        return mismatch([*case.verdicts, *([case.plain_verdict] if case.plain_verdict else [])], text)
+        return mismatch([*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])], text)
     lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]
     detail = record.detail.strip().splitlines()
     if len(detail) > _DETAIL_LINES:

@@ -53,6 +53,8 @@ def print_summary(console: Console, folder: Path) -> None:
         console.print(head)
         if record.message:
             console.print(Padding(Text(line(record.message)), (0, 0, 0, 2), expand=False))
+        if record.hint:
+            console.print(Padding(Text(f"hint: {line(record.hint)}"), (0, 0, 0, 2), expand=False))
         if record.repeat:
             # Unwrapped, so that it can be copied.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)

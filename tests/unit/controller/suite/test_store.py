@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -69,3 +71,27 @@ def test_tensors_are_kept_below_their_case(run):
     files = run.save_tensors("a", "outputs", {"y/0": np.arange(3)})
     assert files[0] == run.case_folder("a") / "outputs" / "0-y_0.npy"
     assert (np.load(files[0]) == np.arange(3)).all()
+
+
+def test_a_record_that_found_no_room_is_an_error_and_not_half_a_line(run, tmp_path):
+    # A limit of the file's size stands for a full disk: the first write of what goes beyond it is a short one.
+    script = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from hil.controller.suite.record import CaseRecord\n"
+        "from hil.controller.suite.store import SuiteRun\n"
+        "from hil.errors import StorageError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "run = SuiteRun.open(Path(sys.argv[1]))\n"
+        "try:\n"
+        "    run.append(CaseRecord('a', 'm', 's', 'iree', 'iree', 'FAIL', 'FAIL', message='x' * 4000))\n"
+        "except StorageError:\n"
+        "    print('said')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, run.folder], capture_output=True, text=True, check=False)
+    assert ended.stdout == "said\n", ended.stderr
+    assert run.records() == []
+    with run.writing():
+        run.append(record("b"))
+    assert [one.id for one in run.records()] == ["b"]
