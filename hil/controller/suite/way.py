@@ -106,7 +106,7 @@ def conclude_case(case: Case, early: Case | None, shop: Workshop) -> Case:
         except StorageError:
             raise
         except UsageError:
-            # A suite has one tolerance for many cases: where that is so wide that it could not fail, the default counts.
+            # A suite has one tolerance for many cases: where it is so wide that it could not fail, the default counts.
             if case.options.atol is None:
                 raise
             case.options = replace(case.options, rtol=None, atol=None)
