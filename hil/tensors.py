@@ -11,6 +11,7 @@ import functools
 import math
 import struct
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +186,11 @@ def save_npy(path: Path, array: Array) -> None:
     np.save(path, array, allow_pickle=False)
 
 
+# numpy evaluates a file's header as Python, and CPython 3.11's parser fails now and then ("AST constructor recursion
+# depth mismatch") when two threads use it at once.
+READING_NPY = threading.Lock()
+
+
 def load_npy(path: Path, dtype: str = "", *, mmap: bool = False) -> Array:
     """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
 
@@ -192,7 +198,8 @@ def load_npy(path: Path, dtype: str = "", *, mmap: bool = False) -> Array:
         UsageError: the file is missing, cut off, pickled, or no .npy file.
     """
     try:
-        array: Array = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+        with READING_NPY:
+            array: Array = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error
     except (OSError, ValueError, EOFError) as error:

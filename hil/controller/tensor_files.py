@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hil.errors import UsageError
-from hil.tensors import Array, dtype_of
+from hil.tensors import READING_NPY, Array, dtype_of
 
 
 def load_npz(path: Path) -> dict[str, Array]:
@@ -17,7 +17,7 @@ def load_npz(path: Path) -> dict[str, Array]:
         UsageError: the file is missing, or is no such archive.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with READING_NPY, np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is no archive of arrays")
             return {key: archive[key] for key in archive.files}

@@ -25,7 +25,7 @@ from hil.controller.flows import Flow, apply_recipe
 from hil.controller.pipeline import Workshop
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.controller.tensor_files import typed
-from hil.tensors import Array, dtype_name, save_npy
+from hil.tensors import READING_NPY, Array, dtype_name, save_npy
 
 MAKE_TIMEOUT_S = 600.0
 # Raise this when what is kept of the tests changes.
@@ -91,7 +91,9 @@ class NodeTests:
         return {name: self._array(member, dtype) for name, dtype, member in entries}
 
     def _array(self, member: str, dtype: str) -> Array:
-        return typed(np.load(io.BytesIO(self._archive.read(member)), allow_pickle=False), dtype)
+        data = io.BytesIO(self._archive.read(member))
+        with READING_NPY:
+            return typed(np.load(data, allow_pickle=False), dtype)
 
 
 def operator_cases(flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
