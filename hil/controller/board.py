@@ -68,6 +68,7 @@ class Board:
         self._say = say
         self._pings: list[clock.Ping] = []
         self._last_pings: list[clock.Ping] = []
+        self._there: set[str] = set()
         self._link: Link = open_link(choice.address, choice.config, faults=faults, runtime=runtime, say=say)
         self._client = AgentClient(self._link.target, self.name)
         try:
@@ -125,6 +126,7 @@ class Board:
     def _connect_anew(self) -> None:
         """A new link and client; what the old one had of the board is given up."""
         sent = self._client.payload_bytes_sent
+        self._there.clear()
         self._client.close()
         if self._link.renew:
             self._link.renew()
@@ -142,6 +144,9 @@ class Board:
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
         """Send the files that the board lacks; returns the bytes sent. Takes the board.
 
+        What the board was seen to have is not asked for again until something is sent: the board is ours alone, and
+        only an upload makes it evict anything.
+
         Pushing is idempotent, so a broken link is mended and the upload goes on where it was cut.
 
         Raises:
@@ -151,6 +156,8 @@ class Board:
         self.take()
         paths = {artifact.digests[name]: path for name, path in artifact.files.items()}
         before = self.payload_bytes_sent
+        if self._there.issuperset(paths):
+            return 0
 
         def once() -> None:
             missing = self._client.missing(list(paths))
@@ -163,7 +170,9 @@ class Board:
                 progress(sent, total)
 
             if missing:
+                self._there.clear()
                 self._client.put({name: (paths[name], have) for name, have in missing.items()}, count)
+            self._there.update(paths)
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((BoardLost, SessionEnded)),

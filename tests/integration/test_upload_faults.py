@@ -76,3 +76,17 @@ def test_a_partly_sent_blob_that_was_damaged_on_the_board_is_found_out(start_age
     with pytest.raises(errors.UsageError, match="damaged"):
         client.put({digest: (path, have)})
     assert client.missing([digest]) == {digest: 0}
+
+
+def test_what_the_board_was_seen_to_have_is_asked_for_again_only_after_something_was_sent(artifact, tmp_path):
+    path = tmp_path / "small.bin"
+    path.write_bytes(b"small")
+    small = Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "none")
+    with board() as connected:
+        asked = []
+        ask = connected._client.missing
+        connected._client.missing = lambda digests: asked.append(digests) or ask(digests)
+        sent = [connected.push(one) for one in (artifact, artifact, small, small, artifact, small, artifact)]
+        assert sent == [SIZE, 0, 5, 0, 0, 0, 0]
+        # The third upload might have made the board evict the first.
+        assert len(asked) == 3
