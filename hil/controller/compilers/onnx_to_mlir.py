@@ -120,25 +120,41 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
 
 def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
     """The model with sizes fixed, functions inlined, a known opset, shapes inferred and every node named."""
-    import onnx
-    from onnx import inliner, version_converter
+    from onnx import version_converter
 
-    from hil.controller.importers.onnx import fix_dims, light_copy, nodes_of
+    from hil.controller.importers.onnx import light_copy
 
-    model = onnx.load(path, load_external_data=False)
-    initialised = {tensor.name for tensor in model.graph.initializer}
-    fix_dims([value for value in model.graph.input if value.name not in initialised], dims)
-    _load_small(model, path.parent)
-    model.graph.name = model.graph.name or "main_graph"
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    model = loaded(path, dims)
     opset = next((item for item in model.opset_import if item.domain in ("", "ai.onnx")), None)
     if opset is not None and opset.version < _OPSET:
         try:
             model = version_converter.convert_version(model, _OPSET)
         except Exception as error:  # what cannot be converted may still be importable as it is
             print(f"note: stays at opset {opset.version}: {_first_line(error)}", flush=True)
-    _infer(model, light_copy(model))
+    infer(model, light_copy(model))
+    name_nodes(model)
+    return model
+
+
+def loaded(path: Path, dims: Mapping[str, int]) -> Any:
+    """The model with sizes fixed, small external weights read and local functions inlined."""
+    import onnx
+    from onnx import inliner
+
+    from hil.controller.importers.onnx import fix_dims
+
+    model = onnx.load(path, load_external_data=False)
+    initialised = {tensor.name for tensor in model.graph.initializer}
+    fix_dims([value for value in model.graph.input if value.name not in initialised], dims)
+    _load_small(model, path.parent)
+    model.graph.name = model.graph.name or "main_graph"
+    return inliner.inline_local_functions(model) if model.functions else model
+
+
+def name_nodes(model: Any) -> None:
+    """Give every node, those of subgraphs too, a name that no other has."""
+    from hil.controller.importers.onnx import nodes_of
+
     taken: set[str] = set()
     for number, node in enumerate(nodes_of(model.graph.node)):
         name = base = node.name or f"{node.op_type}_{number}"
@@ -147,10 +163,9 @@ def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
             name, again = f"{base}_{again}", again + 1
         node.name = name
         taken.add(name)
-    return model
 
 
-def _infer(model: Any, light: Any) -> None:
+def infer(model: Any, light: Any) -> None:
     """Infer shapes on a copy without weights, and write them into the model."""
     import onnx
 

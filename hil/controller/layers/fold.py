@@ -24,12 +24,12 @@ _LARGE_BYTES = 1 << 20
 
 def fold(model: Any) -> None:
     """Replace nodes by initializers, in place, where their results follow from constants and fixed shapes alone."""
-    from hil.controller.compilers.onnx_to_mlir import _infer
+    from hil.controller.compilers.onnx_to_mlir import infer
     from hil.controller.importers.onnx import light_copy
 
     while _fold_once(model):
         # What was just computed may tell the shapes that a Reshape or an Expand makes, and they further constants.
-        _infer(model, light_copy(model))
+        infer(model, light_copy(model))
 
 
 def _fold_once(model: Any) -> bool:

@@ -12,47 +12,19 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
 
     Large external weights (see :mod:`hil.controller.compilers.onnx_to_mlir`) stay in their files.
     """
-    from hil.controller.compilers.onnx_to_mlir import _infer
-    from hil.controller.importers.onnx import light_copy
+    from onnx import TensorProto
+
+    from hil.controller.compilers.onnx_to_mlir import infer, loaded, name_nodes
+    from hil.controller.importers.onnx import light_copy, tensors_of
 
     model = loaded(path, dims)
-    _infer(model, light_copy(model))
-    name_nodes(model)
-    return model
-
-
-def loaded(path: Path, dims: Mapping[str, int]) -> Any:
-    """The model with sizes fixed, small external weights read and local functions inlined."""
-    import onnx
-    from onnx import inliner
-
-    from hil.controller.compilers.onnx_to_mlir import _load_small
-    from hil.controller.importers.onnx import fix_dims, tensors_of
-
-    model = onnx.load(path, load_external_data=False)
-    initialised = {tensor.name for tensor in model.graph.initializer}
-    fix_dims([value for value in model.graph.input if value.name not in initialised], dims)
-    _load_small(model, path.parent)
     for tensor in tensors_of(model):
-        if tensor.data_location == onnx.TensorProto.DEFAULT:
+        if tensor.data_location == TensorProto.DEFAULT:
             # Said or not, it means the same: a layer is to be the same file wherever its weights came from.
             tensor.ClearField("data_location")
-    model.graph.name = model.graph.name or "main_graph"
-    return inliner.inline_local_functions(model) if model.functions else model
-
-
-def name_nodes(model: Any) -> None:
-    """Give every node, those of subgraphs too, a name that no other has."""
-    from hil.controller.importers.onnx import nodes_of
-
-    taken: set[str] = set()
-    for number, node in enumerate(nodes_of(model.graph.node)):
-        name = base = node.name or f"{node.op_type}_{number}"
-        again = 1
-        while name in taken:
-            name, again = f"{base}_{again}", again + 1
-        node.name = name
-        taken.add(name)
+    infer(model, light_copy(model))
+    name_nodes(model)
+    return model
 
 
 def captured(node: Any) -> list[str]:
