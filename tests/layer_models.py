@@ -197,6 +197,45 @@ def sequences() -> onnx.ModelProto:
     return model_of(nodes, [("x", FLOAT, (2, 3))], [("y", FLOAT, (6, 3))])
 
 
+def constant_sequences() -> onnx.ModelProto:
+    """Lists that are empty or hold constants alone."""
+    nodes = [
+        node("SequenceEmpty", [], ["empty"], "begin"),
+        node("SequenceInsert", ["empty", "x"], ["one"], "first"),
+        node("ConcatFromSequence", ["one"], ["a"], "join_one", axis=0),
+        node("SequenceConstruct", ["c1", "c2"], ["two"], "constants"),
+        node("SequenceInsert", ["two", "a"], ["three"], "third"),
+        node("ConcatFromSequence", ["three"], ["y"], "join_three", axis=0),
+    ]
+    constants = {"c1": weights(2, 3), "c2": weights(2, 3, seed=1)}
+    return model_of(nodes, [("x", FLOAT, (2, 3))], [("y", FLOAT, (6, 3))], constants)
+
+
+def noisy() -> onnx.ModelProto:
+    """Random numbers from a node of its own, from the branch of an If that is always taken, from a Dropout of training;
+    a Dropout that is none, and what takes nothing from any of them."""
+    branches = {
+        name: helper.make_graph(
+            [node("RandomUniform", [], [f"{name}.out"], f"{name}.draw", shape=[2, 3])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}.out", FLOAT, (2, 3))],
+        )
+        for name in ("then_branch", "else_branch")
+    }
+    nodes = [
+        node("RandomNormalLike", ["x"], ["n"], "noise", seed=1.0),
+        node("Add", ["x", "n"], ["a"], "add"),
+        node("If", ["yes"], ["u"], "choose", **branches),
+        node("Dropout", ["x", "half", "yes"], ["d", ""], "drop"),
+        node("Sum", ["a", "u", "d"], ["y"], "sum"),
+        node("Dropout", ["x", "half", "no"], ["same", ""], "keep"),
+        node("Neg", ["same"], ["z"], "neg"),
+    ]
+    constants = {"yes": np.bool_(True), "no": np.bool_(False), "half": np.float32(0.5)}
+    return model_of(nodes, [("x", FLOAT, (2, 3))], [("y", FLOAT, (2, 3)), ("z", FLOAT, (2, 3))], constants)
+
+
 def indices_of_nonzero() -> onnx.ModelProto:
     """A shape that only the values tell."""
     nodes = [
@@ -271,7 +310,8 @@ def shared_weight() -> onnx.ModelProto:
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     maker.__name__: maker
     for maker in (
-        residual_cnn, branches_and_loops, repeated, optional_and_split, lstm, sequences, indices_of_nonzero,
+        residual_cnn, branches_and_loops, repeated, optional_and_split, lstm, sequences, constant_sequences,
+        indices_of_nonzero,
         local_function, of_onnxruntime_alone, of_bfloat16, folded, shared_weight,
     )
 }  # fmt: skip

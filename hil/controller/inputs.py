@@ -45,8 +45,9 @@ def make_inputs(
         UsageError: a tensor's name, dtype or shape is not the model's, there are too many, or a dimension is open.
     """
     sizes = dict(dims or {})
+    by_name = {spec.name: spec for spec in specs}
     if isinstance(given, Mapping):
-        chosen = {name: as_array(f"input {name!r}", value) for name, value in given.items()}
+        chosen = {name: as_array(f"input {name!r}", value, by_name.get(name)) for name, value in given.items()}
     else:
         chosen = {}
         for text in given:
@@ -54,7 +55,6 @@ def make_inputs(
                 if name in chosen:
                     raise UsageError(f"input {name!r} is given twice")
                 chosen[name] = array
-    by_name = {spec.name: spec for spec in specs}
     for name, array in chosen.items():
         if name not in by_name:
             raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
@@ -98,12 +98,13 @@ def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     return {specs[0].name: _value(text, specs[0])}
 
 
-def as_array(what: str, value: Any) -> Array:
+def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
     """What the user gave, as numpy has it.
 
     Args:
         what: how a message calls it, such as ``input 'x'``.
         value: an array, or what numpy can make one of.
+        spec: the tensor that it is for: raw bytes, as a .npz holds a bfloat16 tensor, are taken for its dtype.
 
     Raises:
         UsageError: it is none, or of a dtype that hil does not know.
@@ -114,6 +115,8 @@ def as_array(what: str, value: Any) -> Array:
         raise UsageError(f"{what} is no array: {error}", hint="give a numpy array") from error
     if array.dtype.kind == "U":
         array = array.astype(object)
+    elif spec is not None and spec.dtype:
+        array = typed(array, spec.dtype)
     try:
         dtype_name(array.dtype)
     except UsageError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from layer_models import local_function, model_of, node, noisy, weights
 from models import DIGITS, save_model
 from onnx import TensorProto, helper, numpy_helper
 
@@ -114,6 +115,51 @@ def test_a_corrupted_tensor_is_found_by_the_layer_that_makes_it(hil):
     assert list(outcomes(ended.document, "cumulative").values()).count("FAIL") == 1
 
 
+def test_what_was_kept_meets_the_same_fault_again(hil, doubling):
+    ended = hil("bisect", doubling, *ORT, "--isolated", "--fault", "corrupt:output=y", "--out", "kept")
+    assert ended.code == 1, ended.err
+    (again,) = (line.removeprefix("again: hil ") for line in ended.out.splitlines() if line.startswith("again: "))
+    assert hil(*again.split(), "--json").case["outcome"] == "FAIL"
+
+
+def test_what_random_numbers_go_into_is_run_but_not_judged(hil, simulator, tmp_path):
+    onnx.save(noisy(), tmp_path / "noisy.onnx")
+    document = hil("bisect", "noisy.onnx", "--board", simulator, *ORT, "--json").document
+    assert (document["verdict"], document["exit_code"]) == (
+        "no layer that was judged is wrong, isolated and cumulative",
+        0,
+    )
+    drawn = {"RandomNormalLike_noise", "If_choose", "Dropout_drop"}
+    skipped = {
+        way: {name for name, outcome in outcomes(document, way).items() if outcome != "PASS"}
+        for way in ("isolated", "cumulative")
+    }
+    assert skipped == {"isolated": drawn, "cumulative": drawn | {"Add_add", "Sum_sum"}}
+    assert list(document["whole"]["unjudged"]) == ["y"] and document["whole"]["outcome"] == "PASS"
+
+
+def test_a_function_of_the_models_own_is_looked_into(hil, simulator, tmp_path):
+    onnx.save(local_function(), tmp_path / "function.onnx")
+    document = hil("bisect", "function.onnx", "--board", simulator, *ORT, "--json").document
+    assert document["exit_code"] == 0
+    assert list(outcomes(document, "cumulative").values()) == ["PASS"] * 4
+
+
+def test_a_shape_that_only_a_run_tells_is_no_obstacle(hil, simulator, tmp_path):
+    nodes = [
+        node("FusedMatMul", ["x", "w"], ["y"], "fused", domain="com.microsoft"),
+        node("Constant", [], ["c"], "constant", value_floats=[1.0]),
+    ]
+    outputs, constants = [("y", FLOAT, None), ("c", FLOAT, [1])], {"w": weights(3, 4)}
+    onnx.save(
+        model_of(nodes, [("x", FLOAT, [2, 3])], outputs, constants, domains=["com.microsoft"]), tmp_path / "own.onnx"
+    )
+    document = hil("bisect", "own.onnx", "--board", simulator, *ORT, "--json").document
+    assert document["exit_code"] == 0
+    assert [output["shape"] for output in document["exposed"]["outputs"]] == [[2, 4], [1]]
+    assert outcomes(document, "cumulative") == {"FusedMatMul_fused": "PASS"}
+
+
 def test_a_fault_that_most_programs_could_not_meet_is_refused_with_what_to_write(hil):
     ended = hil("bisect", DIGITS_CNN, "--fault", "corrupt:output=conv2.out")
     assert ended.code == 2
@@ -142,7 +188,7 @@ def test_an_error_that_no_layer_makes_alone_is_said_to_accumulate(hil, tmp_path)
     assert verdict.startswith(
         "every layer is right by itself; in a run of the whole model the first to leave tolerance"
     )
-    assert "Mul_times (Mul, node times): the error accumulates, or comes of how" in verdict
+    assert "Mul_times (Mul, node times): errors add up from layer to layer, " in verdict
     assert "<svg" in (tmp_path / "growth.svg").read_text()
 
 

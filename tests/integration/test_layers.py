@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from layer_models import dynamic_batch, repeated
+from layer_models import dynamic_batch, noisy, repeated
 from models import DIGITS
 
 
@@ -68,6 +68,14 @@ def test_a_part_is_cut_out_saved_and_run(hil, simulator, tmp_path):
     assert np.load(tmp_path / inputs).shape == (1, 16, 4, 4)
 
 
+def test_what_draws_random_numbers_is_told(hil, tmp_path):
+    onnx.save(noisy(), tmp_path / "noisy.onnx")
+    told = [line for line in hil("layers", "noisy.onnx").out.splitlines() if line.startswith("note: ")]
+    assert told[0] == "note: RandomNormalLike_noise draws random numbers: no two runs of it agree"
+    rows = hil("layers", "noisy.onnx", "--json").document["layers"]
+    assert sum(row["by_chance"] for row in rows) == len(told) == 3
+
+
 def test_the_same_seed_saves_the_same_values(hil, tmp_path):
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
         hil("layers", DIGITS / "digits_cnn.onnx", "--save", folder, "--seed", seed)
@@ -90,7 +98,7 @@ def test_open_dimensions_are_shown_fixed_or_asked_for(hil, tmp_path):
     ("arguments", "word"),
     [
         (("nothing.onnx",), "no such file"),
-        ((DIGITS / "digits_cnn.onnx", "--group", "each"), "one of node, fused"),
+        ((DIGITS / "digits_cnn.onnx", "--group", "each"), "is not one of"),
         ((DIGITS / "digits_cnn.onnx", "--from", "conv3"), "did you mean 'conv"),
         ((DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "conv1"), "'conv1' does not depend on 'conv2'"),
         ((DIGITS / "digits_cnn.onnx", "--save", "/proc/no"), "cannot be written"),

@@ -16,7 +16,7 @@ from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, Is
 from hil.errors import ImportFailed, StageTimeout
 from hil.tensors import TensorSpec
 
-_VERSION = 1
+_VERSION = 2
 _NAME = "exposed.onnx"
 
 
@@ -73,10 +73,14 @@ def expose(
 def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, folder: str) -> None:
     """Write the model and its external data into a folder; called in the isolated process."""
     import onnx
+    from onnx import inliner
 
     from hil.ort_values import ONNX_TYPES
 
     proto = onnx.load(model, load_external_data=False)
+    if proto.functions:
+        # As it was when it was taken apart: the tensors within are those of the nodes that functions consist of.
+        proto = inliner.inline_local_functions(proto)
     graph = proto.graph
     if only:
         wanted = {name for name, _, _ in tensors}
@@ -105,7 +109,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
 
 def _needed(graph: Any) -> list[Any]:
     """The nodes that the graph's outputs need, in order."""
-    from hil.controller.importers.onnx import nodes_of
+    from hil.controller.layers.prepare import reads
 
     wanted = {output.name for output in graph.output}
     kept = []
@@ -113,10 +117,5 @@ def _needed(graph: Any) -> list[Any]:
         if wanted.isdisjoint(node.output):
             continue
         kept.append(node)
-        # Bodies take from the graph around them by name; a node too many, for a name that both have, does no harm.
-        for inner in nodes_of([node]):
-            wanted.update(inner.input)
-            for attribute in inner.attribute:
-                for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                    wanted.update(output.name for output in body.output)
+        wanted.update(reads(node))
     return kept[::-1]

@@ -52,6 +52,7 @@ def bisect(
     *Isolated*: each layer is compiled alone and fed with what the reference computed, so an error is that layer's own.
     *Cumulative*: the model is compiled once with its intermediates as further outputs and run once; each is compared
     with the reference's. As outputs keep a compiler from fusing across them, the model as it is runs as well.
+    What random numbers go into is computed but not judged.
 
     Args:
         model: an ONNX model; what the reference makes of it is taken for right.
@@ -156,7 +157,7 @@ class _Bench:
                 [trial.case for trial in trials], self.choice.config, self.connect, replace(self.shop, watch=watch)
             )
             for trial, case in zip(trials, cases, strict=True):
-                found = ended[case.name] = finding_of(case, self.subject.options.rtol, trial.atol)
+                found = ended[case.name] = finding_of(case, self.subject.options.rtol, trial.atol, trial.by_chance)
                 if self.keep:
                     keep_case(self.folder, case, found)
                 # What has been judged needs no memory any more: there may be hundreds of layers.
@@ -166,7 +167,7 @@ class _Bench:
             self.screen.end(label)
         return ended
 
-    def trial(self, name: str, path: Path, options: Options, atol: Atol) -> _Trial:
+    def trial(self, name: str, path: Path, options: Options, atol: Atol, by_chance: Collection[str]) -> _Trial:
         """A begun case with a folder of its own."""
         folder = self.folder / name
         with storing(folder):
@@ -174,7 +175,7 @@ class _Bench:
         # The pipeline compares within the defaults, which suit any tensor; finding_of knows better.
         debug_ir = options.debug_ir / name if options.debug_ir else None
         options = replace(options, rtol=None, atol=None, debug_ir=debug_ir)
-        return _Trial(replace(begin(path, options, folder, self.shop), name=name), atol)
+        return _Trial(replace(begin(path, options, folder, self.shop), name=name), atol, by_chance)
 
     def atol(self, path: Path) -> float | None:
         """The user's absolute tolerance, or what a flow's quantisation steps come to for a program; or None."""
@@ -185,10 +186,11 @@ class _Bench:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A case, and how far off its outputs may be."""
+    """A case, how far off its outputs may be, and which of them random numbers go into."""
 
     case: Case
     atol: Atol
+    by_chance: Collection[str]
 
 
 def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...], dict[str, Finding], list[str]]:
@@ -211,8 +213,8 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
         left = [layer for layer in there if layer in rest]
         if len(rest) < len(subject.layers) and left:
             notes.append(
-                f"with its intermediates as outputs the whole model ended in {seen.outcome.value}: {seen.reason}; "
-                "cumulative went on without the layers that failed and what takes from them"
+                f"with its intermediates as outputs the whole model ended in {seen.outcome.value}: cumulative went on "
+                "without the layers that failed and what takes from them"
             )
             seen = bench.run([_exposed(bench, left, only=True)])[_EXPOSED]
     layers = []
@@ -233,7 +235,7 @@ def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
         inputs, expected = (values(layer, subject.activations) for values in (layer_inputs, layer_outputs))
         options = replace(subject.options, function="", dims={}, inputs=inputs, expected=expected)
         path = twins[layer.name].path
-        return bench.trial(layer.name, path, options, bench.atol(path))
+        return bench.trial(layer.name, path, options, bench.atol(path), layer.outputs if layer.by_chance else ())
 
     with ThreadPoolExecutor(bench.shop.isolated.workers, thread_name_prefix="begin") as pool:
         return list(pool.map(make, layers))
@@ -265,20 +267,18 @@ def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
 def _whole(bench: _Bench) -> _Trial:
     """The model as it is."""
     subject, path = bench.subject, bench.subject.compiled.path
-    expected = _values(subject, [spec.name for spec in subject.compiled.outputs or ()])
-    return bench.trial(
-        _WHOLE, path, replace(subject.options, inputs=subject.inputs, expected=expected), bench.atol(path)
-    )
+    options = replace(subject.options, inputs=subject.inputs, expected=_values(subject, subject.activations.outputs))
+    return bench.trial(_WHOLE, path, options, bench.atol(path), subject.by_chance)
 
 
 def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _Trial:
     """The model with what these layers make as further outputs; ``only``: and no others, and no more of the model."""
     subject = bench.subject
     names = list(dict.fromkeys(name for layer in layers for name in layer.outputs))
-    own = [] if only else [spec.name for spec in subject.compiled.outputs or ()]
+    own = [name for name in subject.activations.outputs if not only or name in names]
     path = expose(
         subject.compiled,
-        [subject.spec(name) for name in names],
+        [subject.activations.spec(name) for name in names],
         only=only,
         cache=bench.shop.cache,
         isolated=bench.shop.isolated,
@@ -290,7 +290,7 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
     atol: Atol = subject.options.atol
     if atol is None and bench.flow is not None and bench.flow.quanta is not None:
         atol = quantum_atols(bench.flow, path, bench.shop, bench.log)
-    return bench.trial(_EXPOSED, path, options, atol)
+    return bench.trial(_EXPOSED, path, options, atol, subject.by_chance)
 
 
 def _values(subject: Subject, names: Iterable[str]) -> dict[str, Array]:

@@ -19,7 +19,8 @@ _STYLES: dict[str, dict[str, Any]] = {
     "isolated": {"marker": "o", "linestyle": "none", "markersize": 8, "markerfacecolor": "none", "zorder": 3},
     "cumulative": {"marker": "s", "linestyle": "-", "markersize": 4, "linewidth": 1},
 }
-# Answers that are equal have no error that a logarithmic scale could show: they lie this share of it below the rest.
+# Answers that are equal have no error that a logarithmic scale could show: they lie this share of it below the rest,
+# and those that are wrong beyond any number as far above.
 _MARGIN = 0.08
 
 
@@ -40,7 +41,8 @@ def plot_growth(path: Path, found: Bisection) -> None:
     """Draw each layer's error, isolated and cumulative, in topological order, as PNG, SVG or PDF (by its suffix).
 
     Above, the largest absolute difference, logarithmic; below, the signal-to-noise ratio in dB. Bands tell the depth.
-    Red rings are layers that are wrong, crosses those that could not be run.
+    Red rings are layers that are wrong, crosses those that could not be run. What is wrong by no number (NaN or
+    infinite where it should not be, noise where there is no signal) lies on a line of its own, beyond the worst.
 
     Raises:
         UsageError: as :func:`check_picture`.
@@ -85,16 +87,17 @@ def _draw(axes: Any, found: Bisection, what: str) -> None:
     if logarithmic:
         low, high = math.log10(low), math.log10(high)
     room = max(high - low, 1.0) * _MARGIN
-    best = low - room if logarithmic else high + room
-    axes.axhline(best, color="#bbb", linewidth=0.8, zorder=0)
+    best, worst = (low - room, high + room) if logarithmic else (high + room, low - room)
+    is_beyond = False
     for way, line in values.items():
         points = [
-            (x, best if not _drawable(value, logarithmic) else math.log10(value) if logarithmic else value)
+            (x, _height(value, best, worst, logarithmic=logarithmic))
             for x, value in enumerate(line)
             if value is not None
         ]
         if points:
             xs, ys = zip(*points, strict=True)
+            is_beyond |= worst in ys
             axes.plot(xs, ys, color=_COLOURS[way], label=way, **_STYLES[way])
         wrong = [(x, y) for x, y in points if _outcome(found, x, way) is Outcome.FAIL]
         if wrong:
@@ -105,11 +108,27 @@ def _draw(axes: Any, found: Bisection, what: str) -> None:
         for x in range(len(found.layers)):
             if _outcome(found, x, way) not in (None, Outcome.PASS, Outcome.FAIL, Outcome.SKIP):
                 axes.plot(x, best, "x", color=_COLOURS[way], markersize=8, markeredgewidth=2)
+    _draw_edge(axes, best, "equal")
+    if is_beyond:
+        _draw_edge(axes, worst, "off the scale (NaN/Inf)")
     axes.set_ylabel("log10 max |error|" if logarithmic else "SQNR, dB")
-    axes.text(0.002, best, "equal", transform=axes.get_yaxis_transform(), fontsize=7, color="#777", va="bottom")
     _draw_depths(axes, found)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", fontsize=8)
+
+
+def _draw_edge(axes: Any, height: float, text: str) -> None:
+    """A line for what a scale cannot show."""
+    axes.axhline(height, color="#bbb", linewidth=0.8, zorder=0)
+    axes.text(0.002, height, text, transform=axes.get_yaxis_transform(), fontsize=7, color="#777", va="bottom")
+
+
+def _height(value: float, best: float, worst: float, *, logarithmic: bool) -> float:
+    """Where a value lies on an axis; NaN stands for an answer that is NaN or infinite."""
+    if _drawable(value, logarithmic):
+        return math.log10(value) if logarithmic else value
+    is_equal = value == (0 if logarithmic else math.inf)
+    return best if is_equal else worst
 
 
 def _draw_depths(axes: Any, found: Bisection) -> None:
@@ -136,6 +155,8 @@ def _short(name: str) -> str:
 
 
 def _value(finding: Finding | None, what: str) -> float | None:
+    if finding and finding.nonfinite:
+        return math.nan
     return getattr(finding, what) if finding else None
 
 

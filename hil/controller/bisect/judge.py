@@ -11,34 +11,43 @@ from hil.controller.pipeline import Case
 from hil.errors import UsageError
 from hil.results import Outcome, OutputComparison
 
+_BY_CHANCE = "random numbers go into it, so no two runs agree"
+
 # Of all tensors, or tensor name -> its own; None, or a tensor that has none, is the dtype's default.
 Atol = float | Mapping[str, float] | None
 
 
-def finding_of(case: Case, rtol: float | None, atol: Atol) -> Finding:
+def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> Finding:
     """What a case came to, its outputs judged one by one.
 
     A tolerance that suits a model's outputs may be as large as all that an inner tensor holds: there it cannot fail,
-    and the tensor is not judged.
+    and the tensor is not judged. Nor is one that differs in every run.
 
     Args:
         case: ended, compared within the dtypes' default tolerances.
         rtol, atol: the tolerance that is meant.
+        by_chance: names of tensors that random numbers go into.
     """
     outcome = case.outcome or Outcome.SKIP
     if case.error is not None or case.result is None or not case.references:
         error = case.error
         return Finding(outcome, case.reason, case.stage if error else "", error.hint if error else "")
     (verdict,) = case.verdicts
-    if (rtol is None and atol is None) or not verdict.outputs:
+    is_judged_already = rtol is None and atol is None and not by_chance
+    if is_judged_already or not verdict.outputs:
         return Finding(outcome, case.reason, outputs=verdict.outputs)
     judged: list[OutputComparison] = []
     unjudged: dict[str, str] = {}
-    given, wanted = case.result.outputs.values(), case.references[0].outputs.items()
-    for actual, (name, reference) in zip(given, wanted, strict=True):
+    given, wanted = case.result.outputs, case.references[0].outputs
+    if given.keys() != wanted.keys():  # the program knows no names: they come in the model's order
+        given = dict(zip(wanted, given.values(), strict=True))
+    for name, reference in wanted.items():
+        if name in by_chance:
+            unjudged[name] = _BY_CHANCE
+            continue
         own = atol.get(name) if isinstance(atol, Mapping) else atol
         try:
-            judged.append(compare_output(name, actual, reference, rtol=rtol, atol=own))
+            judged.append(compare_output(name, given[name], reference, rtol=rtol, atol=own))
         except UsageError as error:
             unjudged[name] = error.message
     return _finding(judged, unjudged)
@@ -53,7 +62,7 @@ def within(layer: Layer, whole: Finding) -> Finding:
         return _finding(outputs, unjudged)
     if whole.outputs:
         return Finding(Outcome.SKIP, "it takes from a layer that could not be run, or is that layer")
-    return Finding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}")
+    return Finding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
 
 
 def failed_by_itself(finding: Finding) -> bool:

@@ -11,7 +11,11 @@ from hil.results import Outcome, OutputComparison, exit_code_of
 
 SCHEMA = 1
 WAYS = ("isolated", "cumulative")
-_NODES_SHOWN = 4
+_NAMES_SHOWN = 4
+# What an answer can come of that no layer gives alone. Each program ran once, so a board that is wrong now and then is
+# among it.
+_TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
+_ANY_CAUSE = f"errors add up from layer to layer, {_TOGETHER}"
 _FINE = (Outcome.PASS, Outcome.SKIP)
 
 
@@ -39,6 +43,11 @@ class Finding:
     def max_abs(self) -> float | None:
         """The largest absolute difference of any output; None where there are no numbers."""
         return max((one.max_abs for one in self.outputs if one.max_abs is not None), default=None)
+
+    @property
+    def nonfinite(self) -> int:
+        """How many values are NaN or infinite and should not be, or should be and are not: in no other statistic."""
+        return sum(one.nonfinite or 0 for one in self.outputs)
 
     @property
     def sqnr_db(self) -> float | None:
@@ -131,33 +140,36 @@ class Bisection:
         if alone and within:
             return _both(alone, within, self.layers)
         if alone:
-            looked = any(_ran(layer.cumulative) for layer in self.layers)
-            more = "; within the whole model its error stays in tolerance" if looked else ""
-            return f"the first layer that is wrong: {alone}, isolated{more}"
+            return f"the first layer that is wrong: {alone}, isolated{self._within_whole(alone)}"
         if within:
             return self._only_within(within)
-        if self.whole and self.whole.outcome is Outcome.FAIL:
-            return (
-                f"every layer that ran is right, {self._looked()}, but the model as it is gives a wrong answer: "
-                "it comes of how layers are compiled together"
-            )
+        if _outcome(self.whole) is Outcome.FAIL:
+            causes = _TOGETHER if all(_passed(layer.cumulative) for layer in self.layers) else _ANY_CAUSE
+            return f"{self._none_wrong()}, but the model as it is gives a wrong answer: {causes}"
         if failure := next(self.failed(), None):
             what, way, finding = failure
             return f"no answer is wrong; {what} ended in {finding.outcome.value}, {way}"
-        return f"no layer is wrong, {ways}" if (ways := self._looked()) else "nothing was judged"
+        return self._none_wrong()
+
+    def _within_whole(self, alone: LayerFinding) -> str:
+        """What runs of the whole model say of a layer that is wrong alone, where no layer is wrong within them."""
+        if _outcome(self.whole) is Outcome.FAIL:
+            return "; the model as it is gives a wrong answer too, with its intermediates as outputs no layer is wrong"
+        return "; in a run of the whole model it stays in tolerance" if _passed(alone.cumulative) else ""
 
     def _only_within(self, layer: LayerFinding) -> str:
         if not any(_ran(one.isolated) for one in self.layers):
             return f"the first layer that is wrong: {layer}, cumulative"
         all_right = all(_passed(one.isolated) for one in self.layers)
         right = "every layer is right by itself" if all_right else "the layers that ran are right by themselves"
-        return (
-            f"{right}; in a run of the whole model the first to leave tolerance is {layer}: "
-            "the error accumulates, or comes of how layers are compiled together"
-        )
+        return f"{right}; in a run of the whole model the first to leave tolerance is {layer}: {_ANY_CAUSE}"
 
-    def _looked(self) -> str:
-        return " and ".join(way for way in WAYS if any(_ran(layer.by(way)) for layer in self.layers))
+    def _none_wrong(self) -> str:
+        ways = [way for way in WAYS if any(_ran(layer.by(way)) for layer in self.layers)]
+        if not ways:
+            return "no layer was judged"
+        judged = all(_ran(layer.by(way)) for layer in self.layers for way in ways)
+        return f"no layer {'' if judged else 'that was judged '}is wrong, {' and '.join(ways)}"
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it: every field, and what follows from them."""
@@ -172,10 +184,10 @@ class Bisection:
         return {**document, "whole": _finding_json(self.whole), "exposed": _finding_json(self.exposed)}
 
 
-def listed(nodes: Sequence[str]) -> str:
-    """Names of nodes in a line; a quantised layer has more of them than anybody reads."""
-    more = len(nodes) - _NODES_SHOWN
-    return ", ".join(nodes) if more <= 0 else f"{', '.join(nodes[:_NODES_SHOWN])} and {more} more"
+def listed(names: Sequence[str]) -> str:
+    """Names in a line; of more than anybody reads the first."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMES_SHOWN])} and {more} more"
 
 
 def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
@@ -201,10 +213,7 @@ def _both(alone: LayerFinding, within: LayerFinding, layers: Sequence[LayerFindi
         return f"the first layer that is wrong: {alone}, isolated and cumulative"
     found = f"the first layer that is wrong: {alone}, isolated"
     if layers.index(within) < layers.index(alone):
-        return (
-            f"{found}; but in a run of the whole model {within} leaves tolerance before it: "
-            "the error accumulates, or comes of how layers are compiled together"
-        )
+        return f"{found}; but in a run of the whole model {within} leaves tolerance before it: {_ANY_CAUSE}"
     return f"{found}; in a run of the whole model the first to leave tolerance is {within}"
 
 

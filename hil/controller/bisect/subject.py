@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hil.controller.layers import Activations, Layer, activations, layers_of
 from hil.controller.pipeline import DEFAULT_TIMEOUT_S, Options, Workshop
 from hil.controller.runs import storing
 from hil.errors import UsageError
-from hil.tensors import Array, TensorSpec, dtype_name
+from hil.tensors import Array, dtype_name
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Subject:
         layers: of ``model``, in topological order.
         twins: of ``compiled``, one for each of ``layers``.
         activations: what the reference computed for every tensor.
+        by_chance: names of the tensors that random numbers go into: no two runs of the whole model agree on them.
     """
 
     model: Model
@@ -41,11 +42,7 @@ class Subject:
     layers: tuple[Layer, ...]
     twins: tuple[Layer, ...]
     activations: Activations
-
-    def spec(self, tensor: str) -> TensorSpec:
-        """A tensor's dtype and shape, as the reference computed it."""
-        array = self.activations[tensor]
-        return TensorSpec(tensor, dtype_name(array.dtype), array.shape)
+    by_chance: frozenset[str]
 
     def missing(self, layer: Layer) -> str:
         """Why a layer cannot be looked at: the reference made no value for a tensor of it; "" where it can."""
@@ -102,9 +99,9 @@ def open_subject(
     computed = activations(
         model, inputs, recompute=options.recompute, timeout=max(options.timeout, DEFAULT_TIMEOUT_S), **settings
     )
-    for spec in model.outputs or ():
-        _check_tolerance(spec.name, computed[spec.name], options)
-    return Subject(model, compiled, options, inputs, layers, twins, computed)
+    for name in computed.outputs:
+        _check_tolerance(name, computed[name], options)
+    return Subject(model, compiled, options, inputs, layers, twins, computed, _by_chance(layers))
 
 
 def with_flow(options: Options, flow: Flow | None) -> Options:
@@ -119,6 +116,15 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
         rtol=flow.rtol if options.rtol is None else options.rtol,
         atol=flow.atol if options.atol is None else options.atol,
     )
+
+
+def _by_chance(layers: Sequence[Layer]) -> frozenset[str]:
+    """What layers that draw random numbers make, and all that takes from it."""
+    found: set[str] = set()
+    for layer in layers:
+        if layer.by_chance or not found.isdisjoint(layer.inputs):
+            found.update(layer.outputs)
+    return frozenset(found)
 
 
 def _check_tolerance(name: str, reference: Array, options: Options) -> None:

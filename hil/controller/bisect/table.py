@@ -47,7 +47,8 @@ def print_bisection(console: Console, found: Bisection) -> None:
     _head(console, found)
     console.print(table)
     for text in (*_reasons(found), *(f"note: {note}" for note in found.notes)):
-        console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        # What a runtime says may be of several lines.
+        console.print(" ".join(text.split()), style="dim", markup=False, highlight=False, soft_wrap=True)
     style = "bold green" if found.exit_code == 0 else "bold red"
     console.print(found.verdict, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -65,11 +66,13 @@ def _cells(finding: Finding | None) -> list[Any]:
     if finding is None:
         return ["-", "-", "-"]
     outcome = Text(finding.outcome.value, style=_STYLES.get(finding.outcome, "magenta"))
+    if finding.nonfinite:  # what the other values say would look like an answer that is almost right
+        return [outcome, "NaN/Inf", "-"]
     return [outcome, _number(finding.max_abs), _number(finding.sqnr_db)]
 
 
 def _reasons(found: Bisection) -> list[str]:
-    """Why: of the first wrong layer in each way, of the model as it is, and of every error."""
+    """Why: of the first wrong layer in each way, of the model as it is, of every error, of what was not judged."""
     said = []
     for way in WAYS:
         layer = found.first_wrong(way)
@@ -78,14 +81,14 @@ def _reasons(found: Bisection) -> list[str]:
             said.append(f"{layer.name}, {way}: {finding.reason}")
     if found.whole and found.whole.outcome is Outcome.FAIL:
         said.append(f"the model as it is: {found.whole.reason}")
-    for layer in found.layers:
-        for way in WAYS:
-            skipped = layer.by(way)
-            if skipped and skipped.outcome is Outcome.SKIP:
-                said.append(f"{layer.name}, {way}: not judged: {skipped.reason}")
-                break
+    alike: dict[str, list[str]] = {}
     for what, way, finding in found.failed():
-        said.append(f"{what}, {way}: {finding.outcome.value}: {finding.reason}")
+        alike.setdefault(f"{way}: {finding.outcome.value}: {finding.reason}", []).append(what)
+    for way in WAYS:
+        for layer in found.layers:
+            if (skipped := layer.by(way)) and skipped.outcome is Outcome.SKIP:
+                alike.setdefault(f"{way}: not judged: {skipped.reason}", []).append(layer.name)
+    said += [f"{listed(names)}, {reason}" for reason, names in alike.items()]
     if len(said) > _REASONS_SHOWN:
         said = [*said[:_REASONS_SHOWN], f"and {len(said) - _REASONS_SHOWN} more: see --json"]
     return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,19 @@ import click
 from hil.controller.cli.options import (
     board_options,
     chosen_board,
+    fault_option,
+    flow_option,
+    group_option,
+    input_option,
     json_option,
     model_options,
     parse_dims,
     parse_range,
-    seconds,
+    range_option,
+    seed_option,
+    timeout_option,
+    tolerance_options,
+    wait_option,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=click.Path(path_type=Path))
 @board_options
 @model_options
-@click.option("--flow", default="", metavar="NAME", help="Instead of --runtime: iree-O3, int8-..., or a file.")
+@flow_option("")
 @click.option(
     "--artifact-model",
     type=click.Path(path_type=Path),
@@ -35,28 +44,14 @@ if TYPE_CHECKING:
 )
 @click.option("--isolated", is_flag=True, help="Only each layer alone, fed with the reference's values.")
 @click.option("--cumulative", is_flag=True, help="Only all layers in one run of the whole model.")
-@click.option(
-    "--group", default="node", type=click.Choice(["node", "fused"]), show_default=True, help="What makes a layer."
-)
-@click.option(
-    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
-)
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
-@click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
-@click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
-@click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
-@click.option(
-    "--timeout",
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    callback=seconds,
-    help="Limit of each load, run and reference.",
-)
-@click.option(
-    "--wait", "wait_s", default=60.0, show_default=True, metavar="S", callback=seconds, help="For a busy board."
-)
-@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Of a simulator: see docs/simulator.md.")
+@group_option
+@input_option
+@seed_option
+@range_option
+@tolerance_options
+@timeout_option
+@wait_option
+@fault_option
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="A picture of the error by depth: .png, .svg."
 )
@@ -67,7 +62,8 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
 
     Each layer is run alone on what the reference computed (isolated), and all of them in one run of the whole model
     with its intermediates as outputs (cumulative). As outputs keep a compiler from fusing layers across them, the
-    model as it is runs too: where that alone is wrong, it comes of fusion.
+    model as it is runs too: where that alone is wrong, look at how layers are fused. A layer that draws random numbers
+    is compiled and run, but not judged; nor, in the whole model, is what they go into.
     """
     from hil.controller.bisect.find import bisect as find
     from hil.controller.bisect.growth import check_picture, plot_growth
@@ -86,7 +82,13 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     flow = load_flow(name) if name else None
     if plot:
         check_picture(plot)
-    where = {"--board": settings["board"], "--runtime-hw-type": settings["hw_type"]}
+    named = {
+        "--board": "board",
+        "--runtime-hw-type": "hw_type",
+        "--identity": "identity",
+        "--known-hosts": "known_hosts",
+    }
+    where = {option: settings[name] for option, name in named.items()}
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
     options = Options(
@@ -125,12 +127,14 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
 
             click.echo(f"kept in {out}")
             if layer := found.first_wrong("isolated"):
-                click.echo(f"again: {repeat_command(out, layer.name, _words(where, with_flow(options, flow)))}")
+                words = _words(where, with_flow(options, flow), more["faults"])
+                click.echo(f"again: {repeat_command(out, layer.name, words)}")
     return found.exit_code
 
 
-def _words(where: dict[str, str], options: Options) -> list[str]:
-    """The options of `hil run` that say the same: which board, how compiled, how judged."""
+def _words(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:
+    """The options of `hil run` that say the same: which board, how compiled, how judged, what is broken on purpose."""
     named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
     words = [word for name, value in named.items() if value not in ("", None) for word in (name, str(value))]
-    return [*words, *(word for flag in options.compile_flags for word in ("--compile-flag", flag))]
+    repeated = {"--compile-flag": options.compile_flags, "--fault": faults}
+    return [*words, *(word for option, values in repeated.items() for value in values for word in (option, value))]

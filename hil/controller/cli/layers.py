@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.options import json_option, parse_dims
+from hil.controller.cli.options import (
+    dim_option,
+    group_option,
+    input_option,
+    json_option,
+    parse_dims,
+    seed_option,
+)
 
 if TYPE_CHECKING:
     from hil.controller.layers import Layer
     from hil.controller.layers.saving import SavedLayer
+    from hil.tensors import TensorSpec
 
 # Wider than any line of the table, where no terminal limits it.
 _ONE_LINE = 2000
@@ -22,17 +30,15 @@ _ONE_LINE = 2000
 
 @click.command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--group", default="node", show_default=True, metavar="GROUP", help="What a layer is: node or fused.")
+@group_option
 @click.option("--from", "start", default="", metavar="A", help="Cut one part out: from this tensor, node or layer on.")
 @click.option("--to", "end", default="", metavar="B", help="Up to this tensor, node or layer.")
 @click.option(
     "--save", type=click.Path(path_type=Path), metavar="DIR", help="Save models, their inputs and expected outputs."
 )
-@click.option("--dim", "dims", multiple=True, metavar="N=SIZE", help="Value of a symbolic dimension.")
-@click.option(
-    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
-)
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@dim_option
+@input_option
+@seed_option
 @json_option
 def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, **settings: Any) -> int:
     """List the layers of an ONNX MODEL, or cut one part out of it, and save them as models of their own.
@@ -99,7 +105,6 @@ def _print_table(found: Sequence[Layer]) -> None:
     from rich.text import Text
 
     from hil.controller.layers import layer_specs
-    from hil.tensors import type_text
 
     copies = Counter(layer.same_as or layer.name for layer in found)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -109,13 +114,23 @@ def _print_table(found: Sequence[Layer]) -> None:
     table.add_column("x", justify="right")
     for layer in found:
         if not layer.same_as:
-            sides = (", ".join(type_text(spec.dtype, spec.shape) for spec in specs) for specs in layer_specs(layer))
+            sides = (", ".join(map(_type, specs)) for specs in layer_specs(layer))
             row = (str(layer.depth), layer.name, layer.op, *sides, str(copies[layer.name]))
             table.add_row(*map(Text, row))
     # Whoever reads it by program wants a line a layer.
     Console(width=None if sys.stdout.isatty() else _ONE_LINE).print(table)
     total = f"{len(found)} layer{'' if len(found) == 1 else 's'}"
     click.echo(f"{total}, {len(copies)} of them different" if len(copies) < len(found) else total)
+    for layer in found:
+        if layer.by_chance:
+            click.echo(f"note: {layer.name} draws random numbers: no two runs of it agree")
+
+
+def _type(spec: TensorSpec) -> str:
+    """A tensor's dtype and shape; ? where not even its number of dimensions is known."""
+    from hil.tensors import type_text
+
+    return type_text(spec.dtype, spec.shape) if spec.dtype else "?"
 
 
 def _print_saved(saved: Sequence[SavedLayer], folder: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and their values as the library wants them."""
+"""Options that several verbs share, in the same words everywhere, and their values as the library wants them."""
 
 from __future__ import annotations
 
@@ -15,71 +15,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-def board_options(command: F) -> F:
-    """What names a board and how it is reached: the arguments of :func:`hil.controller.choice.choose`."""
-    options = [
-        click.option(
-            "--board",
-            default="",
-            metavar="ADDR|NAME",
-            help="USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH or HOST:PORT.",
-        ),
-        click.option(
-            "--runtime-hw-type",
-            "hw_type",
-            default="",
-            metavar="TYPE",
-            help="Kind of hardware: sim, sim-f16, ... (default sim).",
-        ),
-        click.option("--identity", type=click.Path(path_type=Path), metavar="FILE", help="Private key for SSH."),
-        click.option(
-            "--known-hosts",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Pinned host keys (default: ~/.ssh/known_hosts).",
-        ),
-        click.option("--accept-new-host-key", is_flag=True, help="Pin the key of a host that was never seen."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def chosen_board(settings: dict[str, Any]) -> BoardChoice:
-    """The board that :func:`board_options` name; takes theirs out of a command's settings.
-
-    Raises:
-        UsageError: there is no such board.
-    """
-    from hil.controller.choice import choose
-
-    names = ("identity", "known_hosts", "accept_new_host_key")
-    return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in names})
-
-
-def model_options(command: F) -> F:
-    """What both `run` and `compile` need to read and compile a model."""
-    options = [
-        click.option("--runtime", default="", metavar="NAME", help="iree or onnxruntime (default: the board's)."),
-        click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
-        click.option("--dim", "dims", multiple=True, metavar="N=SIZE", help="Value of a symbolic dimension."),
-        click.option(
-            "--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."
-        ),
-        click.option("--debug-ir", type=click.Path(path_type=Path), metavar="DIR", help="Dump the compiler's IR here."),
-        click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def json_option(command: F) -> F:
-    """--json."""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")(
-        command
-    )
+_PATH = click.Path(path_type=Path)
 
 
 def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
@@ -93,18 +29,193 @@ def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
     return float(checked(option.opts[0], value, SECONDS))
 
 
-def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
-    """``N=4`` -> {"N": 4}.
+def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
+    """For an option of which one might think that it repeats: refuse a second one.
 
     Raises:
-        UsageError: it is not a name and a number of at least 0.
+        UsageError: there are two.
     """
-    dims = {}
+    if len(values) > 1:
+        told = f"{option.opts[0]} is given {len(values)} times: {', '.join(values)}"
+        raise UsageError(told, hint="name one, and call the command again for another")
+    return "".join(values)
+
+
+def options(*several: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator; help lists them in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(several):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _hardware(board: Callable[[F], F]) -> Callable[[F], F]:
+    return options(
+        board,
+        click.option(
+            "--runtime-hw-type",
+            "hw_type",
+            default="",
+            metavar="TYPE",
+            help="Kind of hardware: sim, sim-f16, ... (default sim).",
+        ),
+        click.option("--identity", type=_PATH, metavar="FILE", help="Private key for SSH."),
+        click.option(
+            "--known-hosts", type=_PATH, metavar="FILE", help="Pinned host keys (default: ~/.ssh/known_hosts)."
+        ),
+        click.option("--accept-new-host-key", is_flag=True, help="Pin the key of a host that was never seen."),
+    )
+
+
+_WHICH = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH or HOST:PORT"
+# What names a board and how it is reached: the arguments of hil.controller.choice.choose. Then the same for several.
+board_options = _hardware(click.option("--board", default="", metavar="ADDR|NAME", help=f"{_WHICH}."))
+boards_options = _hardware(
+    click.option(
+        "--board", "boards", multiple=True, metavar="ADDR|NAME", help=f"{_WHICH}; repeats: boards share the work."
+    )
+)
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    callback=seconds,
+    help="How long to wait for a busy board.",
+)
+fault_option = click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="FAULT",
+    help="Of a simulator: crash, hang, corrupt, drop, slow, kill-agent (docs/simulator.md). Repeats.",
+)
+dim_option = click.option(
+    "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Value of a symbolic dimension. Repeats."
+)
+group_option = click.option(
+    "--group",
+    type=click.Choice(["node", "fused"]),
+    default="node",
+    show_default=True,
+    help="What a layer is: a node, or what compilers fuse (Conv+Relu).",
+)
+seed_option = click.option("--seed", default=0, show_default=True, help="Of random inputs.")
+input_option = click.option(
+    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
+)
+range_option = click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
+tolerance_options = options(
+    click.option("--rtol", type=float, help="Relative tolerance (default: the flow's or the case's own, or by dtype)."),
+    click.option("--atol", type=float, help="Absolute tolerance (default: the flow's or the case's own, or by dtype)."),
+)
+iteration_options = options(
+    click.option("--iterations", default=1, show_default=True, help="Timed runs."),
+    click.option("--warmup", default=0, show_default=True, help="Untimed runs before."),
+)
+timeout_option = click.option(
+    "--timeout",
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    callback=seconds,
+    help="Limit of loading, of the runs together, and of each reference.",
+)
+cache_options = options(
+    click.option(
+        "--debug-ir",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Dump the compiler's IR here, in a suite a folder a case.",
+    ),
+    click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results."),
+)
+compile_profile_option = click.option(
+    "--compile-time-profile",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Compile once more with timing on: passes, dispatches, executables and estimates, as CSV and as a trace.",
+)
+# What every verb that compiles one model needs.
+model_options = options(
+    click.option("--runtime", default="", metavar="NAME", help="iree or onnxruntime (default: the board's)."),
+    click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
+    dim_option,
+    click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."),
+    cache_options,
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
+
+
+def flow_option(default: str) -> Callable[[F], F]:
+    """--flow, once.
+
+    Args:
+        default: the flow's name where none is given; "" is none.
+    """
+    return click.option(
+        "--flow",
+        multiple=True,
+        callback=once,
+        default=[default] if default else [],
+        show_default=bool(default),
+        metavar="F",
+        help="A flow's name (hil flows), FILE or FILE:NAME.",
+    )
+
+
+def chosen_board(settings: dict[str, Any]) -> BoardChoice:
+    """The board that :data:`board_options` name; takes theirs out of a command's settings.
+
+    Raises:
+        UsageError: there is no such board.
+    """
+    from hil.controller.choice import choose
+
+    names = ("identity", "known_hosts", "accept_new_host_key")
+    return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in names})
+
+
+def refuse_beside_resume(context: click.Context, *others: str) -> None:
+    """Refuse whatever else was typed beside ``--resume``: a run goes on as it was begun.
+
+    Args:
+        context: the command's.
+        others: the parameters that may be given all the same.
+
+    Raises:
+        UsageError: there is another one.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name not in others and source is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{option.opts[0]} cannot be given with --resume",
+                hint="a run goes on as it was begun; for other settings start a new one",
+            )
+
+
+def parse_dims(texts: tuple[str, ...], option: str = "--dim") -> dict[str, int]:
+    """``N=4`` -> {"N": 4}.
+
+    Args:
+        texts: what was typed.
+        option: the option's name, for messages.
+
+    Raises:
+        UsageError: it is not a name and a number of at least 0, or a name has two sizes.
+    """
+    dims: dict[str, int] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not (name and equals and value.isdigit()):
-            raise UsageError(f"--dim {text!r} is not NAME=SIZE", hint="for example --dim N=1")
-        dims[name] = int(value)
+        if not (name and equals and value.isdecimal()):
+            raise UsageError(f"{option} {text!r} is not NAME=SIZE", hint=f"for example {option} N=1")
+        if dims.setdefault(name, int(value)) != int(value):
+            raise UsageError(f"{option} gives {name} two sizes: {dims[name]} and {int(value)}", hint="one is enough")
     return dims
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hil.bundle import Artifact, Model
 from hil.controller.cache import META, Cache, digests_in
 from hil.controller.compilers.none import take_as_it_is
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.versions import version
 from hil.digest import digest_file
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 
@@ -86,7 +88,12 @@ def compile_iree(
         )
     recipe = recipe_of(model, flags)
     if debug_ir is not None:
-        debug_ir.mkdir(parents=True, exist_ok=True)
+        try:
+            debug_ir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{debug_ir} cannot be made: {error.strerror}", hint="--debug-ir names a folder"
+            ) from error
 
     def make(folder: Path) -> None:
         start = log.stat().st_size if log.exists() else 0
@@ -194,7 +201,8 @@ def _meta_of(entry: Path) -> dict[str, Any]:
 def _files_in(flags: Sequence[str]) -> list[Path]:
     """Files that flags name: what is in them decides what the compiler makes."""
     values = [flag.split("=", 1)[1] for flag in flags if "=" in flag]
-    return [Path(value) for value in values if value and len(value) < 4096 and Path(value).is_file()]
+    # Not Path.is_file: it raises where a value, such as a list of CPU features, is too long for a file's name.
+    return [Path(value) for value in values if os.path.isfile(value)]  # noqa: PTH113 (as said)
 
 
 def _dump_flags(debug_ir: Path | None) -> list[str]:

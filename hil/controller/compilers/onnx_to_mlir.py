@@ -184,7 +184,7 @@ def infer(model: Any, light: Any) -> None:
             node.CopyFrom(shaped)
 
 
-def _size(tensor: Any) -> int:
+def size_of(tensor: Any) -> int:
     """Bytes of a tensor's data, wherever they are."""
     from onnx import TensorProto
 
@@ -200,7 +200,7 @@ def _size(tensor: Any) -> int:
 
 
 def _heavy(model: Any) -> bool:
-    return sum(map(_size, model.graph.initializer)) > _EXTERNAL_FROM_BYTES
+    return sum(map(size_of, model.graph.initializer)) > _EXTERNAL_FROM_BYTES
 
 
 def _load_small(model: Any, folder: Path) -> None:
@@ -243,11 +243,12 @@ def _save_parameters(importer: Any, folder: Path, parameters: Path) -> None:
     index = runtime.ParameterIndex()
     tensors = importer._gi.initializer_map
     for name, symbol in importer.globals:
-        index.add_buffer(symbol, _raw(tensors[name], folder))
+        index.add_buffer(symbol, raw_of(tensors[name], folder))
     index.create_archive_file(str(parameters))
 
 
-def _raw(tensor: Any, folder: Path) -> Any:
+def raw_of(tensor: Any, folder: Path) -> Any:
+    """A tensor's data as uint8; external data, whose file lies in ``folder``, are mapped."""
     from onnx import numpy_helper
 
     from hil.packing import SUB_BYTE_BITS, pack
@@ -255,7 +256,7 @@ def _raw(tensor: Any, folder: Path) -> Any:
 
     if tensor.data_location == 1:
         fields = {entry.key: entry.value for entry in tensor.external_data}
-        length = int(fields.get("length", 0)) or _size(tensor)
+        length = int(fields.get("length", 0)) or size_of(tensor)
         return np.memmap(folder / fields["location"], np.uint8, "r", int(fields.get("offset", 0)), (length,))
     array = numpy_helper.to_array(tensor)
     if dtype_name(array.dtype) in SUB_BYTE_BITS:

@@ -9,7 +9,14 @@ from typing import Any
 
 from hil.errors import ImportFailed
 
-_QUANTISED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"}
+_QUANTISED = {
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "DynamicQuantizeLSTM",
+    "MatMulInteger",
+    "ConvInteger",
+}
 
 
 def quantize_static(
@@ -38,7 +45,7 @@ def quantize_static(
     """
     from onnxruntime import quantization as ort
 
-    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
+    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types: its class is Any
         def __init__(self) -> None:
             self.folders = iter(samples)
 
@@ -160,7 +167,7 @@ def _quantised(path: str) -> set[str]:
     from hil.controller.importers.onnx import nodes_of
 
     nodes = nodes_of(onnx.load(path, load_external_data=False).graph.node)
-    return {node.op_type for node in nodes} & (_QUANTISED | {"DynamicQuantizeLSTM"})
+    return {node.op_type for node in nodes} & _QUANTISED
 
 
 def _one_of(setting: str, value: str, known: dict[str, Any]) -> Any:

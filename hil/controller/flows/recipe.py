@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from hil.controller.importers import import_model
 from hil.controller.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.registry import pick, registered
 from hil.controller.tensor_folder import save_tensors
+from hil.controller.versions import version
 from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean
 from hil.tensors import Array
 

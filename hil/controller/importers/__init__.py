@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,13 +121,16 @@ def _digest_of_all(main: str, digests: Mapping[str, str]) -> str:
 
 
 def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="name the model's file")
-    if not path.exists():
-        raise UsageError(f"no such file: {path}")
     try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UsageError(f"{path} is a folder", hint="name the model's file")
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{path} is no plain file", hint="name the model's file")
         with path.open("rb"):
             pass
+    except FileNotFoundError as error:
+        raise UsageError(f"no such file: {path}") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be opened: {error.strerror}") from error
 

@@ -13,6 +13,7 @@ from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.layers.values import Activations, activations, digests_of, layer_inputs, layer_outputs
+from hil.controller.versions import version
 from hil.errors import ImportFailed, ReferenceFailed, StageTimeout, UsageError
 from hil.tensors import Array, TensorSpec
 
@@ -31,7 +32,7 @@ __all__ = [
 GROUPS = ("node", "fused")
 TIMEOUT_S = 600.0
 # Raise this when the same model is taken apart in another way: older entries of the cache are then not used.
-_VERSION = 1
+_VERSION = 2
 _LAYERS = "layers.json"
 # How many runs on random inputs must agree on a dimension that inference cannot tell before it is taken as fixed.
 _PROBES = 2
@@ -50,6 +51,7 @@ class Layer:
         depth: 0 for a layer that takes only the model's inputs, else one more than the deepest that it takes from.
         same_as: an earlier layer of the same full signature (operators, attributes, shapes, dtypes, quantisation); ""
             is the first of its kind.
+        by_chance: it draws random numbers (RandomNormal and its like, a Dropout of training), so no two runs agree.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Layer:
     outputs: tuple[str, ...]
     depth: int
     same_as: str = ""
+    by_chance: bool = False
 
 
 def layers_of(
@@ -160,8 +163,6 @@ class _Shop:
         return tuple(_layer(folder, item) for item in _document(folder)["layers"])
 
     def _made(self, request: Mapping[str, Any], function: str, inputs: Mapping[str, Array] | None) -> Path:
-        from importlib.metadata import version
-
         model = self.model
         key = Cache.key(
             "layers",
@@ -263,4 +264,5 @@ def _layer(folder: Path, item: Mapping[str, Any]) -> Layer:
         outputs=names(item["outputs"]),
         depth=item["depth"],
         same_as=item["same_as"],
+        by_chance=item["by_chance"],
     )

@@ -9,7 +9,7 @@ from typing import Any
 from hil.errors import ReferenceFailed
 
 
-def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: str) -> None:
+def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: str) -> list[str]:
     """Compute all values that depend on the inputs, and save them in the model's order.
 
     Args:
@@ -18,6 +18,9 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
         oracle: ``onnxruntime`` or ``onnx-reference``.
         inputs, outputs: folders, as :mod:`hil.controller.tensor_folder` writes them.
 
+    Returns:
+        The names of the model's own outputs, in order.
+
     Raises:
         ReferenceFailed: the oracle cannot run the model.
     """
@@ -25,25 +28,26 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
     from hil.controller.tensor_folder import load_tensors, save_tensors
 
     model = prepared(Path(path), dims)
+    own = [value.name for value in model.graph.output]
     _expose(model)
     compute = _onnxruntime if oracle == "onnxruntime" else _evaluator
     save_tensors(Path(outputs), compute(model, Path(path).parent, load_tensors(Path(inputs))))
+    return own
 
 
 def _expose(model: Any) -> None:
     """Make every value that depends on the inputs, or on chance, an output of the model."""
     import onnx
 
-    from hil.controller.layers.fold import NOT_CONSTANT
-    from hil.controller.layers.prepare import reads
+    from hil.controller.layers.prepare import draws, reads
 
     graph = model.graph
     known = {value.name: value for value in graph.value_info}
-    constants = {tensor.name for tensor in graph.initializer}
-    runtime = {value.name for value in graph.input} - constants
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    runtime = {value.name for value in graph.input} - constants.keys()
     shown = {value.name for value in graph.output}
     for node in graph.node:
-        if node.op_type in NOT_CONSTANT or not runtime.isdisjoint(reads(node)):
+        if draws(node, constants) or not runtime.isdisjoint(reads(node)):
             made = [name for name in node.output if name]
             runtime.update(made)
             graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in made if name not in shown)
@@ -52,7 +56,7 @@ def _expose(model: Any) -> None:
 def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime as ort
 
-    from hil.controller.references.onnxruntime import _words
+    from hil.controller.references.onnxruntime import words
     from hil.errors import UsageError
     from hil.ort_values import dtype_of_type, from_ort, to_ort
 
@@ -66,13 +70,13 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
     except UsageError as error:
         raise ReferenceFailed(error.message) from error
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {words(error)}", detail=str(error)) from error
     kinds = {node.name: dtype_of_type(node.type) for node in session.get_outputs()}
     wanted = {name: dtype for name, dtype in kinds.items() if dtype is not None}
     try:
         values = session.run_with_ort_values(list(wanted), feeds)
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {words(error)}", detail=str(error)) from error
     return {name: from_ort(value, wanted[name]) for name, value in zip(wanted, values, strict=True)}
 
 
@@ -81,7 +85,7 @@ def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str,
     from onnx.external_data_helper import load_external_data_for_model
     from onnx.reference import ReferenceEvaluator
 
-    from hil.controller.references.onnx_reference import _words
+    from hil.controller.references.onnx_reference import words
     from hil.errors import UsageError
     from hil.tensors import dtype_name
 
@@ -91,7 +95,7 @@ def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str,
         with np.errstate(all="ignore"):
             values = evaluator.run(None, dict(inputs))
     except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {_words(error)}") from error
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {words(error)}") from error
     results: dict[str, Any] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         if isinstance(value, (list, dict)) or value is None:

@@ -54,7 +54,6 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
         layers.append(
             {
                 **_written(graph, one.nodes, inputs, outputs, name, Path(folder)),
-                "op": "+".join(_operators(graph, one.nodes)),
                 "depth": depth,
                 "same_as": first if first != name else "",
             }
@@ -77,12 +76,12 @@ def cut_out(
     chosen = set(graph.live)
     if isinstance(first, str):
         chosen &= graph.after([first])
-    elif first:
-        chosen &= first | graph.after(_made(graph, first))
+    elif first.own:
+        chosen &= {*first.own, *graph.after(_made(graph, first.own))}
     if isinstance(last, str):
         chosen &= graph.before([last])
-    elif last:
-        chosen &= last | graph.before(_made(graph, last))
+    elif last.own:
+        chosen &= {*last.own, *graph.before(_made(graph, last.own))}
     outputs = [name for name in _made(graph, chosen) if _is_end(graph, name, last)]
     if not outputs:
         what = f"{end!r} does not depend" if end else "no output of the model depends"
@@ -90,7 +89,7 @@ def cut_out(
             f"{what} on {repr(start) if start else 'any node'}",
             hint="--from comes before --to; `hil layers MODEL` shows what takes from what",
         )
-    nodes = graph.with_constants(chosen)
+    nodes = graph.with_constants(chosen | _copies(graph, chosen, first) | _copies(graph, chosen, last))
     inputs = graph.takes(nodes)
     for name in (*inputs, *outputs):
         if graph.type_of(name) is None:
@@ -101,7 +100,6 @@ def cut_out(
     name = _safe(f"cut_{start or 'inputs'}_to_{end or 'outputs'}")
     layer = {
         **_written(graph, nodes, inputs, outputs, name, Path(folder)),
-        "op": "+".join(_operators(graph, nodes)),
         "depth": 0,
         "same_as": "",
     }
@@ -112,13 +110,22 @@ def _made(graph: Graph, numbers: Iterable[int]) -> list[str]:
     return [name for number in sorted(numbers) for name in graph.nodes[number].output if name]
 
 
-def _is_end(graph: Graph, name: str, last: str | set[int]) -> bool:
+def _is_end(graph: Graph, name: str, last: str | Group) -> bool:
     """Whether a value is what a cut ends with: the one named, or what nodes give to others."""
     if isinstance(last, str):
         return name == last
-    if not last or name in graph.outputs:
-        return name in graph.outputs and (not last or graph.producer[name] in last)
-    return graph.producer[name] in last and not last.issuperset(graph.users.get(name, ()))
+    if not last.own:
+        return name in graph.outputs
+    is_given = name in graph.outputs or not set(last.own).issuperset(graph.users.get(name, ()))
+    return is_given and graph.producer[name] in last.own
+
+
+def _copies(graph: Graph, chosen: Iterable[int], place: str | Group) -> set[int]:
+    """What a layer that begins or ends a cut has copied from others, as far as it is used there."""
+    if isinstance(place, str):
+        return set()
+    used = {name for number in chosen for name in graph.reads(number)}
+    return {number for number in place.nodes if not used.isdisjoint(graph.nodes[number].output)}
 
 
 def _document(graph: Graph, layers: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
@@ -135,6 +142,8 @@ def _written(
         "name": name,
         "file": file.name,
         "nodes": [graph.nodes[number].name for number in nodes],
+        "op": "+".join(_operators(graph, nodes)),
+        "by_chance": any(map(graph.draws, nodes)),
         "inputs": [_spec(graph, value) for value in inputs],
         "outputs": [_spec(graph, value) for value in outputs],
     }
@@ -178,14 +187,16 @@ def _safe(text: str) -> str:
     return re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9._+-]", "_", text)).strip("_")[:_LONGEST_NAME]
 
 
-def _place(graph: Graph, name: str, *, fused: bool) -> str | set[int]:
-    """A value's name, or the numbers of a node or of a layer's nodes; none for ""."""
-    if not name or name in graph.runtime:
-        return name or set()
-    nodes = {graph.nodes[number].name: {number} for number in graph.live}
+def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
+    """A value's name, or a node or a layer; one without nodes for ""."""
+    if name in graph.runtime:
+        return name
+    if not name:
+        return Group((), ())
+    nodes = {graph.nodes[number].name: Group((number,), (number,)) for number in graph.live}
     groups = groups_of(graph, fused=fused)
-    layers = {one: set(group.own) for one, group in zip(_names(graph, groups), groups, strict=True)}
-    places: dict[str, set[int]] = layers | nodes
+    layers = dict(zip(_names(graph, groups), groups, strict=True))
+    places: dict[str, Group] = layers | nodes
     if name not in places:
         known = [*places, *sorted(graph.runtime)]
         raise UsageError(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from hil.controller.layers.prepare import reads
+from hil.controller.layers.prepare import draws, reads
 
-# Their results are not determined by what goes in.
-NOT_CONSTANT = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
-)
 # A quantised weight stays one, with the operator that dequantises it.
 _KEPT = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"])
 _OF_SHAPES = frozenset(["Shape", "Size"])
@@ -56,8 +52,8 @@ def _fold_once(model: Any) -> bool:
     return was_more
 
 
-def _is_foldable(node: Any, known: Iterable[str], types: dict[str, Any]) -> bool:
-    if node.domain not in _DOMAINS or node.op_type in NOT_CONSTANT or node.op_type in _KEPT:
+def _is_foldable(node: Any, known: Mapping[str, Any], types: dict[str, Any]) -> bool:
+    if node.domain not in _DOMAINS or node.op_type in _KEPT or draws(node, known):
         return False
     if node.op_type in _OF_SHAPES and static_shape(types.get(node.input[0])) is not None:
         return True
@@ -94,6 +90,8 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
         one = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
         with np.errstate(all="ignore"):
             values = ReferenceEvaluator(one).run(None, given)
+        if not all(isinstance(value, (np.ndarray, np.generic)) for value in values):
+            return None
         tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in zip(names, values, strict=True)]
     except Exception as error:  # then the node stays what it is
         print(f"note: node {node.name!r} ({node.op_type}) is left as it is: {error}", flush=True)

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hil.controller.layers.fold import NOT_CONSTANT, fold, static_shape
-from hil.controller.layers.prepare import prepared, reads
+from hil.controller.layers.fold import fold, static_shape
+from hil.controller.layers.prepare import draws, prepared, reads
 from hil.ort_values import ONNX_TYPES
 from hil.tensors import DTYPES
 
@@ -53,7 +53,7 @@ class Graph:
         self.producer = {name: number for number, node in enumerate(self.nodes) for name in node.output if name}
         self.runtime = set(self.inputs)
         for number, node in enumerate(self.nodes):
-            if node.op_type in NOT_CONSTANT or not self.runtime.isdisjoint(self._reads[number]):
+            if self.draws(number) or not self.runtime.isdisjoint(self._reads[number]):
                 self.runtime.update(name for name in node.output if name)
         needed = self.before(self.outputs)
         self.live = [number for number in sorted(needed) if self.is_runtime(number)]
@@ -65,6 +65,10 @@ class Graph:
     def reads(self, number: int) -> list[str]:
         """The values that a node uses, its subgraphs' included."""
         return self._reads[number]
+
+    def draws(self, number: int) -> bool:
+        """Whether a node draws random numbers."""
+        return draws(self.nodes[number], self._constants)
 
     def is_runtime(self, number: int) -> bool:
         """Whether a node depends on the inputs or on chance."""
@@ -162,10 +166,10 @@ class Graph:
         """Give a part the data that the model has in files: within it, or where that is much in a file beside it."""
         from onnx.external_data_helper import load_external_data_for_tensor
 
-        from hil.controller.compilers.onnx_to_mlir import _raw, _size
+        from hil.controller.compilers.onnx_to_mlir import raw_of, size_of
 
         outside = [tensor for tensor in tensors if tensor.data_location == 1]
-        if sum(map(_size, outside)) <= _EMBEDDED_BYTES:
+        if sum(map(size_of, outside)) <= _EMBEDDED_BYTES:
             for tensor in outside:
                 load_external_data_for_tensor(tensor, str(self._folder))
                 del tensor.external_data[:]
@@ -174,7 +178,7 @@ class Graph:
         with data.open("wb") as file:
             for tensor in outside:
                 # Mapped, and so copied without being in memory all at once.
-                raw = _raw(tensor, self._folder)
+                raw = raw_of(tensor, self._folder)
                 file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
                 del tensor.external_data[:]
                 for key, value in (("location", data.name), ("offset", file.tell()), ("length", raw.nbytes)):

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
+
 
 def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     """The model as it is, with sizes fixed, local functions inlined, shapes inferred and every node named.
@@ -25,6 +27,27 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     infer(model, light_copy(model))
     name_nodes(model)
     return model
+
+
+def draws(node: Any, constants: Mapping[str, Any]) -> bool:
+    """Whether a node, or one within its subgraphs, draws random numbers: its results do not follow from its inputs.
+
+    With a seed too: which numbers follow from one is for each runtime to choose.
+
+    Args:
+        node: of a model whose local functions are inlined.
+        constants: name -> TensorProto: they tell whether a Dropout is one of training.
+    """
+    from onnx import numpy_helper
+
+    if node.domain in ("", "ai.onnx"):
+        if node.op_type in _DRAWING:
+            return True
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            training = constants.get(node.input[2])
+            if training is None or numpy_helper.to_array(training).any():
+                return True
+    return any(draws(inner, constants) for graph in subgraphs(node) for inner in graph.node)
 
 
 def captured(node: Any) -> list[str]:

@@ -12,7 +12,9 @@ from hil.controller.layers.prepare import subgraphs
 from hil.digest import digest_of
 
 # Operators whose constant inputs say what they do, as attributes do.
-_PARAMETERS = frozenset("Clip Pad Resize Upsample OneHot Range Dropout CumSum Trilu TopK RoiAlign".split())
+_PARAMETERS = frozenset(
+    "Clip Pad Resize Upsample OneHot Range Dropout CumSum Trilu TopK RoiAlign Pow NonMaxSuppression".split()
+)
 # So do short lists of integers and bools anywhere else (axes, starts, sizes), but where they are quantised weights.
 _INTEGERS = (6, 7, 9)
 _SHORT = 64
@@ -57,13 +59,9 @@ class _Look:
 
     def _parameter(self, node: Any, tensor: Any) -> str:
         """The value of a constant that is no weight, as a digest; "" for a weight."""
-        from onnx import numpy_helper
-
-        if tensor.data_location == 1 or math.prod(tensor.dims) > _SHORT:
-            return ""
         is_quantised = "Linear" in node.op_type or "Integer" in node.op_type
         if node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised):
-            return digest_of(repr(numpy_helper.to_array(tensor).tolist()).encode())
+            return _short_value(tensor)
         return ""
 
     def _attribute(self, attribute: Any) -> list[Any]:
@@ -81,6 +79,17 @@ class _Look:
         inputs = [
             [self.value(item.name), item.type.SerializeToString(deterministic=True).hex()] for item in graph.input
         ]
-        held = [[self.value(item.name), item.data_type, list(item.dims)] for item in graph.initializer]
+        held = [
+            [self.value(item.name), item.data_type, list(item.dims), _short_value(item)] for item in graph.initializer
+        ]
         nodes = [self.node(node) for node in graph.node]
         return [inputs, held, nodes, [self.value(item.name) for item in graph.output]]
+
+
+def _short_value(tensor: Any) -> str:
+    """A digest of a constant of few elements; "" for a larger one."""
+    from onnx import numpy_helper
+
+    if tensor.data_location == 1 or math.prod(tensor.dims) > _SHORT:
+        return ""
+    return digest_of(repr(numpy_helper.to_array(tensor).tolist()).encode())

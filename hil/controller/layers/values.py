@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from hil.controller.cache import Cache
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.random_inputs import random_tensor
 from hil.controller.tensor_folder import INDEX, save_tensors
+from hil.controller.versions import version
 from hil.digest import digest_of
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 from hil.tensors import Array, TensorSpec, dtype_name, load_npy, spec_of, to_bytes
@@ -27,7 +27,7 @@ MODES = ("real", "random")
 # Who is asked, in this order.
 _ORACLES = {"onnxruntime": "onnxruntime", "onnx-reference": "onnx"}
 # Raise this when what is computed changes without the oracles' versions changing.
-_VERSION = 1
+_VERSION = 2
 
 
 class Activations(Mapping[str, Array]):
@@ -37,12 +37,14 @@ class Activations(Mapping[str, Array]):
 
     Attributes:
         source: who computed them, with version.
+        outputs: names of the model's own outputs, in order.
         refused: those that were asked before and could not, as [name, reason].
     """
 
     def __init__(self, folder: Path) -> None:
         about = json.loads((folder / _ABOUT).read_text())
         self.source: str = about["source"]
+        self.outputs = tuple(about["outputs"])
         self.refused: list[list[str]] = about["refused"]
         self._files: dict[str, tuple[Path, TensorSpec]] = {}
         for part in (folder / _INPUTS, folder / _VALUES):
@@ -63,6 +65,10 @@ class Activations(Mapping[str, Array]):
     def specs(self) -> Iterator[TensorSpec]:
         """Names, dtypes and shapes, without reading any values."""
         return (spec for _, spec in self._files.values())
+
+    def spec(self, name: str) -> TensorSpec:
+        """One tensor's dtype and shape, without reading its values."""
+        return self._files[name][1]
 
 
 _ABOUT, _INPUTS, _VALUES = "activations.json", "inputs", "values"
@@ -122,14 +128,14 @@ def activations(
                 "outputs": str(folder / _VALUES),
             }
             try:
-                isolated.call("hil.controller.layers.compute:run", arguments, timeout=timeout, log=log)
+                own = isolated.call("hil.controller.layers.compute:run", arguments, timeout=timeout, log=log)
             except IsolatedTimeout as error:
                 text = f"computing the values inside {model.path.name} {error.message}"
                 raise StageTimeout(text, stage="refer", detail=error.detail) from error
             except (ReferenceFailed, IsolatedCrash, IsolatedFailure) as error:
                 refused.append([name, error.message])
                 continue
-            about = {"source": sources[name], "refused": refused}
+            about = {"source": sources[name], "outputs": own, "refused": refused}
             (folder / _ABOUT).write_text(json.dumps(about))
             return
         said = "; ".join(f"{name}: {reason}" for name, reason in refused)

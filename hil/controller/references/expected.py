@@ -34,11 +34,11 @@ def expected_result(
     specs = list(outputs) if outputs is not None else [TensorSpec(f"output{i}", "", ()) for i in range(_MANY)]
     found: dict[str, Array] = {}
     if isinstance(given, Mapping):
-        names = {spec.name for spec in specs}
+        named = {spec.name: spec for spec in specs}
         for name, value in given.items():
-            if outputs is not None and name not in names:
+            if outputs is not None and name not in named:
                 raise UsageError(f"the model has no output {name!r}", hint=f"it has {', '.join(map(str, specs))}")
-            found[name] = as_array(f"expected output {name!r}", value)
+            found[name] = as_array(f"expected output {name!r}", value, named.get(name))
         return RunResult("expected", _ordered(found, specs), provenance={"expected": ["given as arrays"]})
     texts = [str(item) for item in given]
     for text in texts:

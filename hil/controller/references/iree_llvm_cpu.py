@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.isolated import Isolated
+from hil.controller.versions import version
 from hil.tensors import Array, TensorSpec
 
 _FLAGS = (

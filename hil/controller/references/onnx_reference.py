@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.isolated import Isolated
+from hil.controller.versions import version
 
 
 def source() -> str:
@@ -53,12 +53,12 @@ def run(model: str, inputs: str, outputs: str) -> None:
     try:
         evaluator = ReferenceEvaluator(onnx.load(model))
     except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator cannot load the model: {_words(error)}") from error
+        raise ReferenceFailed(f"onnx's evaluator cannot load the model: {words(error)}") from error
     try:
         with np.errstate(all="ignore"):
             values = evaluator.run(None, load_tensors(Path(inputs)))
     except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {_words(error)}") from error
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {words(error)}") from error
     results: dict[str, Any] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         array = np.asarray(value)
@@ -70,6 +70,7 @@ def run(model: str, inputs: str, outputs: str) -> None:
     save_tensors(Path(outputs), results)
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
+    """The kind of an error and the first line of what the evaluator says."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.isolated import Isolated
+from hil.controller.versions import version
 
 
 def source() -> str:
@@ -57,11 +57,11 @@ def run(model: str, inputs: str, outputs: str) -> None:
     except UsageError as error:
         raise ReferenceFailed(error.message) from error
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {words(error)}", detail=str(error)) from error
     try:
         values = session.run_with_ort_values(None, feeds)
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {words(error)}", detail=str(error)) from error
     results: dict[str, Any] = {}
     for node, value in zip(session.get_outputs(), values, strict=True):
         dtype = dtype_of_type(node.type)
@@ -71,7 +71,7 @@ def run(model: str, inputs: str, outputs: str) -> None:
     save_tensors(Path(outputs), results)
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """What ONNX Runtime says, without its error code's number and the place in its source."""
     text = str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1]
     return re.sub(r"/onnxruntime_src/.*\) ", "", text).strip()[:400]

@@ -231,3 +231,13 @@ def test_string_tensors_of_a_pb_file(tmp_path: Path) -> None:
     (tmp_path / "s.pb").write_bytes(tensor.SerializeToString())
     spec = TensorSpec("s", "string", (2,))
     assert make_inputs([spec], [f"s={tmp_path / 's.pb'}"])["s"].tolist() == ["a", "é"]
+
+
+def test_raw_bytes_as_a_npz_holds_them_are_taken_for_the_inputs_dtype(tmp_path):
+    given = np.arange(4, dtype=ml_dtypes.bfloat16)
+    np.savez(tmp_path / "x.npz", x=given)
+    raw = dict(np.load(tmp_path / "x.npz"))
+    assert raw["x"].dtype.kind == "V"
+    (made,) = make_inputs([TensorSpec("x", "bfloat16", (4,))], raw).values()
+    assert made.dtype == given.dtype
+    np.testing.assert_array_equal(made, given)

@@ -9,11 +9,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from layer_models import local_function
 from models import save_model
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.bisect.expose import expose
 from hil.controller.importers import import_model
+from hil.controller.layers import layers_of
 from hil.errors import ImportFailed
 from hil.tensors import TensorSpec
 
@@ -100,6 +102,30 @@ def test_external_data_comes_along(shop, tmp_path):
     onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     found = run(expose(import_model(path), [of("a", (3,))], **shop), x=np.ones(3, np.float32))
     assert list(found["a"]) == [0, 1, 2]
+
+
+def test_what_functions_of_the_models_own_make_is_returned_too(shop, tmp_path):
+    onnx.save(local_function(), tmp_path / "function.onnx")
+    model = import_model(tmp_path / "function.onnx")
+    layers = layers_of(model, **{name: shop[name] for name in ("cache", "isolated", "log")})
+    inner = [name for layer in layers for name in layer.outputs]
+    x = np.array([[0.1, 0.2, 0.3], [1, 2, 3]], np.float32)
+    found = run(expose(model, [of(name) for name in inner], **shop), x=x)
+    assert list(found) == ["y", *inner[:-1]]
+    np.testing.assert_allclose(found[inner[0]], 2 * x)
+    np.testing.assert_allclose(found[inner[1]], np.tanh(2 * x), rtol=1e-6)
+
+
+def test_outputs_that_nodes_leave_out_do_not_make_them_needed(shop, tmp_path):
+    nodes = [
+        helper.make_node("Dropout", ["x"], ["d", ""], "unneeded"),
+        helper.make_node("Clip", ["x", "", "most"], ["a"], "clip"),
+        helper.make_node("Add", ["a", "d"], ["y"], "add"),
+    ]
+    most = numpy_helper.from_array(np.float32(1), "most")
+    path = save_model(tmp_path / "optional.onnx", nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])], [most])
+    proto = onnx.load(expose(import_model(path), [of("a", (3,))], only=True, **shop))
+    assert [node.name for node in proto.graph.node] == ["clip"]
 
 
 def test_what_cannot_be_written_is_an_error_of_the_model(chain, shop):

@@ -39,7 +39,8 @@ def bisection(
     return Bisection("m.onnx", "m.onnx", "sim", "sim", "iree", "", "onnxruntime", layers, **models)
 
 
-ACCUMULATES = "the error accumulates, or comes of how layers are compiled together"
+TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
+ANY_CAUSE = f"errors add up from layer to layer, {TOGETHER}"
 
 
 @pytest.mark.parametrize(
@@ -58,25 +59,36 @@ ACCUMULATES = "the error accumulates, or comes of how layers are compiled togeth
             bisection("PFP", "PPP"),
             1,
             "the first layer that is wrong: Op_b (Op, node b), isolated; "
-            "within the whole model its error stays in tolerance",
+            "in a run of the whole model it stays in tolerance",
+        ),
+        (
+            bisection("PFP", "PSP"),
+            1,
+            "the first layer that is wrong: Op_b (Op, node b), isolated",
+        ),
+        (
+            bisection("PFP", "PPP", FAIL),
+            1,
+            "the first layer that is wrong: Op_b (Op, node b), isolated; "
+            "the model as it is gives a wrong answer too, with its intermediates as outputs no layer is wrong",
         ),
         (
             bisection("PPP", "PPF", FAIL, FAIL),
             1,
             "every layer is right by itself; in a run of the whole model the first to leave tolerance is "
-            f"Op_c (Op, node c): {ACCUMULATES}",
+            f"Op_c (Op, node c): {ANY_CAUSE}",
         ),
         (
             bisection("PEP", "PPF", FAIL, FAIL),
             3,
             "the layers that ran are right by themselves; in a run of the whole model the first to leave tolerance is "
-            f"Op_c (Op, node c): {ACCUMULATES}",
+            f"Op_c (Op, node c): {ANY_CAUSE}",
         ),
         (
             bisection("PPF", "PFF", FAIL, FAIL),
             1,
             "the first layer that is wrong: Op_c (Op, node c), isolated; "
-            f"but in a run of the whole model Op_b (Op, node b) leaves tolerance before it: {ACCUMULATES}",
+            f"but in a run of the whole model Op_b (Op, node b) leaves tolerance before it: {ANY_CAUSE}",
         ),
         (
             bisection("FPP", "PPF", FAIL, FAIL),
@@ -87,9 +99,20 @@ ACCUMULATES = "the error accumulates, or comes of how layers are compiled togeth
         (
             bisection("PPP", "PPP", FAIL),
             1,
-            "every layer that ran is right, isolated and cumulative, but the model as it is gives a wrong answer: "
-            "it comes of how layers are compiled together",
+            f"no layer is wrong, isolated and cumulative, but the model as it is gives a wrong answer: {TOGETHER}",
         ),
+        (
+            bisection("PPP", "PSP", FAIL),
+            1,
+            "no layer that was judged is wrong, isolated and cumulative, but the model as it is gives a wrong answer: "
+            f"{ANY_CAUSE}",
+        ),
+        (
+            bisection("PPP", "SSS", FAIL, Outcome.RUN_CRASH),
+            3,
+            f"no layer is wrong, isolated, but the model as it is gives a wrong answer: {ANY_CAUSE}",
+        ),
+        (bisection("PSP", "PSP"), 0, "no layer that was judged is wrong, isolated and cumulative"),
         (
             bisection("PEP", "PSP", Outcome.RUN_CRASH, Outcome.RUN_CRASH),
             3,
@@ -101,7 +124,7 @@ ACCUMULATES = "the error accumulates, or comes of how layers are compiled togeth
             "no answer is wrong; the whole model ended in RUN_CRASH, with its intermediates as outputs",
         ),
         (bisection("PBB"), 4, "no answer is wrong; Op_b (Op, node b) ended in BOARD_LOST, isolated"),
-        (bisection("SS"), 5, "nothing was judged"),
+        (bisection("SS"), 5, "no layer was judged"),
     ],
 )
 def test_the_verdict_names_the_layer_and_what_it_comes_of(found: Bisection, code: int, verdict: str) -> None:

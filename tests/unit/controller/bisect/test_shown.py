@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,32 @@ def test_each_layer_has_its_line_with_both_ways():
     assert "Neg_neg, isolated: not judged: atol says nothing" in text
     assert "the model as it is: 4 of 4 values out of tolerance" in text
     assert "note: so it is" in text
+    assert text.index("COMPILE_ERROR: no such") < text.index("not judged")
     assert lines[-1].startswith("the layers that ran are right by themselves; in a run of the whole model")
+
+
+def test_what_is_nan_where_it_should_not_be_is_told_instead_of_what_the_rest_says(tmp_path: Path):
+    output = compare_output("y", np.array([1, np.nan, np.inf]), np.array([1.0, 2, 3]))
+    assert (output.max_abs, output.sqnr_db) == (0, np.inf)
+    wrong = Finding(Outcome.FAIL, output.reason, outputs=(output,))
+    found = replace(bisection(), layers=(LayerFinding("Log_log", "Log", ("log",), 0, ("y",), wrong, finding(0.0)),))
+    assert shown(None, found).splitlines()[2].split() == [
+        "0", "Log_log", "Log", "log", "FAIL", "NaN/Inf", "-", "PASS", "0", "inf",
+    ]  # fmt: skip
+    assert "2 values NaN or infinite in one and not in the other" in shown(None, found)
+    plot_growth(tmp_path / "growth.svg", found)
+    assert (tmp_path / "growth.svg").read_text().count("off the scale (NaN/Inf)") == 2
+    plot_growth(tmp_path / "growth.svg", bisection())
+    assert "off the scale" not in (tmp_path / "growth.svg").read_text()
+
+
+def test_what_has_the_same_reason_stands_in_one_line():
+    lost = Finding(Outcome.BOARD_LOST, "the board went away")
+    layers = [LayerFinding(f"Op_{name}", "Op", (name,), 0, (name,), lost) for name in "abcdefghijkl"]
+    lines = shown(None, replace(bisection(), layers=tuple(layers), whole=None)).splitlines()
+    (line,) = (line for line in lines if "went away" in line)
+    assert line.startswith("Op_a (Op, node a), Op_b (Op, node b), ")
+    assert line.endswith(" and 8 more, isolated: BOARD_LOST: the board went away")
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from layer_models import branches_and_loops, dynamic_batch, folded, residual_cnn, sequences
+from models import DIGITS
 
 from hil.bundle import Model
 from hil.controller.importers import import_model
@@ -52,6 +53,18 @@ def test_tensors_nodes_and_layers_say_where(cut_out: Cut, start: str, end: str, 
 def test_layers_of_a_group_say_where_too(cut_out: Cut) -> None:
     part = cut_out(residual_cnn(), "Conv+Relu_block_conv1", "Conv+Add+Relu_block_conv2", group="fused")
     assert part.nodes[0] == "block/conv1" and part.nodes[-1] == "block/relu2"
+
+
+def test_a_layer_begins_and_ends_a_cut_with_what_dequantises_for_it(isolated: Any, shop: dict[str, Any]) -> None:
+    model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
+    layers = {layer.name: layer for layer in layers_of(model, **shop)}
+    conv, pool = "DequantizeLinear+Conv+QuantizeLinear_conv2", "DequantizeLinear+MaxPool+QuantizeLinear_pool2"
+    alone, both = cut(model, conv, conv, **shop), cut(model, conv, pool, **shop)
+    for one in (alone, both):
+        assert one.inputs == layers[conv].inputs
+    assert (alone.nodes, alone.outputs) == (layers[conv].nodes, layers[conv].outputs)
+    assert sorted(both.nodes) == sorted((*layers[conv].nodes, *layers[pool].nodes))
+    assert both.outputs == layers[pool].outputs
 
 
 def test_what_comes_in_from_aside_is_an_input_too(cut_out: Cut) -> None:

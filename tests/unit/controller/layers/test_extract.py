@@ -11,13 +11,16 @@ import onnx
 import pytest
 from layer_models import (
     branches_and_loops,
+    constant_sequences,
     dynamic_batch,
     folded,
     indices_of_nonzero,
+    integers,
     local_function,
     lstm,
     model_of,
     node,
+    noisy,
     of_onnxruntime_alone,
     optional_and_split,
     repeated,
@@ -198,6 +201,41 @@ def test_how_it_is_quantised_counts_but_not_by_how_much(taken_apart: TakenApart)
     assert taken_apart(scaled(one, each))["QuantizeLinear_two"].same_as == ""
 
 
+def test_a_constant_that_says_what_an_operator_does_counts(taken_apart: TakenApart) -> None:
+    nodes = [node("Pow", ["x", "two"], ["a"], "square"), node("Pow", ["a", "half"], ["y"], "root")]
+    constants = {"two": np.float32(2), "half": np.float32(0.5)}
+    layers = taken_apart(model_of(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], constants))
+    assert layers["Pow_root"].same_as == ""
+
+
+@pytest.mark.parametrize(("number", "same_as"), [(1, "If_one"), (2, "")])
+def test_so_does_one_within_a_body(taken_apart: TakenApart, number: int, same_as: str) -> None:
+    def choose(value: str, result: str, end: int, name: str) -> onnx.NodeProto:
+        def branch(op: str) -> onnx.GraphProto:
+            nodes = [
+                node("Slice", [value, "from", "to"], [f"{name}.{op}.part"], f"{name}.{op}.slice"),
+                node(op, [f"{name}.{op}.part"], [f"{name}.{op}.out"], f"{name}.{op}"),
+            ]
+            bounds = [numpy_helper.from_array(integers(to), place) for to, place in ((end - 1, "from"), (end, "to"))]
+            outputs = [onnx.helper.make_tensor_value_info(f"{name}.{op}.out", FLOAT, (1,))]
+            return onnx.helper.make_graph(nodes, f"{name}.{op}", [], outputs, bounds)
+
+        return node("If", ["flag"], [result], name, then_branch=branch("Neg"), else_branch=branch("Relu"))
+
+    nodes = [choose("x", "y", 1, "one"), choose("x", "z", number, "two")]
+    inputs = [("x", FLOAT, (2,)), ("flag", TensorProto.BOOL, ())]
+    layers = taken_apart(model_of(nodes, inputs, [("y", FLOAT, (1,)), ("z", FLOAT, (1,))]))
+    assert layers["If_two"].same_as == same_as
+
+
+def test_layers_that_draw_random_numbers_say_so(taken_apart: TakenApart) -> None:
+    layers = taken_apart(noisy())
+    assert [name for name, layer in layers.items() if layer.by_chance] == [
+        "RandomNormalLike_noise", "If_choose", "Dropout_drop",
+    ]  # fmt: skip
+    assert layers["Sum_sum"].inputs == ("a", "u", "d") and layers["If_choose"].inputs == ()
+
+
 def test_branches_and_loops_are_layers_with_what_they_capture(taken_apart: TakenApart) -> None:
     layers = taken_apart(branches_and_loops())
     choose, repeat = layers["If_choose"], layers["Loop_repeat"]
@@ -214,6 +252,13 @@ def test_values_that_are_no_tensors_are_not_cut(taken_apart: TakenApart) -> None
     assert joined.inputs == ("r", "x", "n")
     # What it takes comes before it, though it lies between its nodes in the model.
     assert list(layers).index("Neg_neg") < list(layers).index(joined.name)
+
+
+def test_a_list_of_constants_stays_one(taken_apart: TakenApart) -> None:
+    one, three = taken_apart(constant_sequences()).values()
+    assert operators(one)[0] == "SequenceEmpty" and operators(three)[0] == "SequenceConstruct"
+    for layer in (one, three):
+        onnx.checker.check_model(layer.path, full_check=True)
 
 
 def test_optional_inputs_and_unused_outputs(taken_apart: TakenApart) -> None:

@@ -16,6 +16,7 @@ from layer_models import (
     MODELS,
     branches_and_loops,
     dynamic_batch,
+    folded,
     model_of,
     node,
     of_bfloat16,
@@ -152,6 +153,15 @@ def test_onnx_own_evaluator_answers_where_onnxruntime_cannot(
     ((name, reason),) = found.refused
     assert name == "onnxruntime" and "MatMul" in reason
     assert dtype_name(found["m"].dtype) == "bfloat16"
+
+
+def test_the_models_own_outputs_are_told_from_the_rest(
+    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
+) -> None:
+    model = imported(folded())
+    found = activations(model, inputs_of(model), **settings)
+    assert found.outputs == ("y", "count", "same")
+    assert found.spec("y").shape == (2, 4) and "nothing" in found
 
 
 def test_lists_of_tensors_are_not_among_the_values(
