@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -88,6 +89,8 @@ def test_expected_failures_are_strict_and_written_from_a_run(hil, simulator, mod
     assert hil(*run, "--out", "first").code == 1
     assert "net_full_model" in hil("suite", "expect", "first").out
     assert not (models / "expected.toml").exists()
+    misspelt = hil("suite", "expect", "first", "--file", "expetced.toml")
+    assert misspelt.code == 2 and "there is no file expetced.toml" in misspelt.err
     assert hil("suite", "expect", "first", "--update").code == 0
     second = hil(*run, "--out", "second", "--json")
     assert second.code == 0 and second.document["cases"][0]["outcome"] == "XFAIL"
@@ -233,6 +236,37 @@ def test_a_run_whose_models_are_gone_cannot_be_gone_on_with(hil, simulator, mode
     ended = hil("suite", "run", "--resume", "out")
     assert ended.code == 2 and "no case 'net_full_model' any more" in ended.err
     assert hil(*run).code == 2  # the folder is taken
+
+
+def test_what_changed_since_a_run_began_runs_again_when_it_goes_on(hil, simulator, models, tmp_path):
+    shutil.copy(models / "net.onnx", models / "other.onnx")
+    flow = '[mine]\ndescription = "d"\nruntime = "onnxruntime"\n'
+    (tmp_path / "mine.toml").write_text(flow)
+    run = ("suite", "run", models, "--flow", "mine.toml", "--no-layers", "--board", simulator, "--out", "out", "--json")
+    first = {case["id"]: case for case in hil(*run).document["cases"]}
+
+    def again() -> tuple[list[str], str]:
+        ended = hil("suite", "run", "--resume", "out", "--json")
+        assert ended.code == 0, ended.err
+        now = {record["id"]: record["started"] for record in records(tmp_path / "out")}
+        assert len(records(tmp_path / "out")) == len(now) == 2, "each case is in it once"
+        found = [name for name, started in now.items() if started != first[name]["started"]]
+        first.update((case["id"], case) for case in ended.document["cases"])
+        return found, ended.err
+
+    assert again() == ([], "")
+    head = tmp_path / "out" / "suite.json"
+    head.write_text(head.read_text().replace(f'"onnxruntime": "{version("onnxruntime")}"', '"onnxruntime": "1.0.0"'))
+    found, said = again()
+    assert found == [] and "what has ended ran with onnxruntime 1.0.0 (here: " in said
+    chain(models / "net.onnx", OPS[::-1])
+    found, said = again()
+    assert found == ["net_full_model"] and "net_full_model will run again: the model" in said
+    np.savez(models / "other.inputs.npz", t0=np.ones(8, np.float32))
+    assert again()[0] == ["other_full_model"]
+    (tmp_path / "mine.toml").write_text(flow + "rtol = 1e-3\n")
+    found, said = again()
+    assert sorted(found) == ["net_full_model", "other_full_model"] and "and 1 more will run again" in said
 
 
 def test_a_run_goes_on_by_the_command_it_wrote_down_with_all_it_was_asked_for(hil, models, tmp_path):

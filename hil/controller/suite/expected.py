@@ -18,9 +18,13 @@
     outcome = "FAIL"
     reason = "rounds half up"
 
+    [made_with]                      # what the list is for, where that matters: package -> version; before the entries
+    onnxruntime = "1.31.1"
+
 Of several entries that match a case one counts: what is not expected to compile is not expected to run, so
 ``[[compile]]`` goes before ``[[run]]``, and within either the last one goes before the others. It is strict: a case
-that passes although it should not is XPASS. A lost board is never expected.
+that passes although it should not is XPASS, but where ``PASS`` is one of several outcomes that it may have: what the
+machine decides, or chance. A lost board is never expected.
 """
 
 from __future__ import annotations
@@ -29,10 +33,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from hil.controller.suite.expected_file import TABLES, Expectation, Place, is_wild, matches, parse, read_text, table_of
+from hil.controller.suite.expected_file import (
+    TABLES,
+    Expectation,
+    Place,
+    is_wild,
+    made_with,
+    matches,
+    parse,
+    read_text,
+    table_of,
+)
 from hil.controller.suite.record import CaseRecord
+from hil.controller.versions import version
 from hil.results import Outcome
 
 __all__ = ["Expectation", "Expectations", "message_of"]
@@ -57,11 +73,13 @@ class Expectations:
         path: the file, there or not; None where there can be none.
         entries: those of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
         today: the day by which entries expire.
+        made_with: package -> the version that the file was made with.
     """
 
     path: Path | None = None
     entries: tuple[Expectation, ...] = ()
     today: date = field(default_factory=date.today)
+    made_with: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path | None, *, today: date | None = None) -> Expectations:
@@ -70,7 +88,8 @@ class Expectations:
         Raises:
             UsageError: it is no such file; says which entry and what is wrong with it.
         """
-        return cls(path, parse(read_text(path), path) if path else (), today or date.today())
+        text = read_text(path) if path else ""
+        return cls(path, parse(text, path), today or date.today(), made_with(text))
 
     @cached_property
     def _live(self) -> tuple[Expectation, ...]:
@@ -97,21 +116,35 @@ class Expectations:
 
         What failed as foreseen is XFAIL, and what passed although it should not is XPASS. What failed in another way
         stays what it is, and so does what failed as an entry foresaw whose day is over; the message then tells what
-        had been expected. ``ended`` stays as it is.
+        had been expected. Where the file was made with other versions, the hint to what surprises says so. ``ended``
+        stays as it is.
         """
         if record.ended != _PASS and not table_of(record):
             return record
         found = self.find(record)
+        if record.ended == _PASS and (found is None or found.foresees(record)):
+            return record
         if found is None:
             old = next((one for one in self.expired() if one.speaks_of(record) and one.foresees(record)), None)
-            return _told(record, {**_said(old), "until": str(old.until)}) if old else record
+            told = _told(record, {**_said(old), "until": str(old.until)}) if old else record
+            return self._hinted(told, "")
         if found.foresees(record):
             return replace(record, outcome=Outcome.XFAIL.value, expectation=_said(found))
         told = _told(record, _said(found))
         if record.ended != _PASS:
-            return told
+            return self._hinted(told, "")
         hint = "take it out of the expected failures: hil suite expect --update does, from this run"
-        return replace(told, outcome=Outcome.XPASS.value, hint=record.hint or hint)
+        return self._hinted(replace(told, outcome=Outcome.XPASS.value), hint)
+
+    def _hinted(self, record: CaseRecord, hint: str) -> CaseRecord:
+        return replace(record, hint="; ".join(filter(None, (record.hint or hint, self.other_versions))))
+
+    @cached_property
+    def other_versions(self) -> str:
+        """In which versions the file was made, where other ones are installed; else ""."""
+        differ = [(name, made, _installed(name)) for name, made in self.made_with.items()]
+        told = ", ".join(f"{name} {made} (here: {here})" for name, made, here in differ if here != made)
+        return f"the expected failures were listed with {told}" if told else ""
 
     def expired(self) -> tuple[Expectation, ...]:
         """The entries whose last day is over: they no longer count."""
@@ -133,7 +166,7 @@ class Expectations:
         return found
 
     def remarks(self, ids: Iterable[str], *, flow: str, runtime: str) -> list[str]:
-        """What a person should be warned of, a line each: entries that are :meth:`unused`, or :meth:`expired`."""
+        """What a person should be warned of, a line each: :meth:`unused`, :meth:`expired`, :attr:`other_versions`."""
         lines = []
         for entry, idle in self.unused(ids, flow=flow, runtime=runtime).items():
             some = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
@@ -141,7 +174,7 @@ class Expectations:
         for entry in self.expired():
             where = f"{self.path}: [[{entry.table}]] entry {entry.number}"
             lines.append(f"{where}: counted until {entry.until}, which is over ({entry.reason})")
-        return lines
+        return lines + ([f"{self.path}: {self.other_versions}"] if self.other_versions else [])
 
 
 def message_of(record: CaseRecord) -> str:
@@ -149,6 +182,13 @@ def message_of(record: CaseRecord) -> str:
     if not record.expectation:
         return record.message
     return record.message.removesuffix(_note(record.expectation)).removesuffix("; ")
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _any(pattern: str, names: Iterable[str]) -> bool:

@@ -28,6 +28,9 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "run": ("FAIL", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT", "REFERENCE_ERROR"),
 }
 _EARLY = (Stage.IMPORT.value, Stage.COMPILE.value)
+_PASS = Outcome.PASS.value
+# The table that is no list of entries: package -> the version that the file was made with.
+MADE_WITH = "made_with"
 _KEYS = ("cases", "except", "outcome", "reason", "issue", "flow", "runtime", "board", "until")
 
 
@@ -63,7 +66,7 @@ class Expectation:
         table: ``compile`` or ``run``.
         number: its place in its table, from 1.
         cases: patterns over the cases' ids.
-        outcomes: words that it may end in.
+        outcomes: words that it may end in. ``PASS`` among them is for what the machine decides, or chance.
         reason: why, for people.
         issue: where that is followed; "" is nowhere.
         without: patterns of cases that are left out (``except`` in the file).
@@ -101,7 +104,7 @@ class Expectation:
 
     def foresees(self, record: CaseRecord) -> bool:
         """Whether a case ended in the way that was expected."""
-        return table_of(record) == self.table and record.ended in self.outcomes
+        return record.ended in self.outcomes and (record.ended == _PASS or table_of(record) == self.table)
 
     def expired(self, today: date) -> bool:
         """Whether its last day is over."""
@@ -161,8 +164,14 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
+    place = next((number for number, name in enumerate(data) if name == MADE_WITH), 0)
+    versions = data.pop(MADE_WITH, {})
+    if not isinstance(versions, dict) or not all(isinstance(one, str) for one in versions.values()):
+        raise UsageError(f"{path}: [{MADE_WITH}] must name versions", hint='for example onnx = "1.23.2"')
+    if versions and place:
+        raise UsageError(f"{path}: [{MADE_WITH}] must stand before the entries")
     for name in sorted(data.keys() - TABLES.keys()):
-        hint = f"{did_you_mean(name, TABLES)}an entry begins with [[compile]] or [[run]]"
+        hint = f"{did_you_mean(name, [*TABLES, MADE_WITH])}an entry begins with [[compile]] or [[run]]"
         raise UsageError(f"{path}: {name!r} is no table of expected failures", hint=hint)
     entries: list[Expectation] = []
     for table in TABLES:
@@ -171,6 +180,11 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
             raise UsageError(f"{path}: {table} must be a list of tables", hint=f"begin each entry with [[{table}]]")
         entries += (_entry(f"{path}: [[{table}]] entry {n}", table, n, row) for n, row in enumerate(rows, 1))
     return tuple(entries)
+
+
+def made_with(text: str) -> dict[str, str]:
+    """Package -> the version that a file was made with, of the text of a file that :func:`parse` takes."""
+    return dict(tomllib.loads(text).get(MADE_WITH, {}))
 
 
 def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expectation:
@@ -185,13 +199,25 @@ def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expec
     for key, value in plain.items():
         if not isinstance(value, str) or (key == "reason" and not value.strip()):
             raise UsageError(f"{where}: {key} must be a text")
+    if {*texts["outcome"]} == {_PASS}:
+        raise UsageError(f"{where}: PASS cannot be expected alone", hint=f"one of {', '.join(TABLES[table])}")
     for word in texts["outcome"]:
         _check_word(where, table, word)
     until = row.get("until")
     if isinstance(until, datetime) or not isinstance(until, date | None):
         raise UsageError(f"{where}: until must be a day", hint="for example until = 2030-12-31, without quotes")
-    texts["outcomes"], texts["without"] = texts.pop("outcome"), texts.pop("except", ())
-    return Expectation(table, number, until=until, **plain, **texts)  # type: ignore[arg-type]
+    return Expectation(
+        table,
+        number,
+        cases=texts["cases"],
+        outcomes=texts["outcome"],
+        without=texts.get("except", ()),
+        flow=texts.get("flow", ()),
+        runtime=texts.get("runtime", ()),
+        board=texts.get("board", ()),
+        until=until,
+        **plain,
+    )
 
 
 def _texts(where: str, key: str, value: Any) -> tuple[str, ...]:
@@ -202,7 +228,7 @@ def _texts(where: str, key: str, value: Any) -> tuple[str, ...]:
 
 
 def _check_word(where: str, table: str, word: str) -> None:
-    if word in TABLES[table]:
+    if word in (*TABLES[table], _PASS):
         return
     allowed = ", ".join(TABLES[table])
     other = next((name for name, words in TABLES.items() if word in words), "")

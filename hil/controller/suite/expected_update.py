@@ -28,8 +28,14 @@ from hil.results import Outcome
 _FICKLE = ("flaky", "one bad board")
 _LONGEST = 160  # characters of a reason that is made from a message
 # What differs between messages of one kind: a node's or tensor's name, lists, numbers.
-_NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s:…]+""")
-_NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
+_NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s…]+(?=: )""")
+_NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)(?<!every value is )[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
+# What of a mismatch was measured says nothing once its numbers are out.
+_COUNT = re.compile(r"(?:… of )?… values?( differ)?s?\b")
+_MEASURED = re.compile(
+    r"\boutput …: | \(rtol …, atol …\)| \(and … more outputs?\)"
+    r"|, (?:worst|first) at …: .*?, the reference has .*?(?=; |$)"
+)
 
 
 def update(
@@ -160,11 +166,15 @@ def _inserted(cases: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def alike(message: str) -> str:
-    """What messages of one kind have in common: where one speaks of its own case stands an ellipsis; one line, cut."""
+    """What messages of one kind have in common, in a line, cut.
+
+    Where one speaks of its own case stands an ellipsis; what was measured of a mismatch is left out.
+    """
     first = message.strip().splitlines()[0].strip() if message.strip() else ""
-    text, before = _NAME.sub(lambda found: f"{found[1] or found[3]} …", first), ""
+    text, before = first, ""
     while text != before:  # lists may hold lists
-        text, before = _NUMBERS.sub("…", text), text
+        before, text = text, _NUMBERS.sub("…", _NAME.sub(lambda found: f"{found[1] or found[3]} …", text))
+        text = _MEASURED.sub("", _COUNT.sub(r"values\1", text)).strip()
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2].rstrip(' …')} …"
 
 
@@ -176,11 +186,15 @@ def _likeness(record: CaseRecord) -> str:
 
 
 def _reason(records: Sequence[CaseRecord]) -> str:
-    """The message of failures that are alike: as it is where they all have the same, and it is short."""
+    """The message of failures that are alike: as it is where they all have the same, and it is short.
+
+    A mismatch tells of numbers, and these may be others in the next run: it is always told by its kind.
+    """
     said = {message_of(record).strip().partition("\n")[0] for record in records}
     likeness = _likeness(records[0])
     first = said.pop()
-    return first if not said and len(first) <= _LONGEST and alike(first) == likeness else likeness
+    plain = not said and len(first) <= _LONGEST and alike(first) == likeness
+    return first if plain and records[0].ended != Outcome.FAIL.value else likeness
 
 
 def _rewritten(

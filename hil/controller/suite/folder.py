@@ -17,6 +17,7 @@ from hil.tensors import Array
 
 INPUTS = ".inputs.npz"
 EXPECTED = ".expected.npz"
+CALIBRATION = ".calibration.npz"
 # A folder that holds one of these is what hil wrote of a run, with copies of models in it.
 _RUNS = ("suite.json", "run.json")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._+-]")
@@ -96,10 +97,15 @@ def _model(name: str, file: Path) -> SuiteModel:
         file,
         given=functools.partial(_beside, file, INPUTS),
         expected=functools.partial(_beside, file, EXPECTED),
+        beside=tuple(_archive(file, kind) for kind in (INPUTS, EXPECTED, CALIBRATION)),
     )
 
 
 def _beside(file: Path, kind: str) -> Mapping[str, Array]:
     """The arrays beside a model, as ``net.inputs.npz`` beside ``net.onnx``; nothing where there is no such file."""
-    archive = file.with_name(file.stem + kind)
+    archive = _archive(file, kind)
     return load_npz(archive) if archive.exists() else {}
+
+
+def _archive(file: Path, kind: str) -> Path:
+    return file.with_name(file.stem + kind)

@@ -7,7 +7,6 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ from hil.controller.suite.request import Request
 from hil.controller.suite.sources import open_suite
 from hil.controller.suite.spec import CaseSpec, Suite
 from hil.controller.suite.store import SuiteRun, default_folder
+from hil.controller.versions import version
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, UsageError
 from hil.results import Outcome, exit_code_of
 
@@ -148,7 +148,7 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         "runtime": flow.runtime,
         "boards": [choice.name for choice in choices],
         "command": _resume_command(folder),
-        "versions": _versions(),
+        "versions": versions(),
         "ids": [spec.id for spec in specs],
         "suite_ids": [spec.id for spec in suite.cases],
         "expected": str(suite.expected) if suite.expected else None,
@@ -171,6 +171,9 @@ def _resume(run: SuiteRun, request: Request, shop: Workshop, screen: Progress) -
         )
     specs = [by_id[case_id] for case_id in run.head["ids"]]
     with run.writing():
+        was, now = run.head.get("versions", {}), versions()
+        if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
+            screen.note(f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same")
         run.head.update(interrupted=False, finished=None, exit_code=None)
         run.save()
         return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), shop, screen)
@@ -204,6 +207,9 @@ def _run(
     shop: Workshop,
     screen: Progress,
 ) -> SuiteRun:
+    if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+        screen.note(f"{stale[0]}{more} will run again: the model, what lies beside it, or the flow has changed")
     done = {record.id: record for record in run.records()}
     todo = [spec for spec in specs if spec.id not in done]
     screen.begin(len(specs), list(done.values()))
@@ -250,7 +256,8 @@ def _resume_command(folder: Path) -> str:
     return shlex.join(["hil", "suite", "run", "--resume", str(folder)])
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What a run was made with: tool -> version."""
     packages = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
     return {
         "hil": hil.__version__,
@@ -266,18 +273,20 @@ def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
     Args:
         folder: the run's.
         path: the file; None is the suite's own.
-        update: write it.
+        update: write it; it need not be there.
 
     Returns:
         What changes, as a unified diff; "" where nothing does.
 
     Raises:
-        UsageError: the folder holds no suite run, its suite has no such file, or that cannot be read.
+        UsageError: the folder holds no suite run, its suite has no such file, or that is not there or cannot be read.
         StorageError: it cannot be written.
     """
     from hil.controller.suite.expected_update import update as rewritten
 
     run = SuiteRun.open(folder)
+    if path is not None and not update and not path.exists():
+        raise UsageError(f"there is no file {path}", hint="with --update it is written from what failed in the run")
     own = path or (Path(run.head["expected"]) if run.head.get("expected") else None)
     if own is None:
         what = f"the suite {run.head['suite']} has no file of expected failures"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from hil.bundle import Model
 from hil.controller.flows import Flow, apply_recipe
@@ -19,6 +19,7 @@ from hil.controller.inputs import make_inputs
 from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of
 from hil.controller.pipeline import COMPILE_TIMEOUT_S, Workshop
 from hil.controller.suite.spec import CaseData, CaseSpec
+from hil.digest import digest_file, digest_of
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
 from hil.tensors import Array
 
@@ -41,6 +42,7 @@ class SuiteModel:
         expected: outputs that take the reference's place.
         calibration: samples for recipes, each input -> tensor. Where there are none, recipes look for
             ``<model>.calibration.npz`` beside the model, then take what was given as inputs, then random samples.
+        beside: further files that its cases are made from, there or not.
         rtol, atol: tolerance for the whole model; None is the dtype's default, as for each layer.
     """
 
@@ -50,6 +52,7 @@ class SuiteModel:
     given: Callable[[], Mapping[str, Array]] = _nothing
     expected: Callable[[], Mapping[str, Array]] = _nothing
     calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple
+    beside: tuple[Path, ...] = ()
     rtol: float | None = None
     atol: float | None = None
 
@@ -73,9 +76,9 @@ def cases_of(
 ) -> tuple[CaseSpec, ...]:
     """The cases of models, in their order: ``<model>_full_model``, then ``<model>_layer_<op>_<name>`` for each layer.
 
-    Layers come from the model as the flow's recipe made it; of layers that are alike only the first is a case. A model
-    that cannot be read is a case that says so when it is made. One that cannot be cut, though it can be read, has a
-    case ``<model>_layers`` that says so.
+    Layers come from the model as the flow's recipe made it; of layers that are alike only the first is a case, and one that
+    draws random numbers is none. A model that cannot be read is a case that says so when it is made. One that cannot be
+    cut, though it can be read, has a case ``<model>_layers`` that says so.
 
     Args:
         models: their names differ.
@@ -100,8 +103,8 @@ def cases_of(
 
 
 def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[CaseSpec]:
-    name = whole.source.name
-    specs = [CaseSpec(f"{name}_full_model", name, whole.make)]
+    name, content = whole.source.name, whole.content(shop)
+    specs = [CaseSpec(f"{name}_full_model", name, whole.make, content=content)]
     if choice is None or whole.source.path.suffix.lower() != ".onnx":
         return specs
     with tempfile.TemporaryDirectory(prefix="hil-suite-") as folder:
@@ -119,11 +122,11 @@ def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[Ca
         except UsageError:
             raise
         except HilError as error:
-            return [*specs, CaseSpec(f"{name}_layers", name, _raising(error))]
+            return [*specs, CaseSpec(f"{name}_layers", name, _raising(error), content=content)]
     for layer in layers:
-        if not layer.same_as:
+        if not layer.same_as and not layer.by_chance:
             make = functools.partial(whole.make_layer, layer, choice.inputs)
-            specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op))
+            specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op, content))
     return specs
 
 
@@ -163,8 +166,18 @@ class _Whole:
 
     def final(self, shop: Workshop, log: Path) -> Model:
         """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
-
         return self._once("final", lambda: _import(self._after_recipe(shop, log), self._sizes(shop), shop))
+
+    def content(self, shop: Workshop) -> str:
+        """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
+        try:
+            model = self._plain(shop).digest
+        except StorageError:
+            raise
+        except HilError:  # its case runs into it again, and tells
+            return ""
+        beside = [_digest(file) for file in self.source.beside]
+        return digest_of(repr((model, beside, self._flow)).encode())
 
     def _plain(self, shop: Workshop) -> Model:
         def read() -> Model:
@@ -178,7 +191,9 @@ class _Whole:
         """The model's symbolic dimensions; none of a model that cannot be read."""
         try:
             specs = _import(self.source.path, {}, shop).inputs or ()
-        except ImportFailed:
+        except StorageError:
+            raise
+        except HilError:
             return set()
         return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
 
@@ -242,7 +257,7 @@ class _Whole:
             known = self._known[what]
         if isinstance(known, HilError):
             raise copy.copy(known)  # whoever catches it writes into it
-        return known  # type: ignore[no-any-return]
+        return cast(T, known)
 
 
 def _import(path: Path, dims: Mapping[str, int], shop: Workshop) -> Model:
@@ -252,6 +267,14 @@ def _import(path: Path, dims: Mapping[str, int], shop: Workshop) -> Model:
         raise
     except UsageError as error:
         raise ImportFailed(error.message, hint=error.hint) from error
+
+
+def _digest(file: Path) -> str:
+    """Of a file; "" where it is not there, or cannot be read: then its case says so."""
+    try:
+        return digest_file(file)
+    except OSError:
+        return ""
 
 
 def _read(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:

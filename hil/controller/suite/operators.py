@@ -14,7 +14,6 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from hil.controller.flows import Flow, apply_recipe
 from hil.controller.pipeline import Workshop
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.controller.tensor_files import typed
+from hil.controller.versions import version
+from hil.digest import digest_of
 from hil.tensors import READING_NPY, Array, dtype_name, save_npy
 
 MAKE_TIMEOUT_S = 600.0
@@ -61,6 +62,10 @@ class NodeTests:
 
     Args:
         shop: the cache, and a process to make them in.
+
+    Attributes:
+        tests: all of them.
+        key: another one for other tests.
     """
 
     def __init__(self, shop: Workshop) -> None:
@@ -77,6 +82,7 @@ class NodeTests:
                 )
 
         entry, _ = shop.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
+        self.key = key
         self._archive = zipfile.ZipFile(entry / _ARCHIVE)
         self.tests = tuple(_test_of(item) for item in json.loads(self._archive.read(_INDEX)))
 
@@ -107,8 +113,10 @@ def operator_cases(flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
         StorageError: the cache cannot be written.
     """
     kept = NodeTests(shop)
+    content = digest_of(repr((kept.key, flow)).encode())
     return tuple(
-        CaseSpec(test.id, test.id, functools.partial(_make, kept, test, flow), op=test.op) for test in kept.tests
+        CaseSpec(test.id, test.id, functools.partial(_make, kept, test, flow), op=test.op, content=content)
+        for test in kept.tests
     )
 
 

@@ -13,13 +13,14 @@ from hil.controller.pipeline import Case
 from hil.controller.report import device_statistics, verdict_record
 from hil.controller.runs import jsonable
 from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.reports.texts import shortened
 from hil.controller.suite.request import Request
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task, confirmed
 from hil.results import Outcome, OutputComparison, Verdict
 
-_DETAIL_BYTES = 8 << 10
+_DETAIL = 8 << 10  # characters
 
 
 def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Request, run: SuiteRun) -> CaseRecord:
@@ -54,10 +55,13 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         stage=case.stage,
         message=case.reason,
         hint=error.hint if error else "",
-        detail=error.detail[-_DETAIL_BYTES:] if error else "",
+        detail=shortened(error.detail, _DETAIL) if error else "",
         timings=asdict(case.timings),
         device_p50_ns=statistics.get("p50_ns"),
+        device_p90_ns=statistics.get("p90_ns"),
+        iterations=statistics.get("iterations", 0),
         artifact_bytes=_size(case),
+        program=case.artifact.digests[case.artifact.main] if case.artifact else "",
         cached=case.artifact.cached if case.artifact and case.artifact.compiler != "none" else None,
         outputs=_comparisons(verdict),
         against=verdict.against if verdict is not None else "",
@@ -69,6 +73,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         diff=_diff(case, kept),
         folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
         started=task.started,
+        content=spec.content,
     )
 
 
@@ -82,8 +87,8 @@ def _size(case: Case) -> int | None:
     return sum(path.stat().st_size for path in case.artifact.files.values() if path.exists())
 
 
-def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, list[Path]]:
-    """Store what there is of a case's tensors; returns the files of each kind."""
+def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:
+    """Store what there is of a case's tensors; returns the files of each kind by the tensors' names, in order."""
     if not wanted:
         return {}
     held = {
@@ -92,10 +97,14 @@ def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, list[Path]]:
         "references": case.references[0].outputs if case.references else None,
         "plain_references": case.plain_reference.outputs if case.plain_reference else None,
     }
-    return {kind: run.save_tensors(case.name, kind, tensors) for kind, tensors in held.items() if tensors}
+    return {
+        kind: dict(zip(tensors, run.save_tensors(case.name, kind, tensors), strict=True))
+        for kind, tensors in held.items()
+        if tensors
+    }
 
 
-def _diff(case: Case, kept: Mapping[str, list[Path]]) -> str:
+def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     """The command that shows where the worst output differs."""
     if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs"):
         return ""
@@ -103,11 +112,10 @@ def _diff(case: Case, kept: Mapping[str, list[Path]]) -> str:
     verdict, kind = (own, "references") if not own or plain is None else (plain, "plain_references")
     if not verdict.outputs or not kept.get(kind):
         return ""
-    number = max(range(len(verdict.outputs)), key=lambda index: _badness(verdict.outputs[index]))
-    if number >= min(len(kept["outputs"]), len(kept[kind])):
-        return ""
-    words = ["hil", "compare", str(kept["outputs"][number]), str(kept[kind][number])]
-    tolerance = verdict.outputs[number].tolerance
+    # Comparisons are in the order of the outputs, under the names of the references, which may be in another order.
+    output, worst = max(zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _badness(pair[1]))
+    words = ["hil", "compare", str(output), str(kept[kind][worst.name])]
+    tolerance = worst.tolerance
     if tolerance is not None:
         words += ["--rtol", f"{tolerance.rtol:g}", "--atol", f"{tolerance.atol:g}"]
     return shlex.join([*words, "--plot", "diff.png"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -21,8 +21,11 @@ class CaseRecord:
         message: why, in a line; "" for a pass.
         hint, detail: of an error: what to do next, and the tool's own words.
         timings: seconds of the host's clock: the fields of :class:`hil.results.Timings`; None is a stage that was not.
-        device_p50_ns: median device time of an iteration, or None.
-        artifact_bytes: size of the program's files, or None. Programs that were compiled together share a file.
+        device_p50_ns, device_p90_ns: median and 90th percentile of an iteration's device time, or None.
+        iterations: how many were timed.
+        artifact_bytes: size of the program's files, or None.
+        program: digest of the file that the runtime opens; "" where there is none. What was compiled together has
+            the same.
         cached: whether the program came out of the cache, or None where nothing was compiled.
         outputs: one comparison an output with the flow's own reference: fields of
             :class:`hil.results.OutputComparison` and ``mismatch_share``; JSON has no inf or nan, they are texts.
@@ -36,6 +39,7 @@ class CaseRecord:
         diff: the command that shows the difference of its worst output; "" where there is none.
         folder: where its tensors and logs are, relative to the run's folder; "" where nothing was kept.
         started: seconds since the epoch.
+        content: of the :class:`~hil.controller.suite.spec.CaseSpec`.
     """
 
     id: str
@@ -55,7 +59,10 @@ class CaseRecord:
     detail: str = ""
     timings: Mapping[str, float | None] = field(default_factory=dict)
     device_p50_ns: float | None = None
+    device_p90_ns: float | None = None
+    iterations: int = 0
     artifact_bytes: int | None = None
+    program: str = ""
     cached: bool | None = None
     outputs: tuple[Mapping[str, Any], ...] = ()
     against: str = ""
@@ -68,6 +75,7 @@ class CaseRecord:
     diff: str = ""
     folder: str = ""
     started: float = 0.0
+    content: str = ""
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:
@@ -81,4 +89,4 @@ class CaseRecord:
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it."""
-        return asdict(self)
+        return {one.name: getattr(self, one.name) for one in fields(self)}

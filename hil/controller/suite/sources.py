@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def open_suite(
         cases = cases_of(zoo_models(shop), flow, shop, layers=choice, seed=seed, dims=dims)
         return Suite(source, source, cases, _SHIPPED / "models.toml")
     path = Path(source)
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for a name that is too long)
         raise UsageError(
             f"there is no suite, model or folder {source!r}",
             hint=f"{did_you_mean(source, _known(path))}{', '.join(BUILT_IN)}, or the path of a model or a folder",

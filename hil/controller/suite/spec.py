@@ -47,6 +47,7 @@ class CaseSpec:
             Raises HilError (stage ``import`` where it says none).
         layer: the layer's name; "" is the whole model.
         op: the operator, or those of a group (``Conv+Relu``); "" is a whole model.
+        content: digest of all that it is made from. A run that is gone on with runs a case again where it is another.
     """
 
     id: str
@@ -54,6 +55,7 @@ class CaseSpec:
     make: Callable[[Workshop, Path], CaseData]
     layer: str = ""
     op: str = ""
+    content: str = ""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,10 @@ class SuiteRun:
             if head["schema"] > SCHEMA:
                 raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
         except FileNotFoundError as error:
-            raise UsageError(f"{folder} holds no suite run: it has no {HEAD}", hint="name the --out of one") from error
+            raise UsageError(
+                f"{folder} holds no suite run: it has no {HEAD}",
+                hint="name the folder of one: --out, or what hil suite run told of",
+            ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{folder / HEAD} cannot be read: {error}") from error
         return cls(folder, head)
@@ -102,22 +105,47 @@ class SuiteRun:
 
     def append(self, record: CaseRecord) -> None:
         """Add a case's record; it is out of this process when this returns, whatever kills us."""
-        line = json.dumps(jsonable(record.to_json()), allow_nan=False).encode() + b"\n"
         with storing(self.folder), (self.folder / LINES).open("ab") as file:
-            file.write(line)
+            file.write(_line(record))
 
     def records(self) -> list[CaseRecord]:
         """The records of the cases that have ended, in the suite's order."""
+        return self.read()[0]
+
+    def read(self) -> tuple[list[CaseRecord], int]:
+        """The same, and how many lines cannot be read: of these nothing is known, so that their cases run again."""
         found: dict[str, CaseRecord] = {}
-        path = self.folder / LINES
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-            # A line without an end is one whose writer was killed; of a damaged one nothing is known, so it runs again.
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
-                if line.endswith(b"\n"):
-                    record = CaseRecord.of_json(json.loads(line))
-                    found[record.id] = record
+        damaged = 0
+        for line in self._lines():
+            try:
+                record = CaseRecord.of_json(json.loads(line))
+            except (ValueError, TypeError, AttributeError):
+                damaged += 1
+            else:
+                found[record.id] = record
         order = {case_id: number for number, case_id in enumerate(self.head.get("ids", ()))}
-        return sorted(found.values(), key=lambda record: order.get(record.id, len(order)))
+        return sorted(found.values(), key=lambda record: order.get(record.id, len(order))), damaged
+
+    def drop_stale(self, content: Mapping[str, str]) -> list[str]:
+        """Take out the records of cases that were made from something else than they are now; returns their ids.
+
+        Args:
+            content: of each case: see :class:`~hil.controller.suite.spec.CaseSpec`.
+        """
+        records = self.records()
+        kept = [record for record in records if record.content == content.get(record.id)]
+        stale = [record.id for record in records if record.content != content.get(record.id)]
+        if stale:
+            with storing(self.folder):
+                temporary = self.folder / f"{LINES}.{os.getpid()}"
+                temporary.write_bytes(b"".join(map(_line, kept)))
+                temporary.replace(self.folder / LINES)
+        return stale
+
+    def _lines(self) -> list[bytes]:
+        """What was written, line by line. What follows the last line's end is half a line, or nothing."""
+        path = self.folder / LINES
+        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
     def case_folder(self, case_id: str) -> Path:
         """Where a case keeps its files."""
@@ -140,6 +168,10 @@ class SuiteRun:
             whole = path.read_bytes().rpartition(b"\n")
             if whole[2]:
                 os.truncate(path, len(whole[0]) + len(whole[1]))
+
+
+def _line(record: CaseRecord) -> bytes:
+    return json.dumps(jsonable(record.to_json()), allow_nan=False).encode() + b"\n"
 
 
 def default_folder(title: str, flow: str) -> Path:

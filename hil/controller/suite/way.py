@@ -31,6 +31,7 @@ class Settings:
         timeout: seconds for loading, for the runs together, and for each reference.
         recompute: do not take programs or reference results from the cache.
         debug_ir: folder for the compiler's IR, one below it for each case.
+        profile: run a second time under the runtime's profiler.
     """
 
     seed: int = 0
@@ -41,6 +42,7 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT_S
     recompute: bool = False
     debug_ir: Path | None = None
+    profile: bool = False
 
 
 def begin_case(spec: CaseSpec, flow: Flow, shop: Workshop, folder: Path, settings: Settings) -> Case:
@@ -156,5 +158,6 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) ->
         timeout=settings.timeout,
         recompute=settings.recompute,
         debug_ir=settings.debug_ir / case_id if settings.debug_ir else None,
+        profile=settings.profile,
         **chosen,
     )

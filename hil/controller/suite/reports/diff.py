@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from hil.controller.suite.reports.load import SuiteResults, load_run
 from hil.controller.suite.reports.texts import line
 from hil.controller.suite.reports.totals import is_failing, number, worst
 
-# Below these a difference is taken for noise.
-_DEVICE_NS = 20_000.0
+# Below these a difference is taken for noise. Of device times that is not enough, so that how much they vary within a
+# run counts as well: of 314 cases, 20 iterations each, twice on a busy machine, 41 medians were further apart than the
+# ratio, and 3 of these further than that.
+ITERATIONS = 5
+_DEVICE_NS = 50_000.0
 _DEVICE_RATIO = 1.2
 _SQNR_DB = 1.0
 _MAX_ABS_RATIO = 2.0
@@ -49,10 +53,13 @@ class Changed:
 
     Attributes:
         id: the case.
-        what: ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output).
+        what: ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output). A
+            device time counts where both runs timed several iterations, and the slower median is beyond nine tenths of
+            the faster run's times.
         before, after: the values.
         ratio: after/before; None for SQNR, which is a logarithm, and where there is none.
         worse: slower, larger, further from the reference.
+        cases: how many cases share the program whose size it is; the first of them is named.
     """
 
     id: str
@@ -61,6 +68,7 @@ class Changed:
     after: float
     ratio: float | None
     worse: bool
+    cases: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,8 +84,9 @@ class RunDiff:
         new: in the later run only, those that fail first.
         gone: in the earlier run only.
         changed: numbers that changed beyond noise, the largest change of each kind first.
-        device_ratio: geometric mean of the device times' ratios, over the
-            ``device_cases`` that have both; None without.
+        device_ratio: geometric mean of the device times' ratios, over the ``device_cases`` of which both runs timed
+            several iterations; None without.
+        device_few: how many cases have device times that are not compared: one run timed too few iterations.
     """
 
     before: SuiteResults
@@ -91,6 +100,7 @@ class RunDiff:
     changed: tuple[Changed, ...]
     device_ratio: float | None
     device_cases: int
+    device_few: int
 
     @property
     def is_worse(self) -> bool:
@@ -107,6 +117,7 @@ class RunDiff:
             **{name: [asdict(one) for one in getattr(self, name)] for name in parts},
             "device_ratio": self.device_ratio,
             "device_cases": self.device_cases,
+            "device_few": self.device_few,
         }
         return {key: jsonable(value) for key, value in found.items()}
 
@@ -131,7 +142,8 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
             sorted_out[failing[is_failing(was.ended)]].append(_moved(was, now))
         elif is_failing(was.ended) and now.ended != "SKIP":
             sorted_out["mended"].append(_moved(was, now))
-    ratios = [now.device_p50_ns / was.device_p50_ns for was, now in both if was.device_p50_ns and now.device_p50_ns]
+    times = [(was.device_p50_ns, now.device_p50_ns, _measured(was, now)) for was, now in both]
+    ratios = [b / a for a, b, measured in times if a and b and measured]
     return RunDiff(
         before=before,
         after=after,
@@ -147,9 +159,10 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
             for one in before.records
             if one.id not in new
         ),
-        changed=tuple(_changes(both)),
+        changed=tuple(_changes(before, after, both)),
         device_ratio=statistics.geometric_mean(ratios) if ratios else None,
         device_cases=len(ratios),
+        device_few=sum(bool(a and b and not measured) for a, b, measured in times),
     )
 
 
@@ -171,18 +184,50 @@ def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
         yield from (f"{when}: {note}" for note in run.notes)
 
 
-def _changes(both: list[tuple[CaseRecord, CaseRecord]]) -> list[Changed]:
-    found = [change for was, now in both for change in _changes_of(was, now)]
+def _changes(a: SuiteResults, b: SuiteResults, both: Sequence[tuple[CaseRecord, CaseRecord]]) -> list[Changed]:
+    found = [change for was, now in both for change in (*_slower_or_faster(was, now), *_nearer_or_further(was, now))]
+    found += _larger_or_smaller(both, _users(a), _users(b))
     return sorted(found, key=lambda one: (one.what, not one.worse, -_size(one)))
 
 
-def _changes_of(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
+def _measured(was: CaseRecord, now: CaseRecord) -> bool:
+    return min(was.iterations, now.iterations) >= ITERATIONS
+
+
+def _slower_or_faster(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
     a, b = was.device_p50_ns, now.device_p50_ns
-    if a and b and min(a, b) >= _DEVICE_NS and _beyond(a, b, _DEVICE_RATIO):
+    if not a or not b or not _measured(was, now) or min(a, b) < _DEVICE_NS or not _beyond(a, b, _DEVICE_RATIO):
+        return
+    faster = was if a < b else now
+    if max(a, b) > (faster.device_p90_ns or 0.0):
         yield Changed(now.id, "device_p50_ns", a, b, b / a, b > a)
-    if was.artifact_bytes and now.artifact_bytes and _beyond(was.artifact_bytes, now.artifact_bytes, _BYTES_RATIO):
-        a, b = float(was.artifact_bytes), float(now.artifact_bytes)
-        yield Changed(now.id, "artifact_bytes", a, b, b / a, b > a)
+
+
+def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
+    """Program -> the cases that are in it, in the suite's order."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for record in run.records:
+        if record.program:
+            found[record.program].append(record.id)
+    return found
+
+
+def _larger_or_smaller(
+    both: Iterable[tuple[CaseRecord, CaseRecord]],
+    before: Mapping[str, Sequence[str]],
+    after: Mapping[str, Sequence[str]],
+) -> Iterable[Changed]:
+    """Sizes of programs, each once, where the same cases are in them: what else was compiled along is no change."""
+    for was, now in both:
+        users = after.get(now.program, [now.id])
+        if users[0] != now.id or set(users) != set(before.get(was.program, [was.id])):
+            continue
+        a, b = float(was.artifact_bytes or 0), float(now.artifact_bytes or 0)
+        if a and b and _beyond(a, b, _BYTES_RATIO):
+            yield Changed(now.id, "artifact_bytes", a, b, b / a, b > a, len(users))
+
+
+def _nearer_or_further(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
     old, new = (_statistics(record) for record in (was, now))
     a, b = (number(one.get("max_abs")) for one in (old, new))
     if a is not None and b is not None and a != b and (min(a, b) == 0 or _beyond(a, b, _MAX_ABS_RATIO)):

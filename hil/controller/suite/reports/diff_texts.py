@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hil.controller.suite.reports.diff import Changed, Moved, RunDiff
+from hil.controller.suite.reports.diff import ITERATIONS, Changed, Moved, RunDiff
 from hil.controller.suite.reports.markdown import as_name, as_text
 from hil.controller.suite.reports.terminal import COLOURS
 from hil.controller.suite.reports.texts import counted, seconds
@@ -57,7 +57,9 @@ def print_diff(console: Console, diff: RunDiff) -> None:
         if changed:
             console.print(Text(f"{title} changed ({_better_worse(changed)})", style="bold"))
         for change in changed[:_SHOWN]:
-            console.print(Text(f"  {change.id}  {_change(change)}", style="red" if change.worse else "green"))
+            console.print(
+                Text(f"  {change.id}{_others(change)}  {_change(change)}", style="red" if change.worse else "green")
+            )
         if len(changed) > _SHOWN:
             console.print(Text(f"  and {len(changed) - _SHOWN} more", style="dim"))
 
@@ -86,7 +88,7 @@ def diff_markdown(diff: RunDiff) -> str:
         if changed:
             head = f"<details><summary>{title.capitalize()} changed ({_better_worse(changed)})</summary>\n"
             lines += [head, "| case | change |\n|---|---|"]
-            lines += [f"| {as_name(one.id)} | {as_text(_change(one))} |" for one in changed[:_LISTED]]
+            lines += [f"| {as_name(one.id)}{_others(one)} | {as_text(_change(one))} |" for one in changed[:_LISTED]]
             lines += ["", *_more(len(changed)), "</details>\n"]
     return "\n".join(lines)
 
@@ -100,12 +102,18 @@ def _counts(diff: RunDiff) -> str:
     if diff.device_ratio is not None:
         over = counted(diff.device_cases, "case")
         told.append(f"device time {diff.device_ratio:.2f}x (geometric mean over {over})")
+    if diff.device_few:
+        told.append(f"device times of {counted(diff.device_few, 'case')} not compared: under {ITERATIONS} iterations")
     return ", ".join(told)
 
 
 def _better_worse(changed: Sequence[Changed]) -> str:
     worse = sum(one.worse for one in changed)
     return f"{worse} worse, {len(changed) - worse} better"
+
+
+def _others(change: Changed) -> str:
+    return f" and {change.cases - 1} more in one program" if change.cases > 1 else ""
 
 
 def _change(change: Changed) -> str:

@@ -22,7 +22,8 @@ def junit_xml(run: SuiteResults) -> str:
     if run.started is not None:
         suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(run.started)))
     properties = ElementTree.SubElement(suite, "properties")
-    told = {"command": run.command, "boards": ", ".join(run.boards), "runtime": run.runtime, **run.versions}
+    resume = {"resume": run.command} if run.missing else {}
+    told = {**resume, "boards": ", ".join(run.boards), "runtime": run.runtime, **run.versions}
     for name, value in told.items():
         ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
     for record in run.records:

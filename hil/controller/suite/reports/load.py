@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports.texts import counted
+from hil.controller.suite.store import SuiteRun
 from hil.errors import UsageError
 
 
@@ -72,19 +72,14 @@ def load_run(folder: Path) -> SuiteResults:
     Raises:
         UsageError: the folder holds none, or what it holds cannot be read.
     """
+    run = SuiteRun.open(folder)
+    head = run.head
     try:
-        head = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
-        lines = (folder / "results.jsonl").read_bytes()
         suite, flow, ids = str(head["suite"]), str(head["flow"]), [str(one) for one in head["ids"]]
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{folder} holds no suite run: it has no {Path(error.filename).name}",
-            hint="name the folder that hil suite run --out was given, or that it told of",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        records, damaged = run.read()
+    except (OSError, KeyError, TypeError) as error:
         raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
-    records, damaged = _records(lines)
-    order = {one: place for place, one in enumerate(ids)}
+    ended = {record.id for record in records}
     return SuiteResults(
         folder=folder,
         id=str(head.get("id") or folder.name),
@@ -99,21 +94,7 @@ def load_run(folder: Path) -> SuiteResults:
         command=str(head.get("command") or ""),
         versions={str(key): str(value) for key, value in (head.get("versions") or {}).items()},
         interrupted=bool(head.get("interrupted")),
-        records=tuple(sorted(records.values(), key=lambda record: order.get(record.id, len(order)))),
-        missing=tuple(one for one in ids if one not in records),
+        records=tuple(records),
+        missing=tuple(one for one in ids if one not in ended),
         damaged=damaged,
     )
-
-
-def _records(lines: bytes) -> tuple[dict[str, CaseRecord], int]:
-    """Records by id, the last where there are two, and how many whole lines cannot be read."""
-    records: dict[str, CaseRecord] = {}
-    damaged = 0
-    for line in lines.split(b"\n")[:-1]:  # what follows the last line's end is half a line, or nothing
-        try:
-            record = CaseRecord.of_json(json.loads(line))
-        except (ValueError, TypeError, AttributeError):
-            damaged += 1
-        else:
-            records[record.id] = record
-    return records, damaged

@@ -78,7 +78,7 @@ def _data(run: SuiteResults) -> Any:
             "flow": run.flow,
             "runtime": run.runtime,
             "boards": ", ".join(run.boards),
-            "command": run.command,
+            **({"resume": run.command} if run.missing else {}),
             "exit code": run.exit_code,
             **run.versions,
         },
@@ -109,7 +109,7 @@ def _case(record: CaseRecord) -> dict[str, Any]:
         },
         **{
             name: getattr(record, name)
-            for name in ("message", "hint", "against", "confirmed", "repeat", "diff", "folder")
+            for name in ("message", "hint", "against", "confirmed", "repeat", "diff", "folder", "iterations")
         },
         **{name: getattr(record, name) for name in ("expectation", "attempts", "cached", "started")},
         "ended": record.ended if record.ended != record.outcome else "",

@@ -42,6 +42,8 @@ def cases_csv(run: SuiteResults) -> str:
         *_WHAT,
         *_TIMINGS,
         "device_p50_ms",
+        "device_p90_ms",
+        "iterations",
         "artifact_bytes",
         "cached",
         "worst_output",
@@ -75,7 +77,8 @@ def _case(record: CaseRecord) -> list[Any]:
     return [
         *(getattr(record, name) for name in _WHAT),
         *(record.timings.get(name) for name in _TIMINGS),
-        None if record.device_p50_ns is None else record.device_p50_ns / 1e6,
+        *(None if value is None else value / 1e6 for value in (record.device_p50_ns, record.device_p90_ns)),
+        record.iterations or None,
         record.artifact_bytes,
         record.cached,
         shown.get("name"),
@@ -113,7 +116,7 @@ def _cell(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, (list, tuple)):
-        return " ".join(str(one) for one in value)
+        return " ".join(str(_cell(one)) for one in value)
     if not isinstance(value, str) or value in ("inf", "-inf", "nan"):
         return value
     text = plain(value)

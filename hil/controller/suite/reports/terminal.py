@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports.load import load_run
 from hil.controller.suite.reports.texts import counted, line, seconds
 from hil.controller.suite.reports.totals import Totals, kind_of
@@ -46,7 +48,8 @@ def print_summary(console: Console, folder: Path) -> None:
     if totals.failing:
         console.print(_groups("failed in stage", totals.by_stage))
         console.print(_groups("failed at operator", totals.by_op))
-    for record in totals.failing[:_FAILING]:
+    groups = _alike(totals.failing)
+    for record, others in groups[:_FAILING]:
         head = Text.assemble((record.outcome, COLOURS[kind_of(record.outcome)]), "  ", (record.id, "bold"))
         if record.confirmed:
             head.append(f"  {record.confirmed}", style="yellow")
@@ -58,9 +61,21 @@ def print_summary(console: Console, folder: Path) -> None:
         if record.repeat:
             # Unwrapped, so that it can be copied.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
-    if (more := len(totals.failing) - _FAILING) > 0:
+        if others:
+            console.print(Text(f"  and {counted(others, 'case')} more for the same reason", style="dim"))
+    if more := sum(1 + others for _, others in groups[_FAILING:]):
         console.print(Text(f"and {counted(more, 'failing case')} more", style="dim"))
-    console.print(Text(f"stored in {folder}; open {folder / 'report.html'}"), soft_wrap=True)
+    where, page = (shlex.quote(str(path)) for path in (folder, folder / "report.html"))
+    console.print(Text(f"stored in {where}; open {page}"), soft_wrap=True)
+
+
+def _alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
+    """The failing cases, each with how many others it speaks for: a board that is gone fails all that were to come."""
+    found: dict[object, list[CaseRecord]] = {}
+    for record in failing:
+        lost = kind_of(record.outcome) == "board"
+        found.setdefault((record.message, record.hint) if lost else record.id, []).append(record)
+    return [(alike[0], len(alike) - 1) for alike in found.values()]
 
 
 def _groups(title: str, counts: Mapping[str, int]) -> Table:

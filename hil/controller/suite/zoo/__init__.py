@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 from hil.controller.cache import Cache
 from hil.controller.pipeline import Workshop
 from hil.controller.suite.model_cases import SuiteModel
 from hil.controller.tensor_files import load_npz
+from hil.controller.versions import version
 from hil.digest import digest_of
 from hil.tensors import Array
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,33 @@ def test_a_time_limit_belongs_to_the_table_of_the_stage_that_outlived_it(tmp_pat
     for table in TABLES:
         found = expectations(tmp_path, entry(table, outcome='"TIMEOUT"')).judge(record("a", "TIMEOUT", stage))
         assert (found.outcome == "XFAIL") is ((stage in ("import", "compile")) == (table == "compile"))
+
+
+def test_where_a_pass_is_one_of_several_ends_either_is_right_and_any_other_is_not(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry(outcome='["LOAD_ERROR", "PASS"]'))
+    assert known.judge(record("a")) == record("a")
+    assert known.judge(record("a", "LOAD_ERROR", "load")).outcome == "XFAIL"
+    found = known.judge(record("a", "FAIL"))
+    assert (found.outcome, found.message) == ("FAIL", "it broke; LOAD_ERROR or PASS was expected (why)")
+    late = expectations(tmp_path, entry(outcome='["LOAD_ERROR", "PASS"]', until="2026-11-20"))
+    assert late.judge(record("a")) == record("a")
+
+
+def test_a_surprise_under_other_versions_than_the_list_was_made_with_says_so(tmp_path: Path) -> None:
+    installed = {"numpy": version("numpy"), "onnx": "1.0.0", "no-such-package": "2.1"}
+    head = "[made_with]\n" + "".join(f'{name} = "{made}"\n' for name, made in installed.items())
+    known = expectations(tmp_path, head + entry(cases='"a"') + entry(cases='"old"', until="2026-11-20"))
+    told = "the expected failures were listed with onnx 1.0.0 (here: "
+    assert known.other_versions.startswith(told) and "no-such-package 2.1 (here: none)" in known.other_versions
+    assert "numpy" not in known.other_versions
+    for one in (record("a"), record("a", "RUN_CRASH"), record("b", "FAIL", hint="look there"), record("old", "FAIL")):
+        assert told in known.judge(one).hint
+    assert known.judge(record("b", "FAIL", hint="look there")).hint.startswith("look there; ")
+    for one in (record("a", "FAIL"), record("b"), record("b", "BOARD_LOST")):
+        assert known.judge(one).hint == ""
+    assert told in known.remarks(["a", "old"], flow="iree", runtime="iree")[-1]
+    same = expectations(tmp_path, f'[made_with]\nnumpy = "{version("numpy")}"\n' + entry())
+    assert same.judge(record("b", "RUN_CRASH")).hint == "" and same.remarks(["a"], flow="iree", runtime="iree") == []
 
 
 @pytest.mark.parametrize("ended", ["BOARD_LOST", "SKIP"])
@@ -227,7 +255,12 @@ def test_hundreds_of_entries_for_thousands_of_cases_are_quick(tmp_path: Path) ->
         (entry("compile", outcome='"FAIL"'), "[[compile]] entry 1: nothing ends in FAIL there", "[[run]]"),
         (entry(outcome='["FAIL", "COMPILE_CRASH"]'), "nothing ends in COMPILE_CRASH there", "[[compile]]"),
         (entry(outcome='"BOARD_LOST"'), "BOARD_LOST cannot be expected", "one of FAIL"),
-        (entry(outcome='"PASS"'), "PASS cannot be expected", "one of FAIL"),
+        (entry(outcome='"PASS"'), "PASS cannot be expected alone", "one of FAIL"),
+        (entry(outcome='["PASS", "PASS"]'), "PASS cannot be expected alone", "one of FAIL"),
+        ("made_with = 3\n", "[made_with] must name versions", 'onnx = "1.23.2"'),
+        ("[made_with]\nonnx = 1.2\n", "[made_with] must name versions", ""),
+        ("[made_wiht]\nonnx = '1.2'\n", "'made_wiht' is no table", "did you mean 'made_with'?"),
+        (entry() + "[made_with]\nonnx = '1.2'\n", "[made_with] must stand before the entries", ""),
         (entry(outcome='"XFAIL"'), "XFAIL cannot be expected", "one of FAIL"),
         (entry(until='"2030-01-01"'), "until must be a day", "without quotes"),
         (entry(until="2030-01-01T00:00:00"), "until must be a day", "without quotes"),

@@ -77,6 +77,12 @@ def test_an_operator_is_told_from_the_body_of_its_function(cases):
     assert cases["clip_expanded"].op == "Clip (expanded)"
 
 
+def test_what_they_are_made_from_has_a_digest_that_is_another_for_another_flow(shop, cases):
+    (content,) = {case.content for case in cases.values()}
+    (other,) = {case.content for case in operator_cases(load_flow("iree"), shop)}
+    assert content and other and content != other
+
+
 def test_they_are_made_once_for_all_that_share_a_cache(shop, cases):
     before = [(entry.key, entry.path.stat().st_mtime_ns) for entry in shop.cache.ls() if entry.kind == "node-tests"]
     assert [test.id for test in NodeTests(shop).tests] == list(cases)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,26 @@ def test_a_model_that_cannot_be_read_is_a_case_that_says_so_and_the_others_stay(
     assert len(suite.cases) == 4
     with pytest.raises(ImportFailed, match=r"broken\.onnx"):
         data_of(suite, "broken_full_model")
+
+
+def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, shop):
+    two_layers(tmp_path / "net.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
+
+    def content(flow: Flow = PLAIN) -> str:
+        broken, *net = open_suite(str(tmp_path), flow, shop).cases
+        assert broken.content == "" and len(net) == 3
+        (digest,) = {case.content for case in net}
+        return digest
+
+    seen = [content(), content(replace(PLAIN, rtol=0.5))]
+    np.savez(tmp_path / "net.inputs.npz", x=np.ones((2, 3), np.float32))
+    seen.append(content())
+    np.savez(tmp_path / "net.calibration.npz", x=np.ones((1, 2, 3), np.float32))
+    seen.append(content())
+    two_layers(tmp_path / "net.onnx", batch="N")
+    seen.append(content())
+    assert len(set(seen)) == 5 and content() == seen[-1]
 
 
 def test_inputs_that_a_model_does_not_take_are_told_with_its_case(tmp_path, shop, data_of):

@@ -47,6 +47,17 @@ def test_half_a_line_is_no_record_and_the_next_one_is_whole(run):
     assert all(json.loads(line) for line in (run.folder / LINES).read_text().splitlines())
 
 
+def test_what_was_made_from_something_else_is_taken_out_and_all_else_stays(run):
+    for name in "abc":
+        run.append(record(name, content=f"of {name}"))
+    before = (run.folder / LINES).read_bytes()
+    assert run.drop_stale({name: f"of {name}" for name in "abcd"}) == []
+    assert (run.folder / LINES).read_bytes() == before
+    assert run.drop_stale({"a": "of a", "b": "of another"}) == ["b", "c"]
+    assert (run.folder / LINES).read_bytes() == before.splitlines(keepends=True)[0]
+    assert [path.name for path in run.folder.iterdir() if LINES in path.name] == [LINES]
+
+
 def test_one_writes_at_a_time(run):
     with run.writing(), pytest.raises(UsageError, match="another hil writes"), SuiteRun.open(run.folder).writing():
         pass

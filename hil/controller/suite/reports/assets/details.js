@@ -73,7 +73,7 @@ function facts(one) {
     ["board", [one.board, one.hw_type && ` (${one.hw_type})`]],
     ["run again", [one.confirmed]],
     ["expected", one.expectation ? [one.expectation.outcome, one.expectation.reason && `: ${one.expectation.reason} `, issue(one.expectation.issue)] : []],
-    ["device, median", [one.p50 && duration(one.p50 / 1e9)]],
+    ["device, median", [one.p50 && duration(one.p50 / 1e9), one.iterations > 1 && ` of ${one.iterations} iterations`]],
     ["host", [timings]],
     ["program", [one.bytes && bytes(one.bytes), one.cached !== undefined && (one.cached ? ", from the cache" : ", compiled")]],
     ["kept in", [folder]],

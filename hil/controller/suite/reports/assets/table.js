@@ -135,7 +135,7 @@ function begin() {
   const took = DATA.started && DATA.finished && duration(DATA.finished - DATA.started);
   $("facts").textContent = [DATA.boards?.length && `on ${DATA.boards.join(", ")}`, when, took].filter(Boolean).join(" · ");
   $("versions").append(...Object.entries(DATA.facts).filter(([, value]) => value !== null && value !== "")
-    .map(([name, value]) => [el("dt", {}, name), el("dd", {}, name === "command" ? el("code", {}, value) : String(value))]).flat());
+    .map(([name, value]) => [el("dt", {}, name), el("dd", {}, name === "resume" ? el("code", {}, value) : String(value))]).flat());
   $("notes").replaceChildren(...DATA.notes.map(note => el("p", { class: "note" }, note)));
   $("words").replaceChildren(...DATA.words.map(words => el("li", {}, words)));
   fillFilters();

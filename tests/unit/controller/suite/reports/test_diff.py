@@ -59,15 +59,17 @@ def test_what_was_cut_off_is_not_run_rather_than_gone(tmp_path):
     assert any("1 of 2 cases was not run" in note for note in found.notes)
 
 
-def measured(id, *, p50=100e3, sqnr_db=90.0, max_abs=1e-5, size=10_000):
-    return case(id, device_p50_ns=p50, artifact_bytes=size, outputs=(comparison(sqnr_db=sqnr_db, max_abs=max_abs),))
+def measured(id, *, p50=100e3, p90=110e3, iterations=10, sqnr_db=90.0, max_abs=1e-5, size=10_000, program=""):
+    outputs = (comparison(sqnr_db=sqnr_db, max_abs=max_abs),)
+    device = {"device_p50_ns": p50, "device_p90_ns": p90, "iterations": iterations}
+    return case(id, **device, artifact_bytes=size, program=program, outputs=outputs)
 
 
 @pytest.mark.parametrize(
     ("change", "what", "ratio", "worse"),
     [
         ({"p50": 150e3}, "device_p50_ns", 1.5, True),
-        ({"p50": 50e3}, "device_p50_ns", 0.5, False),
+        ({"p50": 50e3, "p90": 60e3}, "device_p50_ns", 0.5, False),
         ({"size": 20_000}, "artifact_bytes", 2.0, True),
         ({"max_abs": 1e-3}, "max_abs", 100.0, True),
         ({"max_abs": 0.0}, "max_abs", 0.0, False),
@@ -86,7 +88,9 @@ def test_a_number_that_changed_is_told_with_its_ratio(tmp_path, change, what, ra
     ("before", "after"),
     [
         ({}, {"p50": 115e3}),
-        ({"p50": 2e3}, {"p50": 9e3}),  # too short to tell
+        ({"p50": 2e3, "p90": 2e3}, {"p50": 9e3}),  # too short to tell
+        ({"p90": 160e3}, {"p50": 150e3, "p90": 190e3}),  # as slow as that it was before now and then
+        ({"p50": 150e3}, {"p90": 160e3}),
         ({}, {"sqnr_db": 90.5}),
         ({}, {"max_abs": 1.5e-5}),
         ({}, {"size": 10_100}),
@@ -103,9 +107,35 @@ def test_the_largest_change_for_the_worse_comes_first(tmp_path):
     found = diff(
         tmp_path,
         [measured(name) for name in "abc"],
-        [measured("a", p50=10e6 / 500), measured("b", p50=200e3), measured("c", p50=900e3)],
+        [measured("a", p50=50e3, p90=51e3), measured("b", p50=200e3), measured("c", p50=900e3)],
     )
     assert ids(found.changed) == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (10, 1), (4, 10)])
+def test_device_times_of_few_iterations_are_noise_and_that_is_told(tmp_path, before, after):
+    found = diff(tmp_path, [measured("a", iterations=before)], [measured("a", p50=900e3, iterations=after)])
+    assert found.changed == () and (found.device_ratio, found.device_cases, found.device_few) == (None, 0, 1)
+    assert "device times of 1 case not compared: under 5 iterations" in diff_markdown(found)
+
+
+def test_the_size_of_a_program_that_several_cases_share_is_told_once(tmp_path):
+    alone = measured("alone", size=5_000, program="p")
+    before = [alone, *(measured(name, program="g1") for name in "abc")]
+    after = [alone, *(measured(name, program="g2", size=20_000) for name in "abc")]
+    found = diff(tmp_path, before, after)
+    (changed,) = found.changed
+    assert (changed.id, changed.what, changed.ratio, changed.cases) == ("a", "artifact_bytes", 2.0, 3)
+    console = Console(file=io.StringIO(), width=120)
+    print_diff(console, found)
+    assert "  a and 2 more in one program  9.8 KiB -> 19.5 KiB (2.00x)" in console.file.getvalue()
+    assert "| `a` and 2 more in one program | 9.8 KiB" in diff_markdown(found)
+
+
+def test_sizes_of_programs_that_hold_other_cases_now_are_no_change(tmp_path):
+    before = [*(measured(name, program="g1") for name in "ab"), measured("c", program="own", size=3_000)]
+    after = [measured("a", program="a", size=3_000), *(measured(name, program="g2", size=20_000) for name in "bc")]
+    assert diff(tmp_path, before, after).changed == ()
 
 
 def test_device_time_over_all_cases_is_a_geometric_mean(tmp_path):

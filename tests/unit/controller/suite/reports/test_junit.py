@@ -111,3 +111,12 @@ def test_a_tools_long_words_are_shortened_in_the_middle(tmp_path):
     (found,) = tree(tmp_path, case("a", "COMPILE_ERROR", detail="begin" + "x" * 50_000 + "end")).iter("error")
     assert len(found.text) < 6000
     assert "begin" in found.text and found.text.endswith("end") and "characters left out" in found.text
+
+
+def test_only_a_run_that_was_cut_off_says_how_to_go_on(tmp_path):
+    def told(*missing):
+        root = tree(tmp_path / f"{len(missing)}", case("a"), missing=missing)
+        return {one.get("name"): one.get("value") for one in root.iter("property")}
+
+    assert told("b")["resume"] == "hil suite run --resume hil-suites/r"
+    assert not {"resume", "command"} & told().keys()

@@ -29,6 +29,7 @@ def test_a_row_says_what_a_case_was_and_what_it_came_to(tmp_path):
             op="Conv+Relu",
             timings={"import_s": 0.25, "compile_s": 1.5, "push_s": None},
             device_p50_ns=1_500_000.0,
+            device_p90_ns=2_000_000.0,
             cached=True,
             confirmed="flaky",
             attempts=({"why": "confirm", "board": "sim", "outcome": "PASS", "message": ""},),
@@ -39,7 +40,8 @@ def test_a_row_says_what_a_case_was_and_what_it_came_to(tmp_path):
     assert (row["model"], row["layer"], row["op"], row["flow"]) == ("m", "c1", "Conv+Relu", "iree")
     assert (row["outcome"], row["stage"]) == ("FAIL", "compare")
     assert (row["import_s"], row["compile_s"], row["push_s"]) == ("0.25", "1.5", "")
-    assert (row["device_p50_ms"], row["artifact_bytes"], row["cached"]) == ("1.5", "18400", "yes")
+    assert (row["device_p50_ms"], row["device_p90_ms"], row["iterations"]) == ("1.5", "2.0", "10")
+    assert (row["artifact_bytes"], row["cached"]) == ("18400", "yes")
     assert (row["worst_output"], row["max_abs"], row["sqnr_db"], row["mismatches"]) == ("y", "0.37", "7.1", "41")
     assert (row["plain_sqnr_db"], row["confirmed"], row["attempts"]) == ("31.25", "flaky", "1")
     assert row["message"].startswith("y: 41 of 1024")
@@ -48,7 +50,8 @@ def test_a_row_says_what_a_case_was_and_what_it_came_to(tmp_path):
 def test_a_case_that_was_never_compared_has_empty_cells_there(tmp_path):
     (row,) = rows(cases_csv, tmp_path, case("a", "COMPILE_ERROR", cached=None))
     assert {
-        row[name] for name in ("worst_output", "max_abs", "sqnr_db", "plain_sqnr_db", "device_p50_ms", "cached")
+        row[name]
+        for name in ("worst_output", "max_abs", "sqnr_db", "plain_sqnr_db", "device_p50_ms", "iterations", "cached")
     } == {""}
 
 
@@ -75,6 +78,11 @@ def test_every_output_has_a_row_beside_each_reference(tmp_path):
 def test_a_name_that_a_spreadsheet_would_run_becomes_a_text(tmp_path, name):
     (row,) = rows(cases_csv, tmp_path, case("a", model=name))
     assert row["model"] == f"'{name}"
+
+
+def test_values_that_are_texts_are_no_formulas_either(tmp_path):
+    (row,) = rows(outputs_csv, tmp_path, case("a", outputs=(comparison(worst_values=["=1+1", -2.5]),)))
+    assert row["worst_values"] == "'=1+1 -2.5"
 
 
 @pytest.mark.parametrize("message", ['he said "no", twice', "two\nlines", "a;b,c"])

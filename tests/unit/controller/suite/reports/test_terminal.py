@@ -48,3 +48,18 @@ def test_all_is_well_in_two_lines(tmp_path):
 def test_eighty_columns_hold_a_large_run(tmp_path):
     lines = shown(tmp_path, *large_run(500), width=80).splitlines()
     assert all(len(line.rstrip()) <= 80 for line in lines if "hil suite" not in line and "report.html" not in line)
+
+
+def test_cases_that_were_lost_with_the_board_are_one_failure(tmp_path):
+    lost = [case(f"c{n}", "BOARD_LOST") for n in range(30)]
+    other = case("gone", "BOARD_LOST", message="the cable was cut")
+    text = shown(tmp_path, *lost, case("wrong", "FAIL"), other)
+    assert text.count("the board stopped answering") == 1 and "and 29 cases more for the same reason" in text
+    assert "BOARD_LOST  c0\n" in text and "FAIL  wrong\n" in text and "the cable was cut" in text
+    # Nothing that the counts do not have.
+    assert "31 BOARD_LOST" in text and "failing cases more" not in text
+
+
+def test_a_folder_is_told_as_one_types_it(tmp_path):
+    text = shown(tmp_path / "my runs", case("a"), width=300)
+    assert f"stored in '{tmp_path}/my runs'; open '{tmp_path}/my runs/report.html'" in text
