@@ -92,6 +92,8 @@ def case(id: str, outcome: str = "PASS", **values: Any) -> CaseRecord:
         "message": message,
         "timings": dict.fromkeys((f"{name}_s" for name in STAGES_S), 0.01),
         "device_p50_ns": 125_000.0 if compared else None,
+        "device_p90_ns": 130_000.0 if compared else None,
+        "iterations": 10 if compared else 0,
         "artifact_bytes": 18_400,
         "cached": False,
         "outputs": (comparison(passed=ended != "FAIL", sqnr_db=92.5 if ended != "FAIL" else 7.1),) if compared else (),

@@ -75,11 +75,14 @@ class Job:
     faults: tuple[str, ...] = ()
     flagfile: Path | None = None
     out: Path | None = None
+    profile: Path | None = None
+    compile_time_profile: Path | None = None
 
     def options(self) -> Options:
         """The part that each model's way needs."""
         names = Options.__dataclass_fields__
-        return Options(**{name: value for name, value in vars(self).items() if name in names})
+        shared = {name: value for name, value in vars(self).items() if name in names}
+        return Options(**{**shared, "profile": self.profile is not None})
 
     @classmethod
     def of_record(cls, request: dict[str, Any]) -> Job:
@@ -88,7 +91,7 @@ class Job:
             name: tuple(value) if isinstance(value, list) else value for name, value in request.items()
         }
         values["models"] = tuple(Path(one) for one in values["models"])
-        for name in ("debug_ir", "flagfile", "out", "identity", "known_hosts"):
+        for name in ("debug_ir", "flagfile", "out", "identity", "known_hosts", "profile", "compile_time_profile"):
             values[name] = Path(values[name]) if values.get(name) else None
         return cls(**values)
 
@@ -170,7 +173,10 @@ def _run(
     try:
         for case in run_cases(cases, choice.config, connect, replace(shop, watch=watch, keep=recorder.keep)):
             screen.end(case.name)
+            # First its outcome is safe: a profile may take a while, or Ctrl-C.
             recorder.end(case)
+            case.profiles = _profiles(case, job, stored, shop)
+            recorder.write()
     except StorageError:
         raise
     except UsageError:
@@ -183,6 +189,17 @@ def _run(
         screen.note(f"interrupted; go on with: hil run --resume {stored.id}")
         raise
     return recorder.finish()
+
+
+def _profiles(case: Case, job: Job, run: Run, shop: Workshop) -> list[dict[str, Any]]:
+    """Write the profiles that were asked for; the kind, folder and notes of each, for the record."""
+    kinds = {"compile": job.compile_time_profile, "run": job.profile}
+    wanted = {kind: folder / case.name if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
+    if not wanted:
+        return []
+    from hil.controller.profile.asked import write_profiles
+
+    return write_profiles(case, wanted, run_id=run.id, shop=shop)
 
 
 def _unique_names(models: tuple[Path, ...]) -> list[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hil import errors
+from hil import clock, errors
 from hil.boards import BoardConfig
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache
@@ -24,6 +24,8 @@ from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.isolated import Isolated
 from hil.controller.opening import AnyBoard, AnyProgram
+from hil.controller.profile.capture import Capture
+from hil.controller.profile.model import Span
 from hil.controller.references import default_references, expected_result, refer, refer_with_fallback
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
@@ -60,6 +62,7 @@ class Options:
         compile_flags: added after the board's.
         debug_ir: folder for the compiler's IR.
         recompute: do not take artifacts or reference results from the cache.
+        profile: run a second time under the runtime's profiler, and watch the board meanwhile.
     """
 
     runtime: str = ""
@@ -82,11 +85,19 @@ class Options:
     compile_flags: tuple[str, ...] = ()
     debug_ir: Path | None = None
     recompute: bool = False
+    profile: bool = False
 
 
 @dataclass
 class Case:
-    """One model on its way; what a stage has not made yet is None. ``outcome`` is None until the case has ended."""
+    """One model on its way; what a stage has not made yet is None. ``outcome`` is None until the case has ended.
+
+    Attributes:
+        spans: the stages as they took place, by the host's clock, in the order in which they ended.
+        sent: (host time in ns, bytes of the upload sent until then).
+        capture: the board's half of the profile, where one was asked for.
+        profiles: those that were written: ``kind``, ``folder`` and ``notes`` of each.
+    """
 
     name: str
     path: Path
@@ -107,6 +118,10 @@ class Case:
     timings: Timings = field(default_factory=Timings)
     pushed_bytes: int = 0
     worker_log: list[str] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    sent: list[tuple[int, int]] = field(default_factory=list)
+    capture: Capture | None = None
+    profiles: list[dict[str, Any]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
@@ -227,9 +242,12 @@ def _execute(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) ->
     with _stage(case, Stage.PUSH):
         start = time.monotonic()
         shop.watch(case, Stage.PUSH, "")
-        case.pushed_bytes = board.push(
-            artifact, lambda sent, total: shop.watch(case, Stage.PUSH, f"{sent >> 10} of {total >> 10} KiB")
-        )
+
+        def pushed(sent: int, total: int) -> None:
+            case.sent.append((clock.now_ns(), sent))
+            shop.watch(case, Stage.PUSH, f"{sent >> 10} of {total >> 10} KiB")
+
+        case.pushed_bytes = board.push(artifact, pushed)
         case.timings = replace(case.timings, push_s=time.monotonic() - start)
     if case.outcome:
         return
@@ -241,21 +259,30 @@ def _execute(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) ->
         if case.inputs is None:
             case.inputs = _inputs(case, program.loaded.inputs)
         shop.keep(case, "inputs")
-        names = tuple(spec.name for spec in artifact.outputs or ())
-        start = time.monotonic()
-        case.result, call = program.run(
-            case.inputs, warmup=options.warmup, iterations=options.iterations, timeout=options.timeout, names=names
-        )
-        spent = time.monotonic() - start
-        case.timings = replace(
-            case.timings,
-            warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
-            run_s=spent - call.fetch_s - call.warmup_ns / 1e9,
-            fetch_s=call.fetch_s,
-        )
-        shop.keep(case, "outputs")
+        with Capture(board) if options.profile else nullcontext() as case.capture:
+            _run(case, program, case.inputs, artifact, shop)
         if shop.logs:
             case.worker_log = program.log()
+
+
+def _run(case: Case, program: AnyProgram, inputs: Mapping[str, Array], artifact: Artifact, shop: Workshop) -> None:
+    options = case.options
+    names = tuple(spec.name for spec in artifact.outputs or ())
+    counts: dict[str, Any] = {"warmup": options.warmup, "iterations": options.iterations, "timeout": options.timeout}
+    start = time.monotonic()
+    case.result, call = program.run(inputs, names=names, **counts)
+    spent = time.monotonic() - start
+    case.timings = replace(
+        case.timings,
+        warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
+        run_s=spent - call.fetch_s - call.warmup_ns / 1e9,
+        fetch_s=call.fetch_s,
+    )
+    shop.keep(case, "outputs")
+    if case.capture is not None:
+        case.capture.timed(call, inputs, case.result.outputs)
+        shop.watch(case, Stage.RUN, "once more, under the profiler")
+        case.capture.profile(program, inputs, **counts)
 
 
 def _load(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> AnyProgram | None:
@@ -340,12 +367,15 @@ def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
 def _stage(case: Case, stage: Stage) -> Iterator[None]:
     """Run a stage; what it raises ends the case, but for bad usage, which is the user's."""
     case.stage = stage.value
+    start = clock.now_ns()
     try:
         yield
     except errors.UsageError:
         raise
     except errors.HilError as error:
         end_case(case, error, stage)
+    finally:
+        case.spans.append(Span(stage.value, start, clock.now_ns()))
 
 
 def end_case(case: Case, error: errors.HilError, stage: Stage) -> None:

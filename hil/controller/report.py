@@ -86,6 +86,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         ],
         "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
         "worker_log": case.worker_log[-200:],
+        "profiles": case.profiles,
     }
 
 
@@ -133,6 +134,11 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     spent = [f"{key[:-2]} {_seconds(value)}" for key, value in case["timings"].items() if value is not None]
     if spent:
         _say(console, "host time", ", ".join(spent))
+    for profile in case.get("profiles", ()):
+        for note in profile["notes"]:
+            _say(console, "note", note)
+        label = "profile" if profile["kind"] == "run" else "compiling"
+        console.print(f"  {label:<12} {_escape(profile['folder'])}", highlight=False, soft_wrap=True)
     if where:
         console.print(f"  stored in    {_escape(where)}", highlight=False, soft_wrap=True)
 

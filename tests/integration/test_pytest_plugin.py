@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from models import save_model
 from onnx import TensorProto, helper
-from plugin_runs import DIGITS_LAYERS, Project, save_small
+from plugin_runs import DIGITS_LAYERS, Project, save_open, save_small
+
+from hil.controller.profile.store import read_profile
+from hil.controller.suite.store import SuiteRun
 
 
 @pytest.fixture
@@ -74,6 +78,8 @@ def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
     assert list((project.folder / ".hil").rglob("diff.png"))
     # What is stored is no model, nor anybody's source.
     assert (project.folder / ".hil" / ".gitignore").read_text() == "*\n"
+    exact = project.test("--runtime-hw-type", "sim-f16", "-k", "full", "--hil-rtol", "0", "--hil-atol", "0")
+    assert "--hil-rtol=0.0 --hil-atol=0.0" in exact.command("repeat it")
     wider = project.test("--runtime-hw-type", "sim-f16", "-k", "full", "--hil-rtol", "0.05", "--hil-atol", "0.05")
     assert wider.code == 0, wider.out
     assert not list((project.folder / ".hil").rglob("*.npy")), "what has been mended leaves nothing behind"
@@ -107,6 +113,8 @@ def test_a_lost_board_is_an_error_and_the_next_test_looks_for_it_again(project, 
     assert list(tested.outcomes.values()) == ["error"] * 3
     assert [told["hil_outcome"] for told in tested.properties.values()] == ["BOARD_LOST"] * 3
     assert [told["hil_stage"] for told in tested.properties.values()] == ["run"] * 3
+    # The first tells all of it, the others what ended them and how to repeat it.
+    assert tested.out.count("  stage: run") == 1 and tested.out.count("repeat it: ") == 3
 
 
 OWN = """
@@ -265,6 +273,110 @@ def test_expected_failures_that_cannot_be_read_are_said_so(project, small):
     assert tested.code == 4 and "expected.toml" in tested.out
 
 
+SHAPES = """
+def test_shape(hil_inputs, hil_case):
+    assert hil_inputs["x"].shape == (3,)
+"""
+
+
+def test_symbolic_dimensions_have_the_sizes_that_are_given(project, small, tmp_path):
+    project.set_up(small, save_open(tmp_path))
+    project.write("test_shape.py", f"import pytest\n\n@pytest.mark.hil(models='open'){SHAPES}")
+    tested = project.test("--hil-dim", "N=3", "--runtime-hw-type", "sim")
+    assert tested.code == 0, tested.out
+    assert {"open_full_model-sim", "small_full_model-sim", "test_shape[open_layer_Relu_relu-sim]"} <= set(
+        tested.outcomes
+    )
+    other = project.test("--hil-dim", "N=5", "test_shape.py", "-k", "full")
+    assert other.code == 1 and "--hil-dim=N=5" in other.command("repeat it")
+
+
+def test_a_size_of_a_dimension_that_no_model_has_is_refused(project, small, tmp_path):
+    project.set_up(small, save_open(tmp_path))
+    tested = project.test("--hil-dim", "M=3")
+    assert tested.code == 2 and "--hil-dim M: no model has a dimension of that name" in tested.out
+    assert "their dimensions: N" in tested.out
+    assert project.test("--hil-dim", "N").code == 4
+
+
+WRITTEN = {"results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.md", "report.html", "suite.json"}
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "xdist"])
+def test_a_run_is_written_down_as_a_suite_run_is(project, small, hil, workers):
+    project.set_up("digits_cnn", small)
+    project.write("models/expected.toml", '[[run]]\ncases = "small_layer_*"\noutcome = "FAIL"\nreason = "once"\n')
+    asked = ["-k", "full or small", "--board", "sim", "--board", "sim-f16", "--hil-out", "an out", *workers]
+    tested = project.test(*asked)
+    assert tested.code == 1
+    for hw_type, whole in (("sim", "PASS"), ("sim-f16", "FAIL")):
+        folder = project.folder / "an out" / "models" / hw_type
+        assert {file.name for file in folder.iterdir()} >= WRITTEN
+        assert f"open 'an out/models/{hw_type}/report.html'" in tested.out
+        head = json.loads((folder / "suite.json").read_text())
+        assert head["ids"] == ["digits_cnn_full_model", *(name.removesuffix("-sim") for name in SMALL)]
+        assert len(head["suite_ids"]) == len(head["ids"]) + DIGITS_LAYERS
+        assert head["exit_code"] == 1 and not head["interrupted"] and head["boards"] == [hw_type]
+        found = {record.id: record for record in SuiteRun.open(folder).records()}
+        assert list(found) == head["ids"]
+        assert [record.outcome for record in found.values()] == [whole, "PASS", "XPASS", "XPASS"]
+        wrong = found["digits_cnn_full_model"]
+        assert wrong.folder == ("" if whole == "PASS" else "cases/digits_cnn_full_model")
+        assert wrong.hw_type == hw_type and "-n" not in wrong.repeat
+    # What reads the runs of `hil suite run` reads these.
+    assert hil("suite", "report", folder).code == 0
+    changes = hil("suite", "expect", folder).out
+    assert "+cases = " in changes and "digits_cnn_full_model" in changes and "-cases = " in changes
+    ended = hil("suite", "diff", folder.with_name("sim"), folder)
+    assert ended.code == 1 and "1 broke" in ended.out
+    # Another run takes its place; what is only listed does not.
+    assert project.test("--hil-out", "an out", "--collect-only").code == 0
+    assert project.test("--hil-out", "an out", "-k", "small_full").code == 0
+    assert [record.id for record in SuiteRun.open(folder.with_name("sim")).records()] == ["small_full_model"]
+
+
+def test_a_run_that_is_stopped_says_what_was_not_run(project, small):
+    project.set_up(small)
+    project.write("conftest.py", STOPS)
+    tested = project.test("--hil-out", "out")
+    assert tested.code == 2
+    head = json.loads((project.folder / "out/models/sim/suite.json").read_text())
+    assert head["interrupted"] and head["exit_code"] == 130 and len(head["ids"]) == 3
+    assert "1 of 3 cases was not run: it was interrupted" in (project.folder / "out/models/sim/summary.md").read_text()
+
+
+STOPS = """
+import pytest
+
+def pytest_runtest_setup(item):
+    if "Add" in item.name:
+        raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize(("named", "file"), [("flows/mine.toml:fast", "flows/mine.toml"), ("fast", "flows.toml")])
+def test_a_flow_that_the_ini_file_names_lies_beside_it(project, small, named, file):
+    project.set_up(small, ini=f"hil_flow = {named}")
+    project.write(file, '[fast]\nruntime = "onnxruntime"\n[slow]\nruntime = "iree"\n')
+    inside = project.write("tests/test_plain.py", "").parent
+    tested = project.test("-k", "full", cwd=inside)
+    assert tested.code == 0, tested.out
+    assert tested.properties[SMALL[0]]["hil_flow"] == "fast"
+
+
+def test_folders_of_one_name_elsewhere_are_kept_apart(project):
+    project.set_up("digits_cnn", where="../a/nets").set_up("digits_cnn", where="../b/nets")
+    project.write("pytest.ini", "[pytest]\nhil_models = ../a/nets ../b/nets ../b/../b/nets\n")
+    tested = project.test("-k", "full", "--runtime-hw-type", "sim-f16", "--hil-out", "out")
+    assert tested.code == 1 and "2 failed" in tested.out, tested.out
+    heads = sorted(project.folder.glob("out/*/sim-f16/suite.json"))
+    sources = [json.loads(head.read_text())["source"] for head in heads]
+    assert [Path(source).parent.name for source in sources] == ["a", "b"]
+    repeat = tested.command("repeat it", 1)
+    again = project.shell(repeat)
+    assert "../b/nets/digits_cnn.onnx" in repeat and "1 failed" in again.stdout, again.stdout + again.stderr
+
+
 def test_nothing_to_run_is_pytests_own_exit_code(project, small):
     assert project.set_up().test().code == 5
     assert project.set_up(small).test("-k", "nothing").code == 5
@@ -280,3 +392,13 @@ def test_programs_and_their_making_can_be_looked_at(project, small):
         "-k", "Relu", "--hil-flow", "onnxruntime", "--hil-layer-inputs", "random", "--hil-group", "fused"
     )
     assert other.code == 0 and other.properties[SMALL[1]]["hil_flow"] == "onnxruntime", other.out
+
+
+def test_cases_can_be_profiled(project, small):
+    project.set_up(small)
+    tested = project.test("-k", "Relu", "--hil-runtime-profile", "runs", "--hil-compile-profile", "compiled")
+    assert tested.code == 0, tested.out
+    profile = read_profile(project.folder / "runs" / "small_layer_Relu_relu-sim")
+    assert {row.iteration for row in profile.rows} == set(range(10))
+    assert all(row.onnx_nodes == ("relu",) for row in profile.rows if row.kind == "compute")
+    assert (project.folder / "compiled" / "small_layer_Relu_relu-sim" / "passes.csv").exists()

@@ -10,13 +10,21 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import board_options, chosen_board, json_option, model_options, parse_dims
+from hil.controller.cli.options import (
+    board_options,
+    chosen_board,
+    compile_profile_option,
+    json_option,
+    model_options,
+    parse_dims,
+)
 
 
 @click.command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
 @click.argument("model", type=click.Path(path_type=Path))
 @board_options
 @model_options
+@compile_profile_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the program goes.")
 @json_option
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
@@ -27,8 +35,11 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.isolated import Isolated
     from hil.controller.opening import open_board
     from hil.controller.pipeline import Options, Workshop, begin, check_options, prepare
+    from hil.controller.profile.asked import write_profiles
     from hil.controller.runs import storing
+    from hil.errors import UsageError
 
+    asked = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
     choice = chosen_board(settings)
     options = Options(
         runtime=settings["runtime"],
@@ -39,6 +50,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         recompute=settings["recompute_cache"],
     )
     check_options(options, choice)
+    if output is not None and output.is_dir():
+        raise UsageError(f"-o {output} is a folder", hint="name the program's file")
     config = choice.config
     if not knows_target(config, options.runtime):
         say = functools.partial(click.echo, err=True)
@@ -51,10 +64,14 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         case = prepare(begin(model, options, Path(folder), shop, want_inputs=False), config, shop)
         if case.error is not None:
             raise case.error
+        profiles = write_profiles(case, asked, run_id=model.stem, shop=shop) if asked else []
     artifact = case.artifact
     assert artifact is not None
+    for note in (note for profile in profiles for note in profile["notes"]):
+        click.echo(f"note: {note}", err=True)
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
     with storing(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
         written = []
         for name, path in artifact.files.items():
             place = target if name == artifact.main else target.parent / name
@@ -64,9 +81,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     size = sum(path.stat().st_size for path in artifact.files.values())
     if as_json:
         document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}
-        print_json(
-            {"schema": 1, **document, "cached": artifact.cached, "seconds": case.timings.compile_s, "exit_code": 0}
-        )
+        document |= {"cached": artifact.cached, "seconds": case.timings.compile_s, "profiles": profiles}
+        print_json({"schema": 1, **document, "exit_code": 0})
     else:
         how = "from the cache" if artifact.cached else f"in {case.timings.compile_s:.1f} s"
         click.echo(f"{target}: {size:,} bytes, {artifact.compiler}, {how}")

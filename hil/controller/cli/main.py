@@ -14,6 +14,7 @@ from hil.errors import EXIT_INTERRUPTED, HilError, did_you_mean
 # verb -> its line in `hil --help`. The verb's module has a command of the same name.
 VERBS = {
     "run": "Compile a model, run it on a board, compare it with a CPU reference.",
+    "bench": "Measure how fast a model is on a board, and whether another is faster.",
     "compile": "Compile a model for a board and keep the program.",
     "compare": "Compare two stored runs or two .npy files.",
     "layers": "List a model's layers, and save them as models of their own.",
@@ -21,6 +22,7 @@ VERBS = {
     "suite": "Run suites of models and their layers; expected failures and reports.",
     "flows": "List the flows: compiler, options, quantisation and runtime by name.",
     "board": "List, check, set up and reset boards.",
+    "profile": "Look at profiles: what took the time, in the terminal, in Perfetto, in SQL.",
     "runs": "List, show and delete stored runs.",
     "cache": "List and clean the cache of compiled programs and reference results.",
     "completion": "Print the shell's completion script.",

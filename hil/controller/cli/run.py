@@ -8,7 +8,23 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import board_options, json_option, model_options, parse_dims, parse_range, seconds
+from hil.controller.cli.options import (
+    board_options,
+    compile_profile_option,
+    fault_option,
+    input_option,
+    iteration_options,
+    json_option,
+    model_options,
+    parse_dims,
+    parse_range,
+    range_option,
+    refuse_beside_resume,
+    seed_option,
+    timeout_option,
+    tolerance_options,
+    wait_option,
+)
 
 
 @click.command(
@@ -17,11 +33,9 @@ from hil.controller.cli.options import board_options, json_option, model_options
 @click.argument("models", nargs=-1, type=click.Path(path_type=Path), metavar="MODEL...")
 @board_options
 @model_options
-@click.option(
-    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
-)
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
-@click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
+@input_option
+@seed_option
+@range_option
 @click.option(
     "--reference",
     "references",
@@ -30,35 +44,20 @@ from hil.controller.cli.options import board_options, json_option, model_options
     help="onnxruntime, iree-llvm-cpu, onnx-reference; repeats.",
 )
 @click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference.")
-@click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
-@click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
-@click.option("--iterations", default=1, show_default=True, help="Timed runs.")
-@click.option("--warmup", default=0, show_default=True, help="Untimed runs before.")
+@tolerance_options
+@iteration_options
+@timeout_option
 @click.option(
-    "--timeout",
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    callback=seconds,
-    help="Limit of loading, of the runs together, of a reference.",
+    "--profile",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Also run under the runtime's profiler and write a Perfetto trace and a table of operations here "
+    "(then 10 iterations after 2 warm-ups, unless told otherwise).",
 )
+@compile_profile_option
 @click.option("--flagfile", type=click.Path(path_type=Path), metavar="FILE", help="An iree-run-module flag file.")
-@click.option(
-    "--wait",
-    "wait_s",
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    callback=seconds,
-    help="How long to wait for a busy board.",
-)
-@click.option(
-    "--fault",
-    "faults",
-    multiple=True,
-    metavar="FAULT",
-    help="Of a simulator: crash, hang, corrupt, drop, slow, kill-agent.",
-)
+@wait_option
+@fault_option
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
 )
@@ -72,6 +71,10 @@ def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.cli.screen import Screen
     from hil.controller.jobs import Job, run_job
 
+    if settings["resume"]:
+        refuse_beside_resume(click.get_current_context(), "models", "resume", "out", "as_json")
+    if settings["profile"]:
+        _measure_steadily(click.get_current_context(), settings)
     job = Job(models=models, **_job_settings(settings))
     with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
         record = run_job(job, resume=settings["resume"], screen=screen)
@@ -84,13 +87,23 @@ def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
     return int(record["exit_code"])
 
 
+def _measure_steadily(context: click.Context, settings: dict[str, Any]) -> None:
+    """A profile of one cold run says little: where nothing was said of iterations, there are some."""
+    from hil.controller.profile.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
+
+    for name, count in (("iterations", PROFILED_ITERATIONS), ("warmup", PROFILED_WARMUP)):
+        if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
+            settings[name] = count
+
+
 def _job_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The command line's values as a job has them."""
     board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
     plain = ("function", "inputs", "seed", "references", "rtol", "atol", "iterations", "warmup")
     more = ("timeout", "wait_s", "faults", "compile_flags", "debug_ir", "expected", "flagfile", "out")
+    profiles = ("profile", "compile_time_profile")
     return {
-        **{name: settings[name] for name in (*board, *plain, *more)},
+        **{name: settings[name] for name in (*board, *plain, *more, *profiles)},
         "runtime": settings["runtime"],
         "dims": parse_dims(settings["dims"]),
         "input_range": parse_range(settings["input_range"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 from typing import Any
@@ -64,12 +65,12 @@ class Screen:
         """Print what a run's cases ended in."""
         from hil.controller.report import print_case
 
-        cases = record["cases"]
+        cases, where = record["cases"], shlex.quote(str(record["folder"]))
         for case in cases:
-            print_case(self._out, case, where=record["folder"] if len(cases) == 1 else "")
+            print_case(self._out, case, where=where if len(cases) == 1 else "")
         if len(cases) > 1:
             passed = sum(case["outcome"] == "PASS" for case in cases)
-            text = f"{passed} of {len(cases)} passed, stored in {record['folder']}"
+            text = f"{passed} of {len(cases)} passed, stored in {where}"
             self._out.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Screen:

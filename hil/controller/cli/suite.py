@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import json_option, parse_dims
-from hil.controller.cli.suite_run import flow_option, run, suite_options
+from hil.controller.cli.suite_run import run, suite_options
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -23,7 +23,6 @@ suite.add_command(run)
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")
 @click.argument("source", metavar="operators|models|PATH")
-@flow_option
 @suite_options
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:

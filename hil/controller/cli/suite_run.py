@@ -3,78 +3,63 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from hil.controller.cli.options import json_option, parse_dims, seconds
+from hil.controller.cli.options import (
+    boards_options,
+    cache_options,
+    dim_option,
+    fault_option,
+    flow_option,
+    group_option,
+    iteration_options,
+    json_option,
+    options,
+    parse_dims,
+    refuse_beside_resume,
+    seed_option,
+    timeout_option,
+    tolerance_options,
+    wait_option,
+)
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def flow_option(command: F) -> F:
-    """--flow."""
-    return click.option(
-        "--flow", default="iree", show_default=True, metavar="F", help="A flow's name (hil flows), FILE or FILE:NAME."
-    )(command)
-
-
-def suite_options(command: F) -> F:
-    """What decides which cases a suite has: fields of :class:`hil.controller.suite.request.Request`."""
-    options = [
-        click.option(
-            "--filter",
-            "filters",
-            multiple=True,
-            metavar="PATTERN",
-            help="Only cases whose id matches, or holds a word without wildcards; =ID is that one. Repeats.",
-        ),
-        click.option("--layers/--no-layers", default=True, show_default=True, help="Also a case for each layer."),
-        click.option(
-            "--group",
-            type=click.Choice(["node", "fused"]),
-            default="node",
-            show_default=True,
-            help="What a layer is: a node, or what compilers fuse (Conv+Relu).",
-        ),
-        click.option(
-            "--layer-inputs",
-            type=click.Choice(["real", "random"]),
-            default="real",
-            show_default=True,
-            help="Layers run on what the reference computed, or on random values in its range.",
-        ),
-        click.option("--dim", "dims", multiple=True, metavar="N=SIZE", help="Value of a symbolic dimension."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+# What decides which cases a suite has: fields of hil.controller.suite.request.Request.
+suite_options = options(
+    flow_option("iree"),
+    click.option(
+        "--filter",
+        "filters",
+        multiple=True,
+        metavar="PATTERN",
+        help="Only cases whose id matches, or holds a word without wildcards; =ID is that one. Repeats.",
+    ),
+    click.option("--layers/--no-layers", default=True, show_default=True, help="Also a case for each layer."),
+    group_option,
+    click.option(
+        "--layer-inputs",
+        type=click.Choice(["real", "random"]),
+        default="real",
+        show_default=True,
+        help="Layers run on what the reference computed, or on random values in its range.",
+    ),
+    dim_option,
+)
 
 
 @click.command(epilog="Example: hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv")
 @click.argument("source", required=False, metavar="operators|models|PATH")
-@flow_option
 @suite_options
 @click.option("--only-expected-failures", is_flag=True, help="Only what expected.toml says will fail.")
-@click.option(
-    "--board", "boards", multiple=True, metavar="ADDR|NAME", help="As for hil run; repeats: boards share the work."
-)
-@click.option("--runtime-hw-type", "hw_type", default="", metavar="TYPE", help="Kind of hardware (default sim).")
-@click.option("--identity", type=click.Path(path_type=Path), metavar="FILE", help="Private key for SSH.")
-@click.option("--known-hosts", type=click.Path(path_type=Path), metavar="FILE", help="Pinned host keys.")
-@click.option("--accept-new-host-key", is_flag=True, help="Pin the key of a host that was never seen.")
+@boards_options
 @click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="Compile so many at a time (default: cores).")
-@click.option("--seed", default=0, show_default=True, help="Of random inputs.")
-@click.option("--rtol", type=float, help="In place of the flow's and the cases' own.")
-@click.option("--atol", type=float, help="In place of the flow's and the cases' own.")
-@click.option("--iterations", default=1, show_default=True, help="Timed runs of each case.")
-@click.option("--warmup", default=0, show_default=True, help="Untimed runs before.")
-@click.option("--timeout", default=60.0, show_default=True, metavar="S", callback=seconds, help="Of each stage.")
-@click.option(
-    "--wait", "wait_s", default=60.0, show_default=True, metavar="S", callback=seconds, help="For a busy board."
-)
+@seed_option
+@tolerance_options
+@iteration_options
+@timeout_option
+@wait_option
 @click.option(
     "--confirm",
     type=click.IntRange(min=0),
@@ -83,9 +68,8 @@ def suite_options(command: F) -> F:
     help="Run a mismatch N more times, on the same board and on another: always wrong, flaky, or one bad board?",
 )
 @click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
-@click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results.")
-@click.option("--debug-ir", type=click.Path(path_type=Path), metavar="DIR", help="Dump the compiler's IR here.")
-@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Of a simulator, as for hil run.")
+@cache_options
+@fault_option
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="The run's folder (default: hil-suites/...)."
 )
@@ -106,6 +90,8 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
 
     if (source is None) == (resume is None):
         raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
+    if resume is not None:
+        refuse_beside_resume(click.get_current_context(), "resume", "as_json")
     with SuiteScreen(bar=not as_json and sys.stderr.isatty()) as screen:
         if resume is not None:
             stored = resume_suite(resume, screen=screen)

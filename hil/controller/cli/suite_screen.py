@@ -36,6 +36,7 @@ class SuiteScreen:
         )
         self._task = self._progress.add_task("reading the models", total=None)
         self._counts: Counter[str] = Counter()
+        self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
         """The suite's cases are known."""
@@ -43,12 +44,18 @@ class SuiteScreen:
         self._progress.update(self._task, total=total, completed=len(done), description=self._words())
 
     def end(self, record: CaseRecord) -> None:
-        """A case is over; one that is not as it should be is told at once."""
+        """A case is over; one that is not as it should be is told at once, of those lost for one reason the first."""
         self._counts[record.outcome] += 1
         self._progress.update(self._task, advance=1, description=self._words())
-        if record.outcome not in _QUIET:
-            message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""
-            self._say(f"{record.outcome}  {record.id}  {message}".rstrip(), "red")
+        if record.outcome in _QUIET:
+            return
+        message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""
+        if record.outcome == Outcome.BOARD_LOST.value:
+            # A board that is gone ends every case that was to come.
+            if message in self._lost:
+                return
+            self._lost.add(message)
+        self._say(f"{record.outcome}  {record.id}  {message}".rstrip(), "red")
 
     def note(self, text: str) -> None:
         """Say something now, above the bar."""

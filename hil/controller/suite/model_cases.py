@@ -76,9 +76,9 @@ def cases_of(
 ) -> tuple[CaseSpec, ...]:
     """The cases of models, in their order: ``<model>_full_model``, then ``<model>_layer_<op>_<name>`` for each layer.
 
-    Layers come from the model as the flow's recipe made it; of layers that are alike only the first is a case, and one that
-    draws random numbers is none. A model that cannot be read is a case that says so when it is made. One that cannot be
-    cut, though it can be read, has a case ``<model>_layers`` that says so.
+    Layers come from the model as the flow's recipe made it; of layers that are alike only the first is a case, and one
+    that draws random numbers is none. A model that cannot be read is a case that says so when it is made. One that
+    cannot be cut, though it can be read, has a case ``<model>_layers`` that says so.
 
     Args:
         models: their names differ.

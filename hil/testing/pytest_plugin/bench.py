@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +18,11 @@ import pytest
 from hil.controller.cache import Cache
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.flows import Flow, load_flow
+from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import Options, Workshop, check_options
-from hil.controller.runs import storing
+from hil.controller.runs import safe_name, storing
 from hil.controller.suite.expected import Expectations
 from hil.controller.suite.folder import models_at
 from hil.controller.suite.model_cases import LayerChoice, SuiteModel, cases_of
@@ -29,7 +31,7 @@ from hil.controller.suite.sources import EXPECTED
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task
-from hil.errors import UsageError
+from hil.errors import HilError, StorageError, UsageError, did_you_mean
 from hil.testing.pytest_plugin.desk import Desk
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, out_folder, request_of
 from hil.testing.pytest_plugin.turns import Turns
@@ -48,7 +50,7 @@ class ModelFolder:
 
     Attributes:
         path: the folder.
-        out: where what its failures leave behind goes.
+        out: where what its cases leave behind goes, in a folder for each kind of hardware.
         models: by file.
         expectations: what its cases are expected to end in.
         specs: file -> its cases, for the models that were read.
@@ -80,6 +82,11 @@ class HilCase:
         """What tests call it."""
         return f"{self.spec.id}-{self.hw_type}"
 
+    @property
+    def out(self) -> Path:
+        """Where what it leaves behind goes: the folder of a suite run on this kind of hardware."""
+        return self.folder.out / safe_name(self.hw_type)
+
 
 class Bench:
     """What the tests of one process share.
@@ -93,6 +100,8 @@ class Bench:
         folders: where models are.
         desks: hardware type -> where boards of that type are had.
         work: for files that tests need while they run.
+        is_worker: whether this is a process that xdist started.
+        told: errors of boards that a test has told already: board, message, hint.
 
     Raises:
         UsageError: an option or setting is wrong, or what is said of expected failures.
@@ -101,8 +110,11 @@ class Bench:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
+        self.is_worker = bool(self._worker)
+        self.told: set[tuple[str, str, str]] = set()
         self.request: Request = request_of(config)
-        self.flow: Flow = load_flow(self.request.flow)
+        # Wherever pytest is called, a flows.toml lies beside the ini file.
+        self.flow: Flow = load_flow(self.request.flow, config.rootpath)
         request, settings = self.request, self.request.settings
         names = ("rtol", "atol", "timeout")
         options = Options(runtime=self.flow.runtime, **{name: getattr(settings, name) for name in names})
@@ -111,7 +123,9 @@ class Bench:
             choice = choose(board, request.hw_type, **request.ssh)
             check_options(options, choice)
             kinds[choice.config.hw_type].append(choice)
-        self.folders = [self._folder(named) for named in dict.fromkeys(config.getini(MODELS))]
+        self.folders: list[ModelFolder] = []
+        for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
+            self.folders.append(self._folder(path))
         self.desks = {
             hw_type: Desk(alike, self.flow.runtime, self._connect, self._turns(alike))
             for hw_type, alike in kinds.items()
@@ -138,7 +152,7 @@ class Bench:
         request = self.request
         if unread:
             layers = LayerChoice(request.group, request.layer_inputs) if request.layers else None
-            models = [folder.models[file] for file in unread]
+            models = [self._sized(folder.models[file]) for file in unread]
             specs = cases_of(models, self.flow, self.shop, layers=layers, seed=request.settings.seed)
             for file, model in zip(unread, models, strict=True):
                 folder.specs[file] = tuple(spec for spec in specs if spec.model == model.name)
@@ -155,7 +169,7 @@ class Bench:
         """
         config = self.desks[case.hw_type].config
         # xdist's workers share the machine, and none of them knows which tests will be its own.
-        if config is None or self._worker:
+        if config is None or self.is_worker:
             return None
         key = (case.folder.path, case.hw_type)
         if key not in self._aheads:
@@ -199,12 +213,37 @@ class Bench:
                 ahead.close()
             shutil.rmtree(self.work, ignore_errors=True)
 
-    def _folder(self, named: Path) -> ModelFolder:
-        path = absolute(named)
+    @cached_property
+    def _symbols(self) -> dict[Path, set[str]]:
+        """The symbolic dimensions of every model.
+
+        Raises:
+            UsageError: none of them has one that --hil-dim names.
+        """
+        files = [file for folder in self.folders for file in folder.models]
+        with ThreadPoolExecutor(self.shop.isolated.workers, thread_name_prefix="symbols") as pool:
+            found = dict(zip(files, pool.map(lambda file: _symbols_of(file, self.shop), files), strict=True))
+        known = {symbol for symbols in found.values() for symbol in symbols}
+        if unknown := sorted(set(self.request.dims) - known):
+            hint = f"{did_you_mean(unknown[0], known)}their dimensions: {', '.join(sorted(known)) or 'all fixed'}"
+            raise UsageError(f"--hil-dim {unknown[0]}: no model has a dimension of that name", hint=hint)
+        return found
+
+    def _sized(self, model: SuiteModel) -> SuiteModel:
+        """The model, with those of --hil-dim's sizes that it has a use for."""
+        if not self.request.dims:
+            return model
+        dims = {name: size for name, size in self.request.dims.items() if name in self._symbols[model.path]}
+        return replace(model, dims=dims)
+
+    def _folder(self, path: Path) -> ModelFolder:
         if not path.is_dir():
-            raise UsageError(f"there is no folder {named}", hint=f"the ini setting {MODELS} names it")
+            raise UsageError(f"there is no folder {path}", hint=f"the ini setting {MODELS} names it")
         inside = path.is_relative_to(self.config.rootpath)
         out = out_folder(self.config) / (path.relative_to(self.config.rootpath) if inside else path.name)
+        taken = [folder.out for folder in self.folders]
+        if out in taken:
+            out = out.with_name(f"{out.name}-{len(taken) + 1}")
         models = {model.path: model for model in models_at(path)}
         return ModelFolder(path, out, models, Expectations.load(path / EXPECTED))
 
@@ -217,3 +256,14 @@ class Bench:
         if folder is None or all(choice.config.is_simulator for choice in choices):
             return None
         return Turns(Path(folder), [choice.name for choice in choices])
+
+
+def _symbols_of(file: Path, shop: Workshop) -> set[str]:
+    """A model's symbolic dimensions; none of one that cannot be read, for its case says that."""
+    try:
+        specs = import_model(file, isolated=shop.isolated, cache=shop.cache).inputs or ()
+    except StorageError:
+        raise
+    except HilError:
+        return set()
+    return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}

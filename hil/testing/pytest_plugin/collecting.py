@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hil.errors import HilError
 from hil.results import RunResult, Verdict
-from hil.testing.pytest_plugin.bench import BENCH, HilCase
+from hil.testing.pytest_plugin.bench import BENCH, Bench, HilCase, ModelFolder
 
 # The fixture that knows a test's case; all others build on it.
 CASE = "hil_case"
@@ -43,8 +44,8 @@ class ModelFile(pytest.Module):
         assert folder is not None
         if self.path not in folder.specs:
             # All that are going to be asked for, read side by side.
-            bench.cases(folder, {self.path, *filter(self._is_asked_for, folder.models)})
-        for case in bench.cases(folder, [self.path]):
+            _cases(bench, folder, {self.path, *filter(self._is_asked_for, folder.models)})
+        for case in _cases(bench, folder, [self.path]):
             item = ModelCase.from_parent(self, name=case.id, callobj=passes)
             item.case = case
             item.add_marker("hil")
@@ -69,8 +70,15 @@ def multiply(metafunc: pytest.Metafunc) -> None:
             "  hint: set hil_models in the ini file, a folder with models"
         )
     chosen = _chosen(metafunc.definition.iter_markers("hil"))
-    cases = [case for folder in bench.folders for case in bench.cases(folder, folder.models) if chosen(case)]
+    cases = [case for folder in bench.folders for case in _cases(bench, folder, folder.models) if chosen(case)]
     metafunc.parametrize(CASE, cases, indirect=True, ids=[case.id for case in cases])
+
+
+def _cases(bench: Bench, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
+    try:
+        return bench.cases(folder, files)
+    except HilError as error:
+        raise pytest.Collector.CollectError(str(error)) from None
 
 
 def _chosen(markers: Iterator[pytest.Mark]) -> Callable[[HilCase], bool]:

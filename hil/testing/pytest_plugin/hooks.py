@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -13,7 +14,8 @@ import pytest
 from hil.errors import UsageError
 from hil.testing.pytest_plugin.bench import BENCH, TURNS, Bench
 from hil.testing.pytest_plugin.collecting import ModelCase, ModelFile
-from hil.testing.pytest_plugin.options import TAKEN, absolute
+from hil.testing.pytest_plugin.options import TAKEN, absolute, writes_reports
+from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
 
 
@@ -29,6 +31,8 @@ def begin(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     config.stash[BENCH] = bench
     config.pluginmanager.register(Hooks(bench), "hil-hooks")
+    if writes_reports(config) and not bench.is_worker:
+        config.pluginmanager.register(Reporting(bench), "hil-reports")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         here = config.invocation_params.dir
         searched = [absolute(here / argument) for argument in config.args]
@@ -73,7 +77,9 @@ class Hooks:
         """A model's file."""
         if self._bench.folder_of(file_path) is None:
             return None
-        return ModelFile.from_parent(parent, path=file_path)
+        # pytest's own id of a file outside the root folder is its mere name.
+        nodeid = Path(os.path.relpath(file_path, parent.config.rootpath)).as_posix()
+        return ModelFile.from_parent(parent, path=file_path, nodeid=nodeid)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """--hil-only-expected-failures."""
@@ -92,6 +98,8 @@ class Hooks:
             if report.failed:
                 report.sections.append(("hil", run.told()))
             if report.when == "teardown":
+                if run.record is not None and isinstance(item, ModelCase):
+                    attach(report, item.case, run.record)
                 # The test's tensors are not kept until the session ends.
                 del item.stash[RUN]
         return report

@@ -78,6 +78,9 @@ OPTIONS = (
         default="real",
         choices=("real", "random"),
     ),
+    Option(
+        "--hil-dim", "Value of a symbolic dimension, of the models that have it.", metavar="NAME=SIZE", repeats=True
+    ),
     Option("--hil-seed", "Of random inputs (default 0).", metavar="N", type=int, default=0),
     Option("--hil-rtol", "Relative tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
     Option("--hil-atol", "Absolute tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
@@ -104,9 +107,29 @@ OPTIONS = (
     ),
     Option("--hil-accept-new-host-key", "Pin the key of a host that was never seen.", type=bool),
     Option("--hil-only-expected-failures", "Run only what expected.toml says will fail.", type=bool, counts=False),
-    Option("--hil-out", f"Where tensors and logs of failures go (default {OUT}).", metavar="DIR"),
+    Option(
+        "--hil-runtime-profile",
+        "Also run each case under the runtime's profiler: a Perfetto trace and a table of operations in DIR/CASE.",
+        metavar="DIR",
+        counts=False,
+    ),
+    Option(
+        "--hil-compile-profile",
+        "Also compile each case with timing on: passes, dispatches and executables in DIR/CASE.",
+        metavar="DIR",
+        counts=False,
+    ),
+    Option(
+        "--hil-out",
+        "Write the reports of `hil suite run` (HTML, JUnit, CSV, ...) to DIR/MODELS/TYPE, a folder for each folder of "
+        f"models and kind of hardware. Without it tensors and logs of failures alone are kept, in {OUT}.",
+        metavar="DIR",
+        counts=False,
+    ),
 )
 
+# Folders of the profiles: the option -> the kind of profile.
+PROFILES = {"runtime_profile": "run", "compile_profile": "compile"}
 # What pytest raises, by its version, for an option that somebody else has.
 CONFLICTS = (ValueError, argparse.ArgumentError)
 # Of which options the short name is another plugin's here.
@@ -133,9 +156,11 @@ def request_of(config: pytest.Config) -> Request:
     """What the options ask for; its ``source`` is the folder of each suite's own.
 
     Raises:
-        UsageError: --hil-timeout or --hil-wait is nothing that anybody waits.
+        UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size.
     """
     from hil.controller.arguments import SECONDS, checked
+    from hil.controller.cli.options import parse_dims
+    from hil.controller.profile.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
     from hil.controller.suite.request import Request
     from hil.controller.suite.way import Settings
 
@@ -145,7 +170,11 @@ def request_of(config: pytest.Config) -> Request:
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None
 
+    profiled = bool(given("runtime_profile"))
     settings = Settings(
+        profile=profiled,
+        iterations=PROFILED_ITERATIONS if profiled else 1,
+        warmup=PROFILED_WARMUP if profiled else 0,
         seed=given("seed"),
         rtol=given("rtol"),
         atol=given("atol"),
@@ -167,6 +196,7 @@ def request_of(config: pytest.Config) -> Request:
         layers=not given("no_layers"),
         group=given("group"),
         layer_inputs=given("layer_inputs"),
+        dims=parse_dims(tuple(given("dim") or ()), "--hil-dim"),
         only_expected_failures=given("only_expected_failures"),
         wait_s=checked("--hil-wait", given("wait"), SECONDS),
         settings=settings,
@@ -175,13 +205,24 @@ def request_of(config: pytest.Config) -> Request:
 
 def absolute(path: Path) -> Path:
     """A path as pytest has it: without ``..``, but with its links."""
-    return Path(os.path.abspath(path))  # noqa: PTH100
+    return Path(os.path.abspath(path))  # noqa: PTH100 (Path.resolve would follow them)
 
 
 def out_folder(config: pytest.Config) -> Path:
     """Where what failures leave behind goes."""
     named = config.getoption("hil_out")
     return config.invocation_params.dir / named if named else config.rootpath / OUT
+
+
+def profile_folders(config: pytest.Config, case: str) -> dict[str, Path]:
+    """Where a case's profiles go, by kind; empty where none is asked for."""
+    asked = {kind: config.getoption(f"hil_{option}") for option, kind in PROFILES.items()}
+    return {kind: config.invocation_params.dir / folder / case for kind, folder in asked.items() if folder}
+
+
+def writes_reports(config: pytest.Config) -> bool:
+    """Whether reports are asked for, of tests that run."""
+    return bool(config.getoption("hil_out")) and not config.option.collectonly
 
 
 def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
@@ -194,9 +235,12 @@ def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             if one and any(argument.endswith(str(one)) for argument in typed):
                 words += [flag, str(one)]
+    if file.startswith("../") and config.inipath and "-c" not in words:
+        # Whoever names a file elsewhere has pytest look for the ini file there.
+        words += ["-c", os.path.relpath(config.inipath, config.invocation_params.dir)]
     for option in OPTIONS:
         value = config.getoption(option.dest)
-        if option.counts and value not in (option.default, False):
+        if option.counts and value is not False and value != option.default:
             flag = option.known if option.known and option.known not in config.stash[TAKEN] else option.name
             for one in value if isinstance(value, list) else [value]:
                 # What stands alone pytest takes for a path of tests, before it knows our options.
@@ -205,6 +249,7 @@ def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
 
 
 def _flow_of_ini(config: pytest.Config) -> str:
-    """The flow that the ini file names; a file's path is relative to it."""
+    """The flow that the ini file names; a file's path (``FILE.toml``, ``FILE.toml:NAME``) is relative to it."""
     flow: str = config.getini(FLOW)
-    return str(config.inipath.parent / flow) if flow.endswith(".toml") and config.inipath else flow
+    is_file = flow.endswith(".toml") or ".toml:" in flow
+    return str(config.inipath.parent / flow) if is_file and config.inipath else flow

@@ -20,7 +20,7 @@ from hil.controller.cases import take_references
 from hil.controller.compare import compare
 from hil.controller.opening import AnyBoard
 from hil.controller.pipeline import Case, end_case
-from hil.controller.runs import storing
+from hil.controller.runs import safe_name, storing
 from hil.controller.suite.outcome import record_of
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.store import SuiteRun
@@ -31,7 +31,7 @@ from hil.tensors import Array
 from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase
 from hil.testing.pytest_plugin.collecting import ModelCase
-from hil.testing.pytest_plugin.options import repeat_command
+from hil.testing.pytest_plugin.options import profile_folders, repeat_command
 
 RUN = pytest.StashKey["CaseRun"]()
 _NAME_MOST = 150
@@ -56,7 +56,7 @@ class CaseRun:
         self._early: Case | None = None
         self._board = ""
         self._work = Path(tempfile.mkdtemp(prefix="case-", dir=bench.work))
-        self._store = SuiteRun(hil_case.folder.out, {})
+        self._store = SuiteRun(hil_case.out, {})
 
     @property
     def case(self) -> Case:
@@ -94,15 +94,18 @@ class CaseRun:
     def borrow(self) -> Iterator[AnyBoard]:
         """Have a board."""
         with contextlib.ExitStack() as stack:
+            refused: errors.HilError | None = None
             try:
                 board = stack.enter_context(self.desk.borrow())
-            except errors.HilError as error:
+            except errors.UsageError as error:
                 # Bad usage here is a board that cannot be used that way.
-                if isinstance(error, errors.UsageError):
-                    error = errors.BoardUnreachable(
-                        error.message, hint=error.hint, detail=error.detail, board=error.board
-                    )
-                end_case(self.case, error, Stage.PUSH)
+                refused = errors.BoardUnreachable(
+                    error.message, hint=error.hint, detail=error.detail, board=error.board
+                )
+            except errors.HilError as error:
+                refused = error
+            if refused is not None:
+                end_case(self.case, refused, Stage.PUSH)
                 self._end()
             self._board = board.name
             yield board
@@ -183,10 +186,25 @@ class CaseRun:
     def end(self) -> None:
         """The test is over: its outcome and times go to whoever reads reports."""
         if self._case is not None and self._case.outcome:
-            record = self.record or self._recorded(self.case)
-            self._item.user_properties.extend(telling.properties(record))
+            self._write_profiles(self._case)
+            self.record = self.record or self._recorded(self.case)
+            self._item.user_properties.extend(telling.properties(self.record))
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)
+
+    def _write_profiles(self, case: Case) -> None:
+        name = f"{case.name}-{safe_name(self.hil_case.hw_type)}"
+        folders = profile_folders(self.bench.config, name)
+        if not folders:
+            return
+        from hil.controller.profile.asked import write_profiles
+
+        try:
+            for profile in write_profiles(case, folders, run_id=name, shop=self.bench.shop):
+                for note in profile["notes"]:
+                    print(f"hil: {profile['folder']}: {note}")
+        except errors.StorageError as error:
+            print(f"hil: {error}")
 
     def _go_on(self) -> None:
         """Go on with the next stage, unless the last one ended in an error: that ends the test."""
@@ -201,7 +219,18 @@ class CaseRun:
             return
         if outcome is Outcome.XFAIL:
             pytest.xfail(telling.expected(record))
-        pytest.fail(telling.failure(self.case, record), pytrace=False)
+        pytest.fail(telling.failure(self.case, record, again=self._told_before()), pytrace=False)
+
+    def _told_before(self) -> bool:
+        """Whether the case ended as another one did, for a reason that is the board's: one that is gone fails many."""
+        error = self.case.error
+        if not isinstance(error, errors.BoardError):
+            return False
+        # The link's own words, the detail, differ from time to time.
+        told = (error.board or self._board, error.message, error.hint)
+        before = told in self.bench.told
+        self.bench.told.add(told)
+        return before
 
     def _recorded(self, case: Case) -> CaseRecord:
         """The record of a case as it is; what it leaves behind is stored unless it passed."""
@@ -211,7 +240,7 @@ class CaseRun:
         told = (self.hil_case.spec, task, self.hil_case.folder.path.name, bench.flow, request)
         try:
             if case.outcome is not Outcome.PASS:
-                bench.make_out(self.hil_case.folder.out)
+                bench.make_out(self.hil_case.out)
                 logs = self._store.case_folder(case.name) / "logs"
                 with storing(logs):
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
@@ -229,7 +258,7 @@ class CaseRun:
 def _folder_name(item: pytest.Item, case: HilCase) -> str:
     """The folder of a test's case: the case's id, and before it the name of the test where it is the user's own."""
     own = "" if isinstance(item, ModelCase) else item.nodeid.partition("[")[0].replace("::", ".") + "."
-    name = re.sub(r"[^\w.+-]", "_", own + case.id)
+    name = re.sub(r"[^\w.+-]", "_", own + case.spec.id)
     if len(name) <= _NAME_MOST:
         return name
     return f"{name[:_NAME_MOST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -16,11 +16,18 @@ _WIDTH = 100
 _DETAIL_LINES = 12
 
 
-def failure(case: Case, record: CaseRecord) -> str:
-    """A case that did not pass: outcome and reason first, for that is what a summary shows."""
+def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
+    """A case that did not pass: outcome and reason first, for that is what a summary shows.
+
+    Args:
+        case, record: the case as it ended, and what is recorded of it.
+        again: the same was told of another case: one line is enough.
+    """
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
     if case.error is None:
         return mismatch([*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])], text)
+    if again:
+        return text
     lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]
     detail = record.detail.strip().splitlines()
     if len(detail) > _DETAIL_LINES:
@@ -60,13 +67,18 @@ def commands(record: CaseRecord, here: Path) -> str:
     if record.diff:
         lines.append(f"see the diff:  {_from(here, record.diff, record.folder)}")
     if record.folder and Path(record.folder).exists():
-        lines.append(f"stored in:     {_relative(here, record.folder)}")
+        lines.append(f"stored in:     {typed(here, record.folder)}")
     return "\n".join(lines)
 
 
 def repeat(command: str) -> str:
     """What repeats a failure."""
     return f"repeat it:     {command}"
+
+
+def typed(here: Path, path: str) -> str:
+    """A path as one types it in a folder."""
+    return shlex.quote(_relative(here, path))
 
 
 def properties(record: CaseRecord) -> list[tuple[str, object]]:

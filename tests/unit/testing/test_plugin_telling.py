@@ -9,8 +9,9 @@ import numpy as np
 from hil.controller.compare import compare
 from hil.controller.pipeline import Case, Options
 from hil.controller.suite.record import CaseRecord
+from hil.errors import BoardLost
 from hil.results import Outcome, RunResult
-from hil.testing.pytest_plugin.telling import failure
+from hil.testing.pytest_plugin.telling import commands, failure
 
 
 def test_a_quantised_model_that_leaves_the_float_one_shows_both_comparisons():
@@ -20,3 +21,18 @@ def test_a_quantised_model_that_leaves_the_float_one_shows_both_comparisons():
     case.plain_verdict = compare(ours, RunResult("float reference", {"y": np.zeros(4, np.float32)}))
     text = failure(case, CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", message="too far"))
     assert text.startswith("too far") and "quantised reference" in text and "float reference" in text
+
+
+def test_what_another_case_told_already_is_one_line():
+    case = Case("m", Path("m.onnx"), Options(), Path(), outcome=Outcome.BOARD_LOST, error=BoardLost("gone", board="b"))
+    record = CaseRecord(
+        "m", "m", "s", "f", "iree", "BOARD_LOST", "BOARD_LOST", message="gone", hint="look", stage="run"
+    )
+    assert failure(case, record).splitlines() == ["BOARD_LOST: gone", "  stage: run", "  board: b", "  hint: look"]
+    assert failure(case, record, again=True) == "BOARD_LOST: gone"
+
+
+def test_a_folder_with_a_space_in_its_name_can_be_typed(tmp_path: Path):
+    record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", folder=str(tmp_path / "my out"), repeat="pytest")
+    (tmp_path / "my out").mkdir()
+    assert commands(record, tmp_path).splitlines()[-1] == "stored in:     'my out'"

@@ -1,0 +1,112 @@
+"""`hil bench`: how fast a model is on a board, and whether another one is faster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cli.options import (
+    board_options,
+    fault_option,
+    input_option,
+    json_option,
+    model_options,
+    parse_dims,
+    parse_range,
+    range_option,
+    seconds,
+    seed_option,
+    timeout_option,
+    tolerance_options,
+    wait_option,
+)
+
+
+@click.command(epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5")
+@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="MODEL [MODEL_B]")
+@board_options
+@click.option(
+    "--min-time",
+    "min_time_s",
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    callback=seconds,
+    help="How long each program is to compute while it is measured.",
+)
+@click.option("--iterations", type=int, metavar="N", help="Instead: how many timed iterations each has.")
+@click.option("--warmup", type=int, metavar="N", help="Untimed iterations before (default: about 50 ms of them).")
+@click.option("--concurrency", default=1, show_default=True, metavar="N", help="Programs that run at the same time.")
+@click.option(
+    "--against", default="", metavar="RUN", help="Measure a stored bench again, as it was, and compare MODEL with it."
+)
+@click.option(
+    "--min-effect",
+    default=3.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="The smallest difference that is called one.",
+)
+@click.option("--fail-if-slower", type=float, metavar="PERCENT", help="Exit 1 where the second is slower by more.")
+@click.option("--no-check", is_flag=True, help="Do not compare the answer with a reference first.")
+@model_options
+@input_option
+@seed_option
+@range_option
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    metavar="NAME",
+    help="onnxruntime, iree-llvm-cpu, onnx-reference; repeats.",
+)
+@click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference.")
+@tolerance_options
+@timeout_option
+@wait_option
+@fault_option
+@click.option(
+    "--benchmark-out", type=click.Path(path_type=Path), metavar="FILE", help="Google Benchmark's JSON goes here."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
+)
+@json_option
+def bench(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
+    """Measure how fast MODEL is on a board, by the board's own clock; with MODEL_B, whether that is faster.
+
+    Two programs are measured in turns on the same board, loaded anew for each round, and a difference is told only
+    where it is no noise. The answer is compared with a CPU reference first: a wrong program is not measured.
+    """
+    from hil.controller.bench.job import run_bench
+    from hil.controller.bench.model import BenchJob
+    from hil.controller.cli.screen import Screen, print_json
+    from hil.controller.jobs import Job
+
+    allowed = settings.pop("fail_if_slower")
+    names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out")
+    own = {name: settings.pop(name) for name in names}
+    own["min_effect"] = settings.pop("min_effect") / 100
+    own["fail_if_slower"] = None if allowed is None else allowed / 100
+    own["check"] = not settings.pop("no_check")
+    job = Job(
+        models=models,
+        dims=parse_dims(settings.pop("dims")),
+        input_range=parse_range(settings.pop("input_range")),
+        recompute=settings.pop("recompute_cache"),
+        **settings,
+    )
+    with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+        document = run_bench(BenchJob(job, **own), screen=screen)
+    if as_json:
+        print_json(document)
+    else:
+        from rich.console import Console
+
+        from hil.controller.bench.show import print_bench
+
+        print_bench(Console(), document)
+    return int(document["exit_code"])

@@ -1,0 +1,181 @@
+"""`hil profile`: look at profiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hil.controller.cli.options import json_option, options, seconds
+
+if TYPE_CHECKING:
+    from hil.controller.profile.model import Profile
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+# Which of several profiles, and where runs are stored.
+_choice = options(
+    click.option("--case", default="", metavar="NAME", help="The model, where the run has several."),
+    click.option(
+        "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
+    ),
+)
+_top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="How many to show.")
+_plot = click.option("--plot", type=_FILE, metavar="FILE", help="Draw it too: .png, .svg or .pdf.")
+
+
+@click.group(epilog="Example: hil profile show latest")
+def profile() -> None:
+    """Look at profiles: what `hil run --profile` wrote.
+
+    RUN is a profile's folder, a trace file, or a stored run: its ID, the beginning of it, or `latest`.
+    """
+
+
+def _find(text: str, case: str, out: Path | None) -> Path:
+    from hil.controller.profile.show_find import find_profile
+    from hil.controller.runs import RunStore
+
+    return find_profile(text, case, store=RunStore(out))
+
+
+def _read(text: str, case: str, out: Path | None) -> Profile:
+    from hil.controller.profile.show_find import folder_of
+    from hil.controller.profile.store import read_profile
+
+    return read_profile(folder_of(_find(text, case, out)))
+
+
+@profile.command("open", epilog="Example: hil profile open latest")
+@click.argument("run", metavar="RUN")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Where to listen (default: any that is free).")
+@click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
+@_choice
+def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | None) -> None:
+    """Show a trace in Perfetto's UI, served on this machine. Ctrl-C ends it.
+
+    Nothing leaves the machine. To look from another one: ssh -L PORT:127.0.0.1:PORT HOST, with the --port given here.
+    """
+    import threading
+    import webbrowser
+
+    from hil.controller.profile.show_find import title_of, trace_of
+    from hil.controller.profile.viewer import TraceViewer, has_screen
+
+    found = _find(run, case, out)
+    trace = trace_of(found)
+    with TraceViewer(trace, title=title_of(found), port=port) as viewer:
+        click.echo(f"{trace} is shown at {viewer.address}\nCtrl-C ends this.")
+        if not no_browser and has_screen():
+            # Some browsers give the terminal back only when they end.
+            threading.Thread(target=webbrowser.open, args=[viewer.address], daemon=True).start()
+        viewer.serve()
+
+
+@profile.command(epilog="Example: hil profile show latest --by type --plot profile.png")
+@click.argument("run", metavar="RUN")
+@_top
+@click.option(
+    "--by",
+    type=click.Choice(["op", "node", "type"]),
+    default="op",
+    show_default=True,
+    help="Sum up by the runtime's operation, by ONNX node, or by the node's type.",
+)
+@_plot
+@_choice
+@json_option
+def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
+    """Show where a run's time went, operation by operation."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.profile.show import print_profile, profile_record
+
+    found = _read(run, case, out)
+    if plot:
+        from hil.controller.profile.plots import plot_profile
+
+        plot_profile(plot, found, by=by, top=top)
+    if as_json:
+        print_json({"schema": 1, **profile_record(found, by=by, top=top), "plot": str(plot) if plot else None})
+        return
+    from rich.console import Console
+
+    print_profile(Console(), found, by=by, top=top)
+    if plot:
+        click.echo(f"drawn in {plot}")
+
+
+@profile.command(
+    epilog="""Example: hil profile query latest "select name, dur from slice order by dur desc limit 5" """
+)
+@click.argument("run", metavar="RUN")
+@click.argument("sql", metavar="SQL")
+@click.option("--timeout", default=120.0, show_default=True, callback=seconds, metavar="S", help="Limit for all of it.")
+@_choice
+@json_option
+def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_json: bool) -> None:
+    """Ask a trace in SQL, by Perfetto's trace processor; needs Node.js and the extra hil[viewer].
+
+    Of several statements the last one's rows are shown.
+    """
+    from hil.controller.cli.screen import print_json
+    from hil.controller.profile.query import query as ask
+    from hil.controller.profile.query_text import table_record, table_text
+    from hil.controller.profile.show_find import trace_of
+
+    table = ask(trace_of(_find(run, case, out)), sql, timeout=timeout)
+    if as_json:
+        print_json({"schema": 1, **table_record(table)})
+    else:
+        click.echo(table_text(table), nl=False)
+
+
+@profile.command(epilog="Example: hil profile diff monday tuesday --trace both.pftrace.gz")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@_top
+@_plot
+@click.option("--trace", type=_FILE, metavar="FILE", help="Write both as one trace, in which both start at 0.")
+@_choice
+@json_option
+def diff(
+    a: str, b: str, top: int, plot: Path | None, trace: Path | None, case: str, out: Path | None, as_json: bool
+) -> None:
+    """What is slower and what is faster in B than in A, operation by operation. Each is a RUN."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.profile.diff import compare_profiles
+
+    before, after = _read(a, case, out), _read(b, case, out)
+    found = compare_profiles(before, after)
+    if plot:
+        from hil.controller.profile.plots import plot_diff
+
+        plot_diff(plot, found, top=top)
+    if trace:
+        from hil.controller.profile.trace import write_comparison
+
+        write_comparison(before, after, trace)
+    files = {"plot": str(plot) if plot else None, "trace": str(trace) if trace else None}
+    if as_json:
+        print_json({"schema": 1, **found.as_json(), **files})
+        return
+    from rich.console import Console
+
+    from hil.controller.profile.show_diff import print_diff
+
+    print_diff(Console(), found, top=top)
+    for name in filter(None, files.values()):
+        click.echo(f"written: {name}")
+
+
+@profile.command(epilog="Example: hil profile merge rpi4 rpi5 --trace boards.pftrace.gz")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--trace", required=True, type=_FILE, metavar="FILE", help="Where it goes: .pftrace or .pftrace.gz.")
+@_choice
+def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None) -> None:
+    """Write several profiles of this machine as one trace by its clock: each board a group of processes of its own."""
+    from hil.controller.profile.trace import write_trace
+
+    cost = write_trace([_read(run, case, out) for run in runs], trace)
+    click.echo(f"written: {trace}, {cost.events} events")

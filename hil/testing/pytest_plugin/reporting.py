@@ -1,0 +1,156 @@
+"""--hil-out: what `hil suite run` writes, from a run of pytest.
+
+Each folder of models is a suite on each kind of hardware, in a folder of its own. Tests may run in processes that xdist
+started: their records come with pytest's reports to the one process that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from hil.controller.runs import jsonable, storing
+from hil.controller.suite.job import versions
+from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.reports import write_reports
+from hil.controller.suite.sources import EXPECTED
+from hil.controller.suite.store import LINES, SCHEMA, SuiteRun
+from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
+from hil.results import Outcome, exit_code_of
+from hil.testing.pytest_plugin import telling
+from hil.testing.pytest_plugin.bench import Bench, HilCase, ModelFolder
+from hil.testing.pytest_plugin.options import absolute
+
+# What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
+_RECORD = "hil_record"
+
+
+def attach(report: pytest.TestReport, case: HilCase, record: CaseRecord) -> None:
+    """Give a report the record of its case, for :class:`Reporting`."""
+    kept = Path(record.folder)
+    # As `hil suite run` has it: relative to the run's folder.
+    folder = str(kept.relative_to(case.out)) if record.folder and kept.exists() else ""
+    vars(report)[_RECORD] = [str(case.out), jsonable({**record.to_json(), "folder": folder})]
+
+
+class Reporting:
+    """Hooks of the process that writes suite runs' folders as tests end.
+
+    Args:
+        bench: what the options ask for.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._open = contextlib.ExitStack()
+        # By their folders; None until it is known which tests there are.
+        self._runs: dict[str, SuiteRun] | None = None
+        self._said: list[str] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The tests are known."""
+        self._begin([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """The tests are known: all of xdist's workers find the same."""
+        if self._runs is None:
+            self._begin(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test's last report has the record of its case."""
+        out, record = getattr(report, _RECORD, ("", {}))
+        if self._runs and out in self._runs:
+            try:
+                self._runs[out].append(CaseRecord.of_json(record))
+            except StorageError as error:
+                # The tests go on.
+                del self._runs[out]
+                self._said.append(str(error))
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Nothing more comes: write the reports."""
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        with self._open:
+            for run in (self._runs or {}).values():
+                outcomes = [Outcome(record.outcome) for record in run.records()]
+                code = exit_code_of(outcomes) if outcomes else EXIT_NOTHING_RAN
+                run.head |= {
+                    "finished": time.time(),
+                    "interrupted": interrupted,
+                    "exit_code": EXIT_INTERRUPTED if interrupted else code,
+                }
+                try:
+                    run.save()
+                    write_reports(run.folder)
+                except HilError as error:
+                    self._said.append(str(error))
+                else:
+                    page = telling.typed(self._bench.config.invocation_params.dir, str(run.folder / "report.html"))
+                    self._said.append(f"{run.head['suite']} on {run.folder.name}: open {page}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Where the reports are."""
+        for line in self._said:
+            terminalreporter.write_line(f"hil: {line}")
+
+    def _begin(self, nodeids: Iterable[str]) -> None:
+        """Make the runs' folders.
+
+        Raises:
+            pytest.UsageError: another process writes them, or they cannot be written.
+        """
+        self._runs = {}
+        root = self._bench.config.rootpath
+        planned = {(absolute(root / file), name) for file, _, name in (nodeid.partition("::") for nodeid in nodeids)}
+        try:
+            for folder in self._bench.folders:
+                if any(file in folder.models for file, _ in planned):
+                    # All cases of the suite are needed, to tell which are left out.
+                    self._bench.cases(folder, folder.models)
+                    for hw_type in self._bench.desks:
+                        if run := self._start(folder, hw_type, planned):
+                            self._runs[str(run.folder)] = run
+        except HilError as error:
+            raise pytest.UsageError(str(error)) from error
+
+    def _start(self, folder: ModelFolder, hw_type: str, planned: set[tuple[Path, str]]) -> SuiteRun | None:
+        bench = self._bench
+        cases = [
+            (file, case) for file in folder.models for case in bench.cases(folder, [file]) if case.hw_type == hw_type
+        ]
+        ids = [case.spec.id for file, case in cases if (file, case.id) in planned]
+        if not ids:
+            return None
+        out = cases[0][1].out
+        bench.make_out(out)
+        head = {
+            "schema": SCHEMA,
+            "id": f"{folder.out.name}-{out.name}",
+            "source": str(folder.path),
+            "suite": folder.path.name,
+            "flow": bench.flow.name,
+            "runtime": bench.flow.runtime,
+            "boards": list(bench.desks[hw_type].choices),
+            "command": shlex.join(["pytest", *map(str, bench.config.invocation_params.args)]),
+            "versions": versions(),
+            "ids": ids,
+            "suite_ids": [case.spec.id for _, case in cases],
+            "expected": str(folder.path / EXPECTED),
+            "interrupted": False,
+            "started": time.time(),
+            "finished": None,
+            "exit_code": None,
+        }
+        run = SuiteRun(out, head)
+        self._open.enter_context(run.writing())
+        # What an earlier run of pytest wrote there is over.
+        with storing(out):
+            (out / LINES).write_bytes(b"")
+        run.save()
+        return run

@@ -1,0 +1,88 @@
+"""Options that several verbs share: the same in each, and what is typed wrongly is said."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from hil.controller.cli.options import flow_option, parse_dims, refuse_beside_resume
+from hil.controller.cli.run import run
+from hil.controller.cli.suite import suite
+from hil.errors import UsageError
+
+SUITE_RUN = suite.commands["run"]
+
+
+def called(command: click.Command, *words: str) -> object:
+    """What a command gives; what it raises is raised here."""
+    return CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False).return_value
+
+
+@pytest.mark.parametrize("verb", ["run", "compile", "suite"])
+def test_an_option_of_two_verbs_is_called_and_explained_alike(verb: str):
+    command = getattr(importlib.import_module(f"hil.controller.cli.{verb}"), verb)
+    commands = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+    shared = {
+        "--dim", "--seed",
+        "--rtol", "--atol", "--iterations", "--warmup", "--timeout", "--wait", "--fault",
+        "--runtime-hw-type", "--identity", "--known-hosts", "--accept-new-host-key", "--debug-ir", "--recompute-cache",
+    }  # fmt: skip
+    first = {option.opts[0]: option for option in run.params}
+    for option in (one for other in commands for one in other.params if one.opts[0] in shared):
+        assert option.to_info_dict() == first[option.opts[0]].to_info_dict()
+
+
+@click.command()
+@flow_option("iree")
+def which(flow: str) -> str:
+    return flow
+
+
+def test_a_flow_is_named_once():
+    assert called(which) == "iree"
+    assert called(which, "--flow", "my.toml:fast") == "my.toml:fast"
+    with pytest.raises(UsageError, match="--flow is given 2 times: iree, onnxruntime"):
+        called(which, "--flow", "iree", "--flow", "onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (("N",), "'N' is not NAME=SIZE"),
+        (("=3",), "'=3' is not NAME=SIZE"),
+        (("N=-1",), "'N=-1' is not NAME=SIZE"),
+        (("N=²",), "'N=²' is not NAME=SIZE"),
+        (("N=1", "M=2", "N=3"), "gives N two sizes: 1 and 3"),
+    ],
+)
+def test_a_size_that_is_none_is_refused(texts: tuple[str, ...], said: str):
+    with pytest.raises(UsageError, match=f"--hil-dim .*{said}"):
+        parse_dims(texts, "--hil-dim")
+
+
+def test_sizes_have_names():
+    assert parse_dims(("N=1", "batch size=0", "N=1")) == {"N": 1, "batch size": 0}
+
+
+@pytest.mark.parametrize("command", [run, SUITE_RUN])
+@pytest.mark.parametrize("words", [("--board", "rpi5"), ("--seed", "0"), ("--recompute-cache",)])
+def test_a_run_goes_on_as_it_was_begun(command: click.Command, words: tuple[str, ...]):
+    with pytest.raises(UsageError, match=f"{words[0]} cannot be given with --resume"):
+        called(command, "--resume", "it", *words)
+
+
+def test_what_does_not_change_the_run_may_be_given_with_resume():
+    @click.command()
+    @click.option("--resume")
+    @click.option("--seed", default=3)
+    @click.option("--json", "as_json", is_flag=True)
+    @click.pass_context
+    def one(context: click.Context, **_: Callable[..., object]) -> str:
+        refuse_beside_resume(context, "resume", "as_json")
+        return "goes on"
+
+    assert called(one, "--resume", "it", "--json") == "goes on"

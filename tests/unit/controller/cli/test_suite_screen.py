@@ -1,0 +1,22 @@
+"""The terminal while a suite runs."""
+
+from __future__ import annotations
+
+from suite_runs import case
+
+from hil.controller.cli.suite_screen import SuiteScreen
+
+
+def test_what_is_not_as_it_should_be_is_told_at_once_and_a_lost_board_once(capsys):
+    with SuiteScreen(bar=False) as screen:
+        screen.begin(9, [])
+        for record in (
+            case("fine"),
+            case("wrong", "FAIL"),
+            *(case(f"late{number}", "BOARD_LOST") for number in range(5)),
+            case("cut", "BOARD_LOST", message="the cable was cut"),
+            case("known", "XFAIL"),
+        ):
+            screen.end(record)
+    told = [line.split()[:2] for line in capsys.readouterr().err.splitlines()]
+    assert told == [["FAIL", "wrong"], ["BOARD_LOST", "late0"], ["BOARD_LOST", "cut"]]
