@@ -7,16 +7,14 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hil import clock, wire
 from hil.agent import machine
+from hil.agent.incoming import Incoming
 from hil.agent.session import Session, Sessions
-from hil.agent.shm import aligned
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
-from hil.behind import StreamHasher
-from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
+from hil.errors import LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec
 
@@ -35,79 +33,6 @@ class Loaded:
     folder: Path
     pinned: list[str]
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class Incoming:
-    """The inputs of one call on their way into the worker's shared memory.
-
-    Args:
-        loaded: the program.
-        start: what is coming.
-    """
-
-    def __init__(self, loaded: Loaded, start: pb.InvokeStart, store: BlobStore, limit: int) -> None:
-        self.entries: list[dict[str, Any]] = []
-        self._streams: list[tuple[int, int]] = []
-        self._hashers: list[StreamHasher] = []
-        copies: list[tuple[int, memoryview]] = []
-        at = 0
-        for tensor in start.inputs:
-            payload = tensor.WhichOneof("payload")
-            if payload == "streamed":
-                size = tensor.streamed
-                self._streams.append((at, size))
-                self._hashers.append(StreamHasher())
-            else:
-                data = memoryview(store.path(tensor.blob).read_bytes() if payload == "blob" else tensor.inline)
-                size = data.nbytes
-                copies.append((at, data))
-            entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
-            self.entries.append({**entry, "at": at, "bytes": size})
-            at += aligned(size)
-            if at > limit:
-                raise RunFailed(f"the inputs take more than the board's {limit} bytes of memory")
-        self.size = at
-        self._view = loaded.worker.inputs.view(at, grow=True)
-        for offset, data in copies:
-            self._view[offset : offset + data.nbytes] = data
-        self._current = 0
-        self._done = 0
-
-    @property
-    def wants_data(self) -> bool:
-        """Whether streamed bytes are still missing."""
-        return self._current < len(self._streams)
-
-    @property
-    def streamed(self) -> bool:
-        """Whether anything was streamed, so that digests follow."""
-        return bool(self._streams)
-
-    def add(self, data: memoryview) -> None:
-        """The next streamed bytes; a message never spans two tensors.
-
-        Raises:
-            UsageError: more came than was announced.
-        """
-        offset, size = self._streams[self._current]
-        if self._done + data.nbytes > size or not data.nbytes:
-            raise UsageError("the streamed data does not fit the tensors that were announced")
-        at = offset + self._done
-        self._view[at : at + data.nbytes] = data
-        self._hashers[self._current].update(self._view[at : at + data.nbytes])
-        self._done += data.nbytes
-        if self._done == size:
-            self._current += 1
-            self._done = 0
-
-    def verify(self, digests: list[str]) -> None:
-        """Compare what came with what the sender says it sent.
-
-        Raises:
-            UsageError: they differ: the data was damaged on its way.
-        """
-        if [hasher.digest() for hasher in self._hashers] != digests:
-            raise UsageError("the inputs were damaged on their way to the board")
 
 
 class Programs:
@@ -199,12 +124,12 @@ class Programs:
         Raises:
             RunFailed: they are too large for the board.
         """
-        return Incoming(loaded, start, self._store, self._limit)
+        return Incoming(loaded.worker.inputs, start, self._store, self._limit)
 
     def invoke(
         self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart
     ) -> tuple[pb.InvokeDone, list[memoryview]]:
-        """Run a program on inputs that have come; returns the answer and the outputs to stream after it.
+        """Run (or profile) a program on inputs that have come; returns the answer and the outputs to stream after it.
 
         Raises:
             RunFailed, RunCrashed, StageTimeout: as the worker ends; a worker that died is unloaded.
@@ -217,6 +142,9 @@ class Programs:
             "warmup": start.warmup,
             "iterations": start.iterations,
         }
+        if start.HasField("profile"):
+            tool = start.profile.tool
+            order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
         try:
             reply = loaded.worker.call(order, _timeout(start.timeout_s))
         except (RunCrashed, StageTimeout):
@@ -228,6 +156,7 @@ class Programs:
             warmup_ns=reply["warmup_ns"],
             received_ns=received,
             peak_memory_bytes=reply["peak"],
+            cpu_ns=reply["cpu_ns"],
         )
         entries = reply["outputs"]
         view = loaded.worker.output_view(max((entry["at"] + entry["bytes"] for entry in entries), default=0))
@@ -244,6 +173,10 @@ class Programs:
         done.ready_ns = clock.now_ns()
         return done, streams
 
+    def worker_pids(self) -> list[int]:
+        """The processes of the programs that are loaded."""
+        return [loaded.worker.pid for loaded in list(self._loaded.values())]
+
     def unload(self, session: Session, program_id: str) -> None:
         """End a program's worker; nothing happens where there is none."""
         with self._lock:
@@ -254,8 +187,9 @@ class Programs:
         loaded.worker.kill()
         # Nobody waits here until a killed process is gone; the end of the session does.
         freeing = threading.Thread(target=self._free, args=(loaded,), daemon=True)
-        self._freeing = [one for one in self._freeing if one.is_alive()] + [freeing]
-        freeing.start()
+        freeing.start()  # before anybody sees it: the end of the session may be here already, and wait for it
+        with self._lock:
+            self._freeing = [one for one in self._freeing if one.is_alive()] + [freeing]
 
     def unload_all(self, because: SessionEnded) -> None:
         """End every worker: the session is over."""

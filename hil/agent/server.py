@@ -96,7 +96,13 @@ class Agent:
         name = config.name or os.uname().nodename
         servicers = {
             "Board": BoardService(
-                name, self._supervisor, self._sessions, config.memory_limit, config.simulated, config.build
+                name,
+                self._supervisor,
+                self._sessions,
+                self._programs,
+                config.memory_limit,
+                config.simulated,
+                config.build,
             ),
             "Sessions": SessionService(self._sessions),
             "Blobs": BlobService(store, self._sessions),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,6 +14,7 @@ import grpc
 
 from hil import clock, wire
 from hil.agent import machine
+from hil.agent.counters import Counters
 from hil.agent.programs import Programs
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
@@ -22,6 +24,8 @@ from hil.errors import BoardBusy, SessionEnded, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 
 MAX_WAITING = 8
+MIN_PERIOD_MS = 10
+MAX_PERIOD_MS = 60_000
 _SHORT = 200
 
 
@@ -35,13 +39,14 @@ def agent_version() -> str:
 
 
 class BoardService:
-    """Describe, Clock, Logs."""
+    """Describe, Clock, Logs, Counters."""
 
     def __init__(
         self,
         name: str,
         supervisor: Supervisor,
         sessions: Sessions,
+        programs: Programs,
         memory_limit: int,
         simulated: list[str],
         build: str,
@@ -50,6 +55,7 @@ class BoardService:
         self._build = build
         self._supervisor = supervisor
         self._sessions = sessions
+        self._programs = programs
         self._memory_limit = memory_limit
         self._simulated = simulated
 
@@ -57,12 +63,14 @@ class BoardService:
         """Who the board is."""
         runtimes = [
             pb.Runtime(
-                name=name, version=said.get("version", ""), devices=said.get("devices", ()), error=said.get("error", "")
+                name=name,
+                version=said.get("version", ""),
+                devices=said.get("devices", ()),
+                error=said.get("error", ""),
+                profile_tool=said.get("profile_tool", ""),
             )
             for name, said in sorted(self._supervisor.describe().items())
         ]
-        import time
-
         current = self._sessions.current
         return pb.DescribeReply(
             board_id=f"{machine.board_id()}/{self._name}",
@@ -99,6 +107,23 @@ class BoardService:
             if not request.follow:
                 return
 
+    def Counters(self, request: pb.CountersRequest, context: grpc.ServicerContext) -> Iterator[pb.CounterSample]:
+        """Look at the board again and again."""
+        session = _session(self._sessions, context)
+        if not MIN_PERIOD_MS <= request.period_ms <= MAX_PERIOD_MS:
+            raise UsageError(f"a period of counters is {MIN_PERIOD_MS} to {MAX_PERIOD_MS} ms")
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            return
+        with Counters(self._programs.worker_pids) as counters:
+            due = time.monotonic()
+            while self._sessions.current is session:
+                yield counters.look()
+                # A board that cannot keep up leaves looks out; it never makes up for them.
+                due = max(due + request.period_ms / 1000, time.monotonic())
+                if ended.wait(due - time.monotonic()):
+                    return
+
 
 class SessionService:
     """Hold: one stream is one session."""
@@ -131,7 +156,7 @@ class SessionService:
 
     def _opened(self, wanted: pb.SessionOpen, context: grpc.ServicerContext, on_end: Any) -> Any:
         """Wait for the device, telling who has it; returns the session."""
-        deadline = clock.now_ns() + int(max(wanted.wait_s, 0.0) * 1e9)
+        deadline = time.monotonic() + max(wanted.wait_s, 0.0)
         owner, purpose = wanted.owner[:_SHORT] or "somebody", wanted.purpose[:_SHORT]
         if not self._waiting.acquire(blocking=False):
             raise BoardBusy(f"{MAX_WAITING} others are waiting for this board already", hint="try again later")
@@ -141,14 +166,14 @@ class SessionService:
                 if session:
                     return session
                 current = self._sessions.current
-                if current and clock.now_ns() >= deadline:
+                if current and time.monotonic() >= deadline:
                     raise BoardBusy(
                         f"{current.owner} has the board ({current.purpose or 'no purpose given'})",
                         hint="wait longer with --wait",
                     )
                 if current:
                     yield pb.HoldReply(waiting=pb.SessionWaiting(holder=_holder(current)))
-                self._sessions.wait_free(min(1.0, max((deadline - clock.now_ns()) / 1e9, 0.01)))
+                self._sessions.wait_free(min(1.0, max(deadline - time.monotonic(), 0.01)))
         finally:
             self._waiting.release()
         raise SessionEnded("whoever asked for the session is gone")
@@ -156,7 +181,7 @@ class SessionService:
     def _listen(self, requests: Iterator[Any], session: Session, said: queue.SimpleQueue[pb.HoldReply | None]) -> None:
         try:
             for _ in requests:
-                session.heard_at = clock.now_ns() / 1e9
+                session.heard_at = time.monotonic()
                 said.put(pb.HoldReply(alive=pb.KeepAlive()))
         except Exception:
             pass  # the stream broke: the session ends as if it had been closed
@@ -266,5 +291,5 @@ def _skip(requests: Iterator[Any], size: int) -> None:
 
 
 def _holder(session: Session) -> pb.Holder:
-    held = clock.now_ns() / 1e9 - session.opened_at
+    held = time.monotonic() - session.opened_at
     return pb.Holder(owner=session.owner, purpose=session.purpose, fence=session.fence, held_s=held)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import resource
 import sys
+import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hil import tensors
 from hil.agent import framing
@@ -48,6 +52,7 @@ class _Worker:
         self._out = outputs
         self._runtime: Any = None
         self.program: Any = None
+        self._folder = Path()
         self._entries: list[dict[str, Any]] | None = None
         self._arrays: list[Array] = []
 
@@ -59,7 +64,8 @@ class _Worker:
 
     def do_load(self, order: dict[str, Any]) -> dict[str, Any]:
         start = now_ns()
-        self.program = self._runtime.load(Path(order["folder"]), order["main"], order["device"], order["function"])
+        self._folder = Path(order["folder"]).absolute()
+        self.program = self._runtime.load(self._folder, order["main"], order["device"], order["function"])
         return {
             "inputs": [_spec_to_json(spec) for spec in self.program.inputs],
             "outputs": [_spec_to_json(spec) for spec in self.program.outputs],
@@ -76,17 +82,41 @@ class _Worker:
         warm_end = now_ns()
         starts: list[int] = []
         ends: list[int] = []
+        cpu_start = time.process_time_ns()
         for _ in range(order["iterations"]):
             starts.append(now_ns())
             program.run()
             ends.append(now_ns())
+        cpu_ns = time.process_time_ns() - cpu_start
         return {
             "outputs": self._store(program.outputs, program.fetch()),
             "start_ns": starts,
             "end_ns": ends,
             "warmup_ns": warm_end - warm_start,
+            "cpu_ns": cpu_ns,
             "peak": _peak_memory(),
         }
+
+    def do_profile(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A pass under the runtime's profiler: what it wrote goes where outputs do."""
+        profile = getattr(self.program, "profile", None)
+        if profile is None:
+            raise RunFailed(
+                "this runtime cannot profile", hint="one that can has a method for it: see hil.agent.runtimes.Program"
+            )
+        self.program.bind(self._given(order["inputs"], order["bytes"]))
+        # In the program's folder: that goes with the program, whatever becomes of this process.
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix="profile-") as place:
+            tool = Path(order["tool"]) if order["tool"] else None
+            files = profile(order["warmup"], order["iterations"], Path(place), tool)
+            size = sum(file.stat().st_size for file in files)
+            if size > order["limit"]:
+                raise RunFailed(
+                    f"the profile has {size} bytes and the board {order['limit']} of memory", hint="fewer iterations"
+                )
+            specs = tuple(TensorSpec(file.name, "uint8", (file.stat().st_size,)) for file in files)
+            outputs = self._store(specs, [_mapped(file) for file in files])
+        return {"outputs": outputs, "start_ns": [], "end_ns": [], "warmup_ns": 0, "cpu_ns": 0, "peak": _peak_memory()}
 
     def _given(self, entries: list[dict[str, Any]], size: int) -> list[Array]:
         """The inputs as views of the shared arena, made and checked once for calls that differ in content only."""
@@ -121,6 +151,13 @@ def _check(specs: tuple[TensorSpec, ...], entries: list[dict[str, Any]], given: 
         if not spec.accepts(entry["dtype"], entry["shape"]):
             given_type = tensors.type_text(entry["dtype"], entry["shape"])
             raise UsageError(f"input {spec} does not take a {given_type} tensor")
+
+
+def _mapped(file: Path) -> Array:
+    """A file's bytes."""
+    if not file.stat().st_size:
+        return np.empty(0, np.uint8)
+    return np.memmap(file, np.uint8, "r")
 
 
 def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,23 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import clock
 from hil.bundle import Artifact
+from hil.controller.cache import Cache
 from hil.controller.care.conditions import changed
 from hil.controller.choice import BoardChoice, with_target
-from hil.controller.client import AgentClient, Loaded
+from hil.controller.client import AgentClient
+from hil.controller.clocks import BoardClock
+from hil.controller.counters import CounterWatch
 from hil.controller.links import Link, Say, open_link
-from hil.controller.provenance import provenance_of
+from hil.controller.loaded import LoadedProgram
 from hil.controller.streams import Invocation
+from hil.digest import digest_file
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, SessionEnded
-from hil.results import RunResult
-from hil.tensors import Array
+from hil.iree_command import PROFILE_TOOL
 
 if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
+
+__all__ = ["Board", "LoadedProgram"]
 
 _PUSH_TRIES = 4
 _PINGS_LAST_NS = 1_000_000_000
@@ -66,9 +71,10 @@ class Board:
         self._purpose = purpose
         self._wait_s = wait_s
         self._say = say
-        self._pings: list[clock.Ping] = []
-        self._last_pings: list[clock.Ping] = []
+        self._ours = False
+        self._clock = BoardClock()
         self._there: set[str] = set()
+        self._profiler: tuple[Path, str] | None = None
         self._link: Link = open_link(choice.address, choice.config, faults=faults, runtime=runtime, say=say)
         self._client = AgentClient(self._link.target, self.name)
         try:
@@ -94,6 +100,11 @@ class Board:
         return changed(before, self.info)
 
     @property
+    def client(self) -> AgentClient:
+        """The agent's calls; another client after the link was mended."""
+        return self._client
+
+    @property
     def shell(self) -> Shell | None:
         """Commands on the board, where it is reached over SSH."""
         return self._link.shell
@@ -108,7 +119,7 @@ class Board:
             BoardBusy: it was not free in time.
             BoardLost: it answers no more.
         """
-        if self._pings:
+        if self._ours:
             return
         for mended in (False, True):
             try:
@@ -121,7 +132,8 @@ class Board:
             if mended or self._link.renew is None:
                 raise gone
             self._connect_anew()
-        self._pings = self._last_pings = self._client.pings()
+        self._ours = True
+        self.ping(8)
 
     def _connect_anew(self) -> None:
         """A new link and client; what the old one had of the board is given up."""
@@ -134,7 +146,8 @@ class Board:
         self._client.payload_bytes_sent = sent
         # What happened until now happened to no run.
         self.info = self._describe()
-        self._pings = self._last_pings = []
+        self._ours = False
+        self._clock = BoardClock()
 
     @property
     def payload_bytes_sent(self) -> int:
@@ -144,17 +157,50 @@ class Board:
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
         """Send the files that the board lacks; returns the bytes sent. Takes the board.
 
-        What the board was seen to have is not asked for again until something is sent: the board is ours alone, and
-        only an upload makes it evict anything.
-
-        Pushing is idempotent, so a broken link is mended and the upload goes on where it was cut.
-
         Raises:
             LoadFailed: the board has no room.
             BoardLost: the link broke again and again.
         """
+        return self._send({artifact.digests[name]: path for name, path in artifact.files.items()}, progress)
+
+    def push_profiler(self, runtime: str) -> str:
+        """Send the tool that the board's runtime needs for profiling and lacks; its digest, "" where it lacks none.
+
+        A link that is mended on the way costs the session, and with it what is loaded.
+
+        Raises:
+            LoadFailed, BoardError: there is no such tool for the board.
+            BoardLost: the link broke again and again.
+        """
+        shown: dict[str, Any] = next((one for one in self.info.get("runtimes", ()) if one["name"] == runtime), {})
+        if shown.get("profile_tool") != PROFILE_TOOL:
+            return ""  # another's is not ours to bring: the pass itself says what it lacks
+        if self._profiler is None:
+            from hil.controller.iree_tool import iree_tool
+
+            machine = self.info["machine"]
+            path = iree_tool(
+                PROFILE_TOOL,
+                machine.get("arch", ""),
+                machine.get("libc", ""),
+                version=shown.get("version", ""),
+                cache=Cache(),
+                board=self.name,
+            )
+            self._profiler = path, digest_file(path)
+        path, digest = self._profiler
+        self._send({digest: path}, lambda sent, total: None)
+        return digest
+
+    def _send(self, paths: Mapping[str, Path], progress: Callable[[int, int], None]) -> int:
+        """Send blobs, digest -> file; returns the bytes sent.
+
+        What the board was seen to have is not asked for again until something is sent: the board is ours alone, and
+        only an upload makes it evict anything.
+
+        Pushing is idempotent, so a broken link is mended and the upload goes on where it was cut.
+        """
         self.take()
-        paths = {artifact.digests[name]: path for name, path in artifact.files.items()}
         before = self.payload_bytes_sent
         if self._there.issuperset(paths):
             return 0
@@ -220,14 +266,22 @@ class Board:
         except BoardError:
             return []
 
+    def ping(self, count: int = 4) -> None:
+        """Look at the board's clock now, for :meth:`clock_fit`."""
+        self._clock.add(self._client.pings(count))
+
     def clock_fit(self) -> clock.ClockFit:
-        """The board's clock beside the host's, from pings at the session's start, where we have one, and now.
+        """The board's clock beside the host's, from all pings of the session's last minutes.
 
         Pings of the last second will do: clocks drift less in it than a ping is off.
         """
-        if not self._last_pings or clock.now_ns() - self._last_pings[-1].received_ns > _PINGS_LAST_NS:
-            self._last_pings = self._client.pings(4)
-        return clock.fit(self._pings or self._last_pings, self._last_pings)
+        if self._clock.age_ns() > _PINGS_LAST_NS:
+            self.ping()
+        return self._clock.fit()
+
+    def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
+        """Read the board's counters beside whatever runs meanwhile: a context manager, see :class:`CounterWatch`."""
+        return CounterWatch(lambda: self._client.counters(period_s))
 
     def close(self) -> None:
         """Give the board back."""
@@ -240,76 +294,3 @@ class Board:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-class LoadedProgram:
-    """A program in its worker on the board. A context manager: it is unloaded at the end."""
-
-    def __init__(self, board: Board, client: AgentClient, artifact: Artifact, loaded: Loaded, device: str) -> None:
-        self._board = board
-        self._client = client
-        self._artifact = artifact
-        self._device = device
-        self.loaded = loaded
-
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        *,
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
-        names: tuple[str, ...] = (),
-    ) -> tuple[RunResult, Invocation]:
-        """Run on the board. A run is never tried again: that could hide a wrong answer.
-
-        Args:
-            inputs: name -> tensor in the program's order.
-            warmup, iterations: untimed and timed runs.
-            timeout: seconds for all of them.
-            names: output names to use in place of the program's own, where the compiler dropped them.
-
-        Raises:
-            RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
-        """
-        invocation = self._client.invoke(
-            self.loaded.program_id, inputs, warmup=warmup, iterations=iterations, timeout=timeout, state=True
-        )
-        outputs = invocation.outputs
-        if len(names) == len(outputs):
-            outputs = dict(zip(names, outputs.values(), strict=True))
-        fit = self._board.clock_fit()
-        notes = self._board.note(invocation)
-        name, device = self._artifact.runtime, self._device
-        versions = {one["name"]: one.get("version", "") for one in self._board.info.get("runtimes", ())}
-        version = versions.get(name, "")
-        provenance = {
-            **provenance_of(
-                self._board.name,
-                self._board.info,
-                self._board.shell,
-                runtime=name,
-                version=version,
-                device=device,
-                notes=notes,
-            ),
-            "clock": {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns},
-        }
-        source = f"{self._board.name}: {name} {version} {device}".strip()
-        result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
-        return result, invocation
-
-    def log(self) -> list[str]:
-        """What the worker wrote to stderr."""
-        return self._board.logs(self.loaded.program_id)
-
-    def unload(self) -> None:
-        """End the worker; a board that is gone has none."""
-        with contextlib.suppress(BoardError):
-            self._client.unload(self.loaded.program_id)
-
-    def __enter__(self) -> LoadedProgram:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.unload()

@@ -1,4 +1,4 @@
-"""The agent's protocol as calls: the seam where gRPC's errors become hil's, once.
+"""The agent's protocol as calls.
 
 A client belongs to one thread at a time; its keep-alive runs in a thread of its own.
 """
@@ -6,11 +6,8 @@ A client belongs to one thread at a time; its keep-alive runs in a thread of its
 from __future__ import annotations
 
 import contextlib
-import getpass
-import os
+import json
 import queue
-import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,37 +15,22 @@ from typing import Any
 
 import grpc
 import numpy as np
-import tenacity
 
 from hil import clock, digest, errors, tensors, wire
 from hil.behind import StreamHasher
-from hil.controller.streams import Hold, Invocation, InvokeStream
+from hil.controller.connection import AgentConnection, Target
+from hil.controller.passes import ProfilePass
+from hil.controller.profile.model import Span
+from hil.controller.streams import Invocation, InvokeStream
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array, TensorSpec
 
-TTL_S = 15.0
-_CONNECT_S = 10.0
+__all__ = ["AgentClient", "Loaded", "Target"]
+
 _CALL_S = 60.0
 # Past an order's own limit the agent should have answered; then the agent itself is given up.
 _GRACE_S = 15.0
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where an agent is reached.
-
-    Attributes:
-        address: ``unix:PATH`` or ``HOST:PORT``.
-        token: presented to the agent, "" for none.
-        ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
-    """
-
-    address: str
-    token: str = ""
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,93 +45,21 @@ class Loaded:
     worker_pid: int
 
 
-class AgentClient:
-    """A connection to one agent and the session on it."""
+class AgentClient(AgentConnection):
+    """The calls that an agent answers.
+
+    Args:
+        target: where it is.
+        board: how errors call it.
+
+    Attributes:
+        payload_bytes_sent: bytes of blobs sent so far.
+    """
 
     def __init__(self, target: Target, board: str) -> None:
-        self.board = board
-        self._target = target
-        self._channel = _channel(target)
-        self._stub = wire.Stub(self._channel)
-        self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
-        self._hold: Hold | None = None
-        self._invoke: InvokeStream | None = None
+        super().__init__(target, board)
+        self._unloading: Any = None
         self.payload_bytes_sent = 0
-
-    def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
-        """Who the board is; waits for the connection at most ``timeout`` seconds.
-
-        Raises:
-            BoardUnreachable: nobody answers there.
-        """
-        deadline = time.monotonic() + timeout
-
-        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
-        @tenacity.retry(
-            retry=tenacity.retry_if_exception(_was_cut),
-            stop=tenacity.stop_after_delay(timeout),
-            wait=tenacity.wait_fixed(0.1),
-            reraise=True,
-        )
-        def ask() -> pb.DescribeReply:
-            left = max(deadline - time.monotonic(), 0.1)
-            reply: pb.DescribeReply = self._stub.Describe(
-                pb.DescribeRequest(), timeout=left, metadata=self._metadata, wait_for_ready=True
-            )
-            return reply
-
-        try:
-            reply = ask()
-        except grpc.RpcError as error:
-            lost = self._translated(error)
-            if type(lost) is errors.BoardLost:
-                raise errors.BoardUnreachable(
-                    f"no agent answers at {self._target.address}: {error.details()}",
-                    board=self.board,
-                    hint="is the agent running there? start one with: python -m hil.agent --listen ... --store ...",
-                ) from error
-            raise lost from error
-        if reply.protocol != wire.PROTOCOL:
-            raise errors.BoardError(
-                f"the agent speaks protocol {reply.protocol}, this hil {wire.PROTOCOL}",
-                board=self.board,
-                hint="put the same version of hil on both sides",
-            )
-        return reply
-
-    def open_session(
-        self,
-        purpose: str,
-        *,
-        fence: int = 0,
-        wait_s: float = 60.0,
-        ttl_s: float = TTL_S,
-        on_wait: Callable[[str], None],
-    ) -> int:
-        """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile.
-
-        Raises:
-            BoardBusy: it was not free in time.
-        """
-        opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
-        with self._seam():
-            self._hold = Hold(self._stub, self._metadata, opening, on_wait)
-        given: int = self._hold.fence
-        return given
-
-    def close_session(self) -> None:
-        """Give the device back."""
-        if self._invoke:
-            self._invoke.close()
-            self._invoke = None
-        if self._hold:
-            self._hold.close()
-            self._hold = None
-
-    def close(self) -> None:
-        """End session and connection."""
-        self.close_session()
-        self._channel.close()
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock."""
@@ -232,6 +142,7 @@ class AgentClient:
             function=function,
             timeout_s=timeout,
         )
+        self._wait_unloaded()
         with self._seam("load"):
             reply = self._stub.Load(request, timeout=timeout + _GRACE_S, metadata=self._token())
         inputs = tuple(wire.spec_from_message(spec) for spec in reply.inputs)
@@ -239,9 +150,18 @@ class AgentClient:
         return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid)
 
     def unload(self, program_id: str) -> None:
-        """End a program."""
+        """End a program. Nobody waits until it has ended, but the next call that is about programs."""
+        self._wait_unloaded()
+        request = pb.UnloadRequest(program_id=program_id)
         with self._seam():
-            self._stub.Unload(pb.UnloadRequest(program_id=program_id), timeout=_CALL_S, metadata=self._token())
+            self._unloading = self._stub.Unload.future(request, timeout=_CALL_S, metadata=self._token())
+
+    def _wait_unloaded(self) -> None:
+        unloading, self._unloading = self._unloading, None
+        if unloading is not None:
+            # A board that is gone has no programs, and the next call will tell.
+            with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
+                unloading.result()
 
     def invoke(
         self,
@@ -270,11 +190,59 @@ class AgentClient:
             RunFailed, RunCrashed, StageTimeout: as the board says.
             BoardLost, SessionEnded: the board or the session went away; the run may have happened.
         """
-        if self._invoke is None or self._invoke.broken:
-            self._invoke = InvokeStream(self._stub, self._token())
         start = pb.InvokeStart(
             program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
         )
+        return self._call(start, inputs, into or {})
+
+    def profile(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        tool: str = "",
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+    ) -> ProfilePass:
+        """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
+
+        Args:
+            program_id: of :meth:`load`.
+            inputs: name -> tensor, in the program's order.
+            tool: digest of the tool that the board's runtime lacks (``profile_tool`` in Describe); "" where it has it.
+            warmup: runs before those that count; the files hold them too.
+            iterations: runs that count.
+            timeout: seconds for all of it.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            RunFailed: the runtime cannot profile, or its profiler failed.
+            RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`invoke`.
+        """
+        start = pb.InvokeStart(
+            program_id=program_id,
+            warmup=warmup,
+            iterations=iterations,
+            timeout_s=timeout,
+            profile=pb.ProfilePass(tool=tool),
+        )
+        call = self._call(start, inputs, {})
+        files = {name: memoryview(array.data) for name, array in call.outputs.items()}
+        said = json.loads(bytes(files.pop(clock.CLOCK_FILE, b"{}")))
+        return ProfilePass(
+            files=files,
+            clock_pairs=tuple((int(file_ns), int(board_ns)) for file_ns, board_ns in said.get("pairs", ())),
+            host=Span("profile", *call.host_ns),
+            board=Span("profile", *call.board_ns),
+            warmup=warmup,
+            iterations=iterations,
+        )
+
+    def _call(self, start: pb.InvokeStart, inputs: Mapping[str, Array], into: Mapping[str, Array]) -> Invocation:
+        self._wait_unloaded()
+        if self._invoke is None or self._invoke.broken:
+            self._invoke = InvokeStream(self._stub, self._token())
         streams: list[memoryview] = []
         for name, array in inputs.items():
             data = tensors.to_bytes(array)
@@ -283,72 +251,20 @@ class AgentClient:
             if streamed:
                 streams.append(data)
         with self._seam("run"):
-            return self._invoke.call(start, streams, into or {}, timeout + _GRACE_S)
+            return self._invoke.call(start, streams, into, start.timeout_s + _GRACE_S)
+
+    def counters(self, period_s: float) -> Any:
+        """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
+
+        Its errors are gRPC's own: whoever reads it is beside the run, never part of it.
+
+        Args:
+            period_s: 0.01 to 60.
+        """
+        return self._stub.Counters(pb.CountersRequest(period_ms=round(period_s * 1000)), metadata=self._token())
 
     def logs(self, program_id: str = "") -> list[str]:
         """What workers wrote to stderr so far."""
         with self._seam():
             request = pb.LogsRequest(program_id=program_id)
             return [line.text for line in self._stub.Logs(request, timeout=_CALL_S, metadata=self._token())]
-
-    def _token(self) -> list[tuple[str, str]]:
-        return [*self._metadata, (wire.SESSION_KEY, self._hold.token if self._hold else "")]
-
-    @contextlib.contextmanager
-    def _seam(self, stage: str = "") -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise self._translated(error).located(stage=stage, board=self.board) from error
-        except errors.HilError as error:
-            raise error.located(stage=stage, board=self.board) from error.__cause__
-
-    def _translated(self, error: grpc.RpcError) -> errors.HilError:
-        """The hil error that a gRPC error stands for: the far side's own where it sent one."""
-        trailing: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
-        if wire.ERROR_KEY in trailing:
-            said = pb.Error.FromString(trailing[wire.ERROR_KEY])
-            found = wire.error_from_parts(said.kind, said.message, said.hint, said.detail)
-            if isinstance(found, errors.SessionEnded) and self._hold and self._hold.over:
-                found = errors.SessionEnded(f"the session was ended: {self._hold.over}")
-            return found.located(board=self.board)
-        code = error.code()
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            return errors.BoardError(
-                f"the agent refused us: {error.details()}",
-                board=self.board,
-                hint="its token belongs in the file that token_file in the config's [connection] names, or in "
-                "HIL_AGENT_TOKEN",
-            )
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return errors.BoardError("what answers there is no agent of hil", board=self.board)
-        if self._hold and self._hold.over:
-            return errors.SessionEnded(f"the session was ended: {self._hold.over}", board=self.board)
-        how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
-        return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
-
-
-def _was_cut(error: BaseException) -> bool:
-    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def _channel(target: Target) -> grpc.Channel:
-    # A pool of its own, or a new client of an address shares the dying connection of an older one.
-    options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    if target.ca is None:
-        return grpc.insecure_channel(target.address, options)
-    try:
-        key = target.key.read_bytes() if target.key else None
-        certificate = target.cert.read_bytes() if target.cert else None
-        credentials = grpc.ssl_channel_credentials(target.ca.read_bytes(), key, certificate)
-    except OSError as error:
-        raise errors.UsageError(f"a TLS file cannot be read: {error}") from error
-    return grpc.secure_channel(target.address, credentials, options)
-
-
-def _me() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

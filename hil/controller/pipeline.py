@@ -275,7 +275,8 @@ def _run(case: Case, program: AnyProgram, inputs: Mapping[str, Array], artifact:
     case.timings = replace(
         case.timings,
         warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
-        run_s=spent - call.fetch_s - call.warmup_ns / 1e9,
+        # The warm-up is by the board's clock, which may jump.
+        run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
         fetch_s=call.fetch_s,
     )
     shop.keep(case, "outputs")

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from google.protobuf.json_format import MessageToDict
 
-from hil import errors, wire
+from hil import clock, errors, wire
 from hil.behind import StreamHasher
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array
@@ -23,18 +23,34 @@ from hil.tensors import Array
 class Invocation:
     """One call's answer. Stamps are of the board's clock, seconds of the host's.
 
-    ``busy_ns`` is the time on the board between the last input byte and the first output byte, so the wall time
-    less that is what moving the tensors cost. ``state`` is what Describe says of what changes, where it was asked for.
+    Attributes:
+        outputs: name -> tensor.
+        iterations_ns: start and end of each.
+        warmup_ns: how long the warm-up took.
+        host_ns: from sending to the last byte received, host clock.
+        board_ns: from the last input byte to the outputs being ready to send.
+        peak_memory_bytes: the worker's.
+        cpu_ns: what the worker's threads together computed during the iterations, 0 where nothing is known of that.
+        send_s: until the answer began.
+        fetch_s: for the outputs.
+        state: what Describe says of what changes, where it was asked for.
     """
 
     outputs: dict[str, Array]
     iterations_ns: tuple[tuple[int, int], ...]
     warmup_ns: int
-    busy_ns: int
+    host_ns: tuple[int, int]
+    board_ns: tuple[int, int]
     peak_memory_bytes: int
+    cpu_ns: int
     send_s: float
     fetch_s: float
     state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def busy_ns(self) -> int:
+        """The board's own part: the wall time less that is what moving the tensors cost."""
+        return self.board_ns[1] - self.board_ns[0]
 
 
 class Hold:
@@ -107,11 +123,11 @@ class InvokeStream:
             grpc.RpcError: as the agent or the link ended it; after ``limit_s`` seconds the call is cancelled.
         """
         self._deadline = time.monotonic() + limit_s
-        begin = time.monotonic()
+        begin = clock.now_ns()
         try:
             self._asked.put((pb.InvokeRequest(start=start), streams))
             done = next(self._replies).done
-            answered = time.monotonic()
+            answered = clock.now_ns()
             outputs = self._outputs(done, into)
         except BaseException as error:
             self.close()
@@ -120,15 +136,18 @@ class InvokeStream:
             raise
         finally:
             self._deadline = float("inf")
+        end = clock.now_ns()
         busy = done.ready_ns - done.received_ns
         return Invocation(
             outputs,
             tuple(zip(done.start_ns, done.end_ns, strict=True)),
             done.warmup_ns,
-            busy,
+            (begin, end),
+            (done.received_ns, done.ready_ns),
             done.peak_memory_bytes,
-            max(answered - begin - busy / 1e9, 0.0),
-            time.monotonic() - answered,
+            done.cpu_ns,
+            max(answered - begin - busy, 0) / 1e9,
+            (end - answered) / 1e9,
             MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
         )
 

@@ -17,6 +17,7 @@ from hil.agent.store import BlobStore, Upload
 from hil.boards import BoardConfig, load_board
 from hil.errors import HilError, UsageError
 from hil.sim import faults
+from hil.sim.clock import SimClock
 from hil.sim.link import FaultyLink
 
 _RUNTIMES = {"iree": "hil.sim.iree:SimIree", "onnxruntime": "hil.sim.onnxruntime:SimOnnxRuntime"}
@@ -74,6 +75,9 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
 
     def make_store(root: Path, quota: int) -> BlobStore:
         charges.arm(found)  # now that the store is ours
+        if "clock" in by_name:
+            SimClock.start(root)
+            SimClock(by_name["clock"], root).install()
         if "drop" not in by_name:
             return BlobStore(root, quota)
         stores.append(DroppingStore(root, quota, by_name["drop"], charges))
@@ -81,7 +85,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
 
     inner = {
         "faults": [str(fault) for fault in found],
-        "charges": str(options["store"] / "faults"),
+        "store": str(options["store"]),
         "agent_pid": os.getpid(),
         "arithmetic": board.simulator.arithmetic,
     }

@@ -11,6 +11,10 @@ name           what happens                                                     
 ``drop``       every connection is cut when ``at`` (0.6) of what an upload has to bring has come          once
 ``slow``       the link carries ``rate`` (1 MB/s) bytes a second, ``delay`` (0) seconds late each way     always
 ``kill-agent`` the agent is killed with SIGKILL ``at`` run or load                                        always
+``clock``      the board's clock is ``offset`` (0) seconds ahead, ``ppm`` (0) too fast, and is put         always
+               forward by ``jump`` (0) seconds in the first run
+``profile``    the profiling tool is ``how``: missing, or it crashes, writes half (truncate), never ends   always
+``slowdown``   every run takes ``factor`` (1.1) times as long                                             always
 =============  =========================================================================================  ==========
 
 ``times=N`` makes a fault strike N times and then no more; ``times=0`` is always. ``corrupt`` refuses a program that has
@@ -37,7 +41,13 @@ _KEYS: dict[str, dict[str, Any]] = {
     "drop": {"at": 0.6, "times": 1},
     "slow": {"rate": 1e6, "delay": 0.0},
     "kill-agent": {"at": "run", "times": 0},
+    "clock": {"offset": 0.0, "ppm": 0.0, "jump": 0.0},
+    "profile": {"how": "missing", "times": 0},
+    "slowdown": {"factor": 1.1},
 }
+PROFILES = ("missing", "crash", "truncate", "hang")
+# A century: what nanoseconds in 64 bits hold thrice.
+_FAR_S = 3.2e9
 # What a key's value must be: a test, and in words.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "at": (lambda at: at in ("run", "load"), "run or load"),
@@ -48,6 +58,11 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "others": (lambda word: word in ("refuse", "spare"), "refuse or spare"),
     "rate": (lambda rate: rate > 0, "above 0 bytes a second"),
     "delay": (lambda delay: 0 <= delay < math.inf, "0 seconds or more"),
+    "offset": (lambda offset: abs(offset) <= _FAR_S, "seconds, at most a century"),
+    "ppm": (lambda ppm: abs(ppm) <= 1000, "-1000 to 1000"),
+    "jump": (lambda jump: abs(jump) <= _FAR_S, "seconds, at most a century"),
+    "how": (lambda how: how in PROFILES, f"one of {', '.join(PROFILES)}"),
+    "factor": (lambda factor: 1 <= factor < math.inf, "1 or more"),
     "times": (lambda times: times >= 0, "1 or more, or 0 for always"),
 }
 

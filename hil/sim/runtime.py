@@ -13,13 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent.runtimes import known, resolve
+from hil.agent.runtimes import known, profiling, resolve
+from hil.clock import CLOCK_FILE
 from hil.errors import UsageError
 from hil.iree_values import SCALAR_PREFIX
+from hil.sim.clock import SimClock
 from hil.sim.faults import Charges, Fault, parse
 from hil.tensors import Array, TensorSpec
 
 HALF = "float16"
+# Profiling tools that do not work.
+_CRASHES = "#!/bin/sh\necho simulated crash >&2\nkill -SEGV $$\n"
+_HANGS = "#!/bin/sh\nexec sleep 86400\n"
 
 
 def real_runtime(name: str) -> Any:
@@ -28,7 +33,7 @@ def real_runtime(name: str) -> Any:
 
 
 class SimRuntime:
-    """Options: ``faults`` (texts), ``charges`` (folder), ``agent_pid``, ``arithmetic`` ("" or ``float16``).
+    """Options: ``faults`` (texts), ``store`` (the simulator's), ``agent_pid``, ``arithmetic`` ("" or ``float16``).
 
     Attributes:
         real: the runtime's own class. Found when the subclass's module is imported, which is before workers are forked:
@@ -40,7 +45,13 @@ class SimRuntime:
     def __init__(self, options: dict[str, Any]) -> None:
         self._inner = self.real(options)
         self._faults = [parse(text) for text in options.get("faults", ())]
-        self._charges = Charges(Path(options.get("charges", "")))
+        store = Path(options.get("store", ""))
+        self._charges = Charges(store / "faults")
+        self._clock = next((SimClock(fault, store) for fault in self._faults if fault.name == "clock"), None)
+        if self._clock is not None:
+            self._clock.install()
+        slow = (float(fault.keys["factor"]) for fault in self._faults if fault.name == "slowdown")
+        self.slowdown = max(slow, default=1.0)
         self._agent_pid = int(options.get("agent_pid", 0))
         self._half = options.get("arithmetic") == HALF
 
@@ -74,6 +85,13 @@ class SimRuntime:
         for fault in self._faults:
             if fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at and self._charges.strike(fault):
                 self._suffer(fault)
+        if at == "run" and self._clock is not None:
+            self._clock.jump()
+
+    def profile_fault(self) -> str:
+        """What is wrong with the profiling tool; "" where nothing is."""
+        faults = [fault for fault in self._faults if fault.name == "profile"]
+        return next((str(fault.keys["how"]) for fault in faults if self._charges.strike(fault)), "")
 
     def corrupt(self, arrays: list[Array], outputs: Sequence[TensorSpec]) -> list[Array]:
         """Flip bits in outputs if that fault is on."""
@@ -118,7 +136,28 @@ class SimProgram:
     def run(self) -> None:
         """As the real program, unless a fault strikes."""
         self._runtime.strike("run")
+        start = time.perf_counter_ns()
         self._inner.run()
+        if self._runtime.slowdown > 1:
+            end = start + (time.perf_counter_ns() - start) * self._runtime.slowdown
+            while time.perf_counter_ns() < end:
+                pass
+
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+        """As the real program, unless its tool has a fault."""
+        how = self._runtime.profile_fault()
+        if how in ("missing", "crash", "hang"):
+            script = folder / "simulated-profiler"
+            if how != "missing":
+                script.write_text(_CRASHES if how == "crash" else _HANGS)
+                script.chmod(0o700)
+            profiling.run_command([str(script)], folder, folder / "profile")
+        files: list[Path] = self._inner.profile(warmup, iterations, folder, tool)
+        if how == "truncate":
+            for file in files:
+                if file.name != CLOCK_FILE:
+                    os.truncate(file, file.stat().st_size // 2)
+        return files
 
     def fetch(self) -> list[Array]:
         """As the real program, perhaps corrupted."""

@@ -8,7 +8,10 @@ import pytest
 from agents import Program
 from links import AGENTS, Reached, reach
 
+from hil.controller.cache import Cache
 from hil.controller.client import AgentClient, Target
+from hil.controller.iree_tool import iree_tool
+from hil.digest import digest_file
 
 
 @pytest.fixture(scope="session", params=AGENTS)
@@ -51,3 +54,19 @@ def client(connect: Callable[[], AgentClient]) -> AgentClient:
     made = connect()
     made.open_session("contract test", wait_s=10, on_wait=print)
     return made
+
+
+@pytest.fixture
+def profiler(reached: Reached) -> Callable[[AgentClient, str], str]:
+    """Pushes the tool that an agent lacks for profiling a runtime's programs; its digest, "" where it lacks none."""
+
+    def push(client: AgentClient, runtime: str) -> str:
+        shown = next(one for one in client.describe().runtimes if one.name == runtime)
+        if not shown.profile_tool:
+            return ""
+        path = iree_tool(shown.profile_tool, reached.arch, version=shown.version, cache=Cache(), board="contract")
+        digest = digest_file(path)
+        client.put({name: (path, have) for name, have in client.missing([digest]).items()})
+        return digest
+
+    return push

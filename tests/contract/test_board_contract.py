@@ -3,6 +3,7 @@ without one, where the same program is run by command."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from links import AGENTS, COMMANDS, ENDS, Reached, reach
 
 from hil import errors
 from hil.bundle import Artifact
+from hil.controller.board import Board
 from hil.controller.choice import choose
 from hil.controller.opening import AnyBoard, open_board
 from hil.digest import digest_file
@@ -129,6 +131,45 @@ def test_inputs_that_do_not_fit_are_refused(load, inputs):
         with pytest.raises(errors.UsageError):
             program.run(inputs)
         program.run({"a": A, "b": B})
+
+
+def test_it_is_profiled_and_runs_on(board, load):
+    with load("add") as program:
+        taken = program.profile({"a": A, "b": B}, warmup=1, iterations=2)
+        assert len(taken.files["profile.ireeprof"]) > 100
+        assert (taken.warmup, taken.iterations) == (1, 2)
+        assert taken.host.start_ns < taken.host.end_ns
+        by_agent = isinstance(board, Board)
+        assert bool(taken.clock_pairs) == (taken.board is not None) == by_agent
+        result, _ = program.run({"a": A, "b": B})
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
+
+
+def test_a_profile_of_a_program_that_fails_is_a_run_error(load):
+    with load("refuses") as program:
+        with pytest.raises(errors.RunFailed) as caught:
+            program.profile({"n": np.array(4, np.int32)})
+        assert "it is not three" in f"{caught.value.message} {caught.value.detail}"
+        program.profile({"n": np.array(3, np.int32)})
+
+
+def test_a_profile_that_hangs_is_ended(load):
+    with load("hangs") as program, pytest.raises(errors.StageTimeout):
+        program.profile({"n": np.array(1, np.int32)}, timeout=2)
+    with load("add") as program:
+        program.run({"a": A, "b": B})
+
+
+def test_counters_are_watched_beside_a_run(board, load):
+    with board.watch_counters(0.02) as watch, load("add") as program:
+        program.run({"a": A, "b": B})
+        measured = not watch.trouble
+        while measured and len({sample.at_ns for sample in watch.samples}) < 2:
+            time.sleep(0.01)
+    assert bool(watch.samples) == measured == (isinstance(board, Board))
+    stamps = [sample.at_ns for sample in watch.samples]
+    assert stamps == sorted(stamps)
+    assert watch.trouble == "" or not measured
 
 
 def test_what_is_no_program_is_a_load_error(board, tmp_path):

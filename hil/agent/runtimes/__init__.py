@@ -21,7 +21,17 @@ BUILT_IN = {
 
 
 class Program(Protocol):
-    """A loaded program."""
+    """A loaded program.
+
+    One that can be profiled has one more method::
+
+        def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]
+
+    It runs what is bound ``warmup`` and then ``iterations`` times under the runtime's profiler, writes into ``folder``
+    and returns the files, among them one of :class:`hil.agent.runtimes.profiling.ClockPairs`; ``tool`` is the command
+    that its ``describe`` asked for. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself
+    can be run on.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -44,7 +54,10 @@ class Runtime(Protocol):
 
     @staticmethod
     def describe() -> dict[str, Any]:
-        """``{"version": ..., "devices": [default first, ...]}``."""
+        """``{"version": ..., "devices": [default first, ...]}``.
+
+        With ``"profile_tool"``, the name of a command, where profiling needs one that is not here.
+        """
 
     def prepare(self, device: str) -> None:
         """Open the device, so that loading is quick. Never raises for an unknown device: loading does."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,23 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 
+from hil.agent.runtimes import profiling
 from hil.errors import LoadFailed, RunFailed
-from hil.iree_values import SCALAR_PREFIX, dtype_of_element, element_of, parse_declaration
+from hil.iree_command import (
+    NUMBERS,
+    PARAMETER_SCOPE,
+    PROFILE_FILE,
+    PROFILE_TOOL,
+    give,
+    is_number,
+    own_tool,
+    profile_command,
+)
+from hil.iree_values import dtype_of_element, element_of, parse_declaration
 from hil.packing import SUB_BYTE_BITS, pack, unpack
 from hil.tensors import Array, TensorSpec, dtype_of
 
 DEFAULT_DEVICE = "local-task"
-PARAMETER_SCOPE = "model"
 # Below this size a copy is quicker than setting up shared memory as a device buffer.
 _IMPORT_FROM = 1 << 16
 _ALIGNMENT = 64
@@ -35,7 +47,8 @@ class IreeRuntime:
         """Version, and the drivers that have a device here."""
         drivers = [name for name in rt.query_available_drivers() if _has_device(name)]
         ordered = sorted(drivers, key=lambda name: (name != DEFAULT_DEVICE, name))
-        return {"version": version("iree-base-runtime"), "devices": ordered}
+        lacking = "" if own_tool(PROFILE_TOOL) else PROFILE_TOOL
+        return {"version": version("iree-base-runtime"), "devices": ordered, "profile_tool": lacking}
 
     def prepare(self, device: str) -> None:
         """Open a device."""
@@ -71,13 +84,23 @@ class IreeRuntime:
             raise LoadFailed(
                 f"IREE refused {main}: {_first_line(error)}", detail=str(error), hint=_hint(error)
             ) from error
-        return IreeProgram(hal_device, context, module, function, [*modules, module])
+        return IreeProgram(hal_device, context, module, function, _Files(name, path, parameters), [*modules, module])
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What a program is made of, as a command would load it."""
+
+    device: str
+    module: Path
+    parameters: list[Path]
 
 
 class IreeProgram:
     """One function of a loaded module."""
 
-    def __init__(self, device: Any, context: Any, module: Any, function: str, keep: list[Any]) -> None:
+    def __init__(self, device: Any, context: Any, module: Any, function: str, files: _Files, keep: list[Any]) -> None:
+        self._files = files
         self._device = device
         self._context = context
         self._keep = keep
@@ -93,13 +116,15 @@ class IreeProgram:
         self._arguments: Any = None
         self._results: Any = None
         self._bound: list[Any] = []
+        self._given: list[Array] = []
 
     def bind(self, inputs: list[Array]) -> None:
         """Make device buffers of the inputs, without a copy where they are large and aligned."""
         arguments = rt.VmVariantList(len(inputs))
         self._bound = []
+        self._given = inputs
         for spec, array in zip(self.inputs, inputs, strict=True):
-            if _is_scalar(spec):
+            if is_number(spec):
                 push = arguments.push_float if array.dtype.kind == "f" else arguments.push_int
                 push(array.item())
                 continue
@@ -136,11 +161,38 @@ class IreeProgram:
             raise RunFailed(f"IREE failed to run {self.function}: {_first_line(error)}", detail=str(error)) from error
         self._results = results
 
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+        """Run IREE's own tool on the inputs, in a process of its own: the Python bindings cannot profile."""
+        found = own_tool(PROFILE_TOOL) if tool is None else profiling.executable(tool, folder, PROFILE_TOOL)
+        if found is None:
+            raise RunFailed(f"IREE profiles by the command {PROFILE_TOOL}, which this board does not have")
+        for spec in self.inputs:
+            if is_number(spec) and spec.dtype not in NUMBERS:
+                raise RunFailed(f"{spec}: a command takes no {spec.dtype} numbers, and IREE profiles by a command")
+        argv = profile_command(
+            str(found),
+            str(self._files.module),
+            device=self._files.device,
+            function=self.function,
+            inputs=[
+                give(spec, array, f"i{position}", folder, str(folder)).value
+                for position, (spec, array) in enumerate(zip(self.inputs, self._given, strict=True))
+            ],
+            weights=[str(path) for path in self._files.parameters],
+            runs=warmup + iterations,
+            output=PROFILE_FILE,
+        )
+        clocks = profiling.ClockPairs(time.monotonic_ns)
+        clocks.look()
+        profiling.run_command(argv, folder, folder / PROFILE_FILE)
+        clocks.look()
+        return [folder / PROFILE_FILE, clocks.write(folder, warmup=warmup, iterations=iterations)]
+
     def fetch(self) -> list[Array]:
         """The results as arrays that view the device's buffers where the host can see them."""
         arrays: list[Array] = []
         for position, spec in enumerate(self.outputs):
-            if _is_scalar(spec):
+            if is_number(spec):
                 arrays.append(np.asarray(self._results.get_variant(position), dtype_of(spec.dtype)))
                 continue
             view = self._results.get_as_object(position, rt.HalBufferView)
@@ -156,10 +208,6 @@ class IreeProgram:
             else:
                 arrays.append(mapped[: count * dtype.itemsize].view(dtype).reshape(shape))
         return arrays
-
-
-def _is_scalar(spec: TensorSpec) -> bool:
-    return spec.name.startswith(SCALAR_PREFIX)
 
 
 def _has_device(driver: str) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
+from hil.agent.runtimes import profiling
 from hil.errors import LoadFailed, RunFailed
 from hil.ort_values import from_ort, spec_of_node, to_ort
 from hil.tensors import Array, TensorSpec
 
+# What a profiling pass writes.
+PROFILE_FILE = "onnxruntime.json"
 DEFAULT_DEVICE = "CPUExecutionProvider"
 
 
@@ -37,21 +42,36 @@ class OnnxRuntime:
             raise LoadFailed(
                 f"ONNX Runtime has no execution provider {provider!r}", hint=f"one of {ort.get_available_providers()}"
             )
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
+
+        def make(options: ort.SessionOptions) -> ort.InferenceSession:
+            options.log_severity_level = 3
+            return ort.InferenceSession(str(folder / main), options, providers=[provider])
+
         try:
-            session = ort.InferenceSession(str(folder / main), options, providers=[provider])
+            session = make(ort.SessionOptions())
         except Exception as error:
             text = str(error).replace(str(folder) + "/", "")
             raise LoadFailed(f"ONNX Runtime refused {main}: {text[:400]}", detail=text) from error
-        return OnnxProgram(session, function)
+        return OnnxProgram(session, function, make)
 
 
 class OnnxProgram:
-    """A session; its one function is the graph."""
+    """A session; its one function is the graph.
 
-    def __init__(self, session: ort.InferenceSession, function: str) -> None:
+    Args:
+        session: of the model.
+        function: its name, for the record.
+        make: makes another session of the same model.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        function: str,
+        make: Callable[[ort.SessionOptions], ort.InferenceSession],
+    ) -> None:
         self._session = session
+        self._make = make
         self.function = function
         self.inputs = _specs("input", session.get_inputs())
         self.outputs = _specs("output", session.get_outputs())
@@ -70,8 +90,35 @@ class OnnxProgram:
 
     def run(self) -> None:
         """One session run."""
+        self._values = self._run(self._session)
+
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+        """Run a session of its own that writes down what it does: this one stays as quick as it was."""
+        options = ort.SessionOptions()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "pass")
         try:
-            self._values = self._session._sess.run_with_ort_values(
+            session = self._make(options)
+            # What it counts its microseconds from.
+            start_ns = session.get_profiling_start_time_ns()
+            clocks = profiling.ClockPairs(lambda: time.time_ns() - start_ns)
+            clocks.look()
+            for _ in range(warmup + iterations):
+                self._run(session)
+            clocks.look()
+            written = Path(session.end_profiling())
+            written.rename(folder / PROFILE_FILE)
+        except RunFailed:
+            raise
+        except Exception as error:
+            raise RunFailed(
+                f"ONNX Runtime failed to profile the model: {str(error)[:400]}", detail=str(error)
+            ) from error
+        return [folder / PROFILE_FILE, clocks.write(folder, warmup=warmup, iterations=iterations)]
+
+    def _run(self, session: ort.InferenceSession) -> Any:
+        try:
+            return session._sess.run_with_ort_values(
                 {name: value._get_c_value() for name, value in self._feeds.items()}, self._names, None
             )
         except Exception as error:

@@ -5,6 +5,7 @@ no other. What such a board cannot measure is absent from its results.
 """
 
 from hil.controller.commanded.board import CommandBoard
-from hil.controller.commanded.program import CommandLoaded, CommandProgram
+from hil.controller.commanded.calls import CommandCall, CommandLoaded
+from hil.controller.commanded.program import CommandProgram
 
-__all__ = ["CommandBoard", "CommandLoaded", "CommandProgram"]
+__all__ = ["CommandBoard", "CommandCall", "CommandLoaded", "CommandProgram"]

@@ -7,8 +7,7 @@ import functools
 import os
 import posixpath
 import tempfile
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,14 +19,18 @@ from hil.controller.cache import Cache
 from hil.controller.care.conditions import changed
 from hil.controller.choice import BoardChoice, with_target
 from hil.controller.commanded import machine, scripts
-from hil.controller.commanded.program import NOT_MEASURED, CommandProgram
+from hil.controller.commanded.calls import NOT_MEASURED
+from hil.controller.commanded.program import CommandProgram
 from hil.controller.commanded.signature import signature_of
-from hil.controller.commanded.store import Item, Store
-from hil.controller.commanded.tool import PACKAGE, TOOL, iree_run_module
+from hil.controller.commanded.store import Item, Store, find_program
 from hil.controller.commanded.values import check_signature
+from hil.controller.counters import CounterWatch
+from hil.controller.iree_tool import PACKAGE, iree_tool
 from hil.controller.isolated import Isolated
+from hil.controller.versions import version
 from hil.digest import digest_file
-from hil.errors import BoardError, BoardLost, HilError, LoadFailed, UsageError
+from hil.errors import BoardError, BoardLost, HilError, RunFailed, UsageError
+from hil.iree_command import PROFILE_TOOL, RUN_TOOL
 
 if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
@@ -65,8 +68,6 @@ class CommandBoard:
         UsageError: the config names a runtime that has no command.
         BoardError: the board cannot be used.
     """
-
-    PARAMETER_SCOPE = "model"
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class CommandBoard:
     @property
     def title(self) -> str:
         """The name of the command."""
-        return self.command.program or Path(self.command.file).name or TOOL
+        return self.command.program or Path(self.command.file).name or RUN_TOOL
 
     @property
     def version(self) -> str:
@@ -175,6 +176,32 @@ class CommandBoard:
         items = [Item(path, artifact.digests[name]) for name, path in artifact.files.items()]
         if tool := self._tool():
             items.append(tool)
+        return self._send(items, progress)
+
+    def push_profiler(self, runtime: str) -> str:
+        """Send the tool that profiles programs, where the board lacks it; returns where it lies there.
+
+        Raises:
+            RunFailed: the board runs programs by a command of its own, which cannot profile.
+            LoadFailed: the board has no room, or there is no such tool for it.
+            BoardLost: the link broke again and again.
+        """
+        if not self.command.is_ours or runtime != "iree":
+            raise RunFailed(
+                f"this board's own command {posixpath.basename(self.title)} cannot profile",
+                board=self.name,
+                hint="only the tool that hil puts on a board can: leave program and file out of [runtime]",
+            )
+        path = self._iree(PROFILE_TOOL)
+        item = Item(path, digest_file(path), executable=True)
+        self._send([item], lambda sent, total: None)
+        return self.store.place(item)
+
+    def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
+        """Nothing is told: that takes an agent."""
+        return CounterWatch(None)
+
+    def _send(self, items: Sequence[Item], progress: Callable[[int, int], None]) -> int:
         sent = 0
 
         def once() -> None:
@@ -211,8 +238,11 @@ class CommandBoard:
             if not path.is_file():
                 raise UsageError(f"the program {path} of the board's [runtime] is no file")
             return path
+        return self._iree(RUN_TOOL)
+
+    def _iree(self, tool: str) -> Path:
         shown = self.info["machine"]
-        return iree_run_module(shown.get("arch", ""), shown.get("libc", ""), cache=self._cache, board=self.name)
+        return iree_tool(tool, shown.get("arch", ""), shown.get("libc", ""), cache=self._cache, board=self.name)
 
     def _tool(self) -> Item | None:
         path = self._tool_path
@@ -239,17 +269,7 @@ class CommandBoard:
         Raises:
             LoadFailed: it is not there.
         """
-        program = self.command.program
-        if not program:
-            return ""
-        said = self.shell.run(["sh", "-c", 'command -v -- "$1"', "hil", program], timeout=_CALL_S, check=False)
-        if said.code or not said.text:
-            raise LoadFailed(
-                f"the board has no program {program!r}",
-                hint="[runtime] program in the board's config is looked for in the login's PATH there",
-            )
-        found: str = said.text
-        return found
+        return find_program(self.shell, self.command.program) if self.command.program else ""
 
     def close(self) -> None:
         """End the connection."""

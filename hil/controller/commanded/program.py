@@ -8,13 +8,14 @@ import secrets
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
+from hil.clock import now_ns
 from hil.controller.commanded import scripts
+from hil.controller.commanded.calls import NOT_MEASURED, CommandCall, CommandLoaded
 from hil.controller.commanded.values import (
     Signature,
     check_inputs,
@@ -24,11 +25,14 @@ from hil.controller.commanded.values import (
     write_inputs,
 )
 from hil.controller.commanded.verdicts import failure
+from hil.controller.passes import ProfilePass
+from hil.controller.profile.model import Span
 from hil.controller.provenance import provenance_of
 from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageTimeout, StorageError
+from hil.iree_command import PARAMETER_SCOPE, PROFILE_FILE, PROFILE_TOOL, profile_command
 from hil.results import RunResult
-from hil.runtime_command import fill
-from hil.tensors import Array, TensorSpec
+from hil.runtime_command import RuntimeCommand, fill
+from hil.tensors import Array
 
 if TYPE_CHECKING:
     from hil.controller.commanded.board import CommandBoard
@@ -40,25 +44,6 @@ _SLOW = 1.25
 _CALL_S = 60.0
 _SPARE_BYTES = 1 << 16
 _DETAIL = 4000
-# What a run by command cannot tell; a result says so.
-NOT_MEASURED = ("device time", "peak memory", "clock")
-
-
-@dataclass(frozen=True)
-class CommandLoaded:
-    """What is known of a program that the board has: a command loads it anew each time."""
-
-    function: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-@dataclass(frozen=True)
-class CommandCall:
-    """What a call cost, on the host's clock: nanoseconds of warm-up runs, seconds of fetching the outputs."""
-
-    warmup_ns: int
-    fetch_s: float
 
 
 class CommandProgram:
@@ -104,34 +89,79 @@ class CommandProgram:
             UsageError: the program does not take these inputs.
             LoadFailed, RunFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as it ends.
         """
+        board = self._board
+        files = output_files(self._signature, board.command)
+        with self._place(inputs, board.command) as (local, remote, arguments):
+            argv = self._argv(arguments, remote)
+            left = timeout
+            walls: list[float] = []
+            sizes: tuple[int | None, ...] = ()
+            for _ in range(warmup + iterations):
+                wall, sizes = self._once(argv, files, remote, timeout, left)
+                walls.append(wall)
+                left -= wall
+            start = time.monotonic()
+            outputs = self._fetch(local, remote, sizes, names)
+            call = CommandCall(round(sum(walls[:warmup]) * 1e9), time.monotonic() - start)
+            notes = board.look()
+        return self._result(outputs, argv, walls[warmup:], notes), call
+
+    def profile(
+        self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0
+    ) -> ProfilePass:
+        """Run once more under IREE's profiling tool, which is sent first where the board lacks it.
+
+        Nothing on the board tells its clock with the files: their times are its own.
+
+        Args:
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: runs before, and runs that count.
+            timeout: seconds for all of them, whole seconds on the board.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            RunFailed: the board's command is its own and cannot profile, or the tool wrote nothing.
+            LoadFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as of :meth:`run`.
+        """
+        tool = self._board.push_profiler(self._artifact.runtime)
+        with self._place(inputs, RuntimeCommand(input="{value}")) as (local, remote, values):
+            argv = profile_command(
+                tool,
+                self._files[self._artifact.main],
+                device=self._board.device(self._artifact.runtime),
+                function=self._signature.function,
+                inputs=values,
+                weights=self._weights(),
+                runs=warmup + iterations,
+                output=PROFILE_FILE,
+            )
+            start = now_ns()
+            _, (size,) = self._once(argv, [PROFILE_FILE], remote, timeout, timeout)
+            if not size:
+                raise RunFailed("the profiling command ended well but wrote nothing")
+            data = self._get(local, remote, PROFILE_FILE, size).read_bytes()
+            host = Span("profile", start, now_ns())
+        return ProfilePass({PROFILE_FILE: memoryview(data)}, (), host, None, warmup, iterations)
+
+    @contextlib.contextmanager
+    def _place(self, inputs: Mapping[str, Array], command: RuntimeCommand) -> Iterator[tuple[Path, str, list[str]]]:
+        """A folder here and one on the board that has the inputs, and their arguments; both are gone at the end."""
         check_inputs(self._signature, inputs)
         board = self._board
         remote = f"{board.folder}/runs/{secrets.token_hex(8)}"
         with tempfile.TemporaryDirectory(prefix="hil-command-") as place, board.located("run"):
             local = Path(place)
             try:
-                arguments, files = write_inputs(self._signature, inputs, board.command, local, remote)
+                arguments, files = write_inputs(self._signature, inputs, command, local, remote)
             except OSError as error:
                 text = f"cannot write the inputs to {local}: {error.strerror or error}"
                 raise StorageError(text, hint="make room there, or set TMPDIR to another folder") from error
             try:
                 self._send(local, remote, files)
-                argv = self._argv(arguments, remote)
-                left = timeout
-                walls: list[float] = []
-                sizes: tuple[int | None, ...] = ()
-                for _ in range(warmup + iterations):
-                    wall, sizes = self._once(argv, remote, timeout, left)
-                    walls.append(wall)
-                    left -= wall
-                start = time.monotonic()
-                outputs = self._fetch(local, remote, sizes, names)
-                call = CommandCall(round(sum(walls[:warmup]) * 1e9), time.monotonic() - start)
-                notes = board.look()
+                yield local, remote, arguments
             finally:
                 with contextlib.suppress(BoardError):
                     board.shell.run(scripts.remove(remote), timeout=_CALL_S, check=False)
-        return self._result(outputs, argv, walls[warmup:], notes), call
 
     def log(self) -> list[str]:
         """What the commands wrote to stderr."""
@@ -149,11 +179,7 @@ class CommandProgram:
     def _argv(self, inputs: list[str], remote: str) -> list[str]:
         board, command = self._board, self._board.command
         outputs = output_arguments(output_files(self._signature, command), command, remote)
-        weights = [
-            fill(command.parameter, {"scope": board.PARAMETER_SCOPE, "file": place})
-            for name, place in sorted(self._files.items())
-            if name != self._artifact.main and name.endswith(".irpa")
-        ]
+        weights = [fill(command.parameter, {"scope": PARAMETER_SCOPE, "file": place}) for place in self._weights()]
         several = {"{inputs}": inputs, "{outputs}": outputs, "{parameters}": weights}
         values = {
             "device": board.device(self._artifact.runtime),
@@ -165,6 +191,11 @@ class CommandProgram:
         for flag in command.flags:
             argv += several[flag] if flag in several else [fill(flag, values)]
         return argv
+
+    def _weights(self) -> list[str]:
+        """Where the program's files of parameters lie on the board."""
+        main = self._artifact.main
+        return [place for name, place in sorted(self._files.items()) if name != main and name.endswith(".irpa")]
 
     def _send(self, local: Path, remote: str, files: list[str]) -> None:
         """Make the run's folder, with the inputs in it."""
@@ -181,8 +212,10 @@ class CommandProgram:
                 raise
             raise RunFailed(f"the board has no room for the inputs: {size} bytes, and {free} are free") from error
 
-    def _once(self, argv: list[str], remote: str, timeout: float, left: float) -> tuple[float, tuple[int | None, ...]]:
-        """One command: its wall time, without that of waiting for another run, and the size of each output file."""
+    def _once(
+        self, argv: list[str], files: list[str], remote: str, timeout: float, left: float
+    ) -> tuple[float, tuple[int | None, ...]]:
+        """One command: its wall time, without that of waiting for another run, and the size of each file it writes."""
         board = self._board
         late = StageTimeout(
             f"run took longer than its limit of {timeout:g} s and was ended",
@@ -191,7 +224,6 @@ class CommandProgram:
         if left <= 0:
             raise late
         limit, wait_s = math.ceil(left), math.ceil(board.wait_s)
-        files = output_files(self._signature, board.command)
         whole = scripts.run(remote, files, argv, limit_s=limit, wait_s=wait_s, environment=board.command.environment)
         start = time.monotonic()
         try:
@@ -211,7 +243,9 @@ class CommandProgram:
             late.detail = done.err[-_DETAIL:]
             raise late
         if ended.code:
-            raise failure(ended, done.err, board.title)
+            ours = argv[0] == self._program
+            # A profile is taken of what has been run: the tool does not say how far it came.
+            raise failure(ended, done.err, board.title if ours else PROFILE_TOOL, loads=not ours)
         if len(ended.sizes) != len(files):
             raise BoardError("the board's shell does not tell the size of a file", detail=done.err[-_DETAIL:])
         return max(wall - ended.waited_s, 0.0), ended.sizes
@@ -229,11 +263,15 @@ class CommandProgram:
                     f"the command ended well but wrote no output {name!r}",
                     hint="see the output pattern of [runtime] in the board's config",
                 )
-            self._board.shell.get(f"{remote}/{file}", local / file)
-            if (local / file).stat().st_size != size:
-                raise BoardLost(f"output {name!r} was damaged on its way from the board")
-            outputs[name] = read_output(spec, local / file)
+            outputs[name] = read_output(spec, self._get(local, remote, file, size))
         return outputs
+
+    def _get(self, local: Path, remote: str, file: str, size: int) -> Path:
+        """Fetch a file that a command wrote."""
+        self._board.shell.get(f"{remote}/{file}", local / file)
+        if (local / file).stat().st_size != size:
+            raise BoardLost(f"{file} was damaged on its way from the board")
+        return local / file
 
     def _result(self, outputs: dict[str, Array], argv: list[str], walls: list[float], notes: list[str]) -> RunResult:
         board, runtime = self._board, self._artifact.runtime

@@ -152,3 +152,22 @@ def _is_same(item: Item, found: tuple[int, str] | None) -> bool:
     if not found[1]:  # the board has no tool for it: the name and the size have to do
         return True
     return digest_file(item.path, "sha256") == f"sha256:{found[1]}"
+
+
+def find_program(shell: Shell, program: str) -> str:
+    """Where the program that a config names lies on the board.
+
+    Args:
+        shell: of the board.
+        program: its name or path.
+
+    Raises:
+        LoadFailed: it is not there.
+    """
+    said = shell.run(["sh", "-c", 'command -v -- "$1"', "hil", program], timeout=_CHECK_S, check=False)
+    if said.code or not said.text:
+        raise LoadFailed(
+            f"the board has no program {program!r}",
+            hint="[runtime] program in the board's config is looked for in the login's PATH there",
+        )
+    return said.text

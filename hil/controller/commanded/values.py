@@ -1,7 +1,7 @@
 """Tensors as a command takes and gives them: an argument and a file for each.
 
-What iree-run-module does: inputs as elements in a .bin file with the type in front (complex ones as .npy, whose type it
-cannot read), numbers as text; outputs as .npy, which keeps dtype and shape, where it knows the dtype, else as .bin.
+Inputs are as :mod:`hil.iree_command` writes them; outputs are .npy, which keeps dtype and shape, where iree-run-module
+knows the dtype, else .bin.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from hil.errors import LoadFailed, RunFailed, UsageError
-from hil.iree_values import SCALAR_PREFIX, mlir_type
-from hil.packing import SUB_BYTE_BITS, pack, unpack
+from hil.iree_command import NUMBERS, give, is_number
+from hil.packing import SUB_BYTE_BITS, unpack
 from hil.runtime_command import RuntimeCommand, fill
 from hil.tensors import (
     NUMPY_DTYPES,
@@ -25,13 +25,8 @@ from hil.tensors import (
     dtype_of,
     from_bytes,
     load_npy,
-    save_npy,
-    to_bytes,
     type_text,
 )
-
-# The command passes these numbers as they are; what its ABI makes of others is not the number that was given.
-_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def check_signature(signature: Signature, command: RuntimeCommand) -> None:
         LoadFailed: a dtype that the command's files cannot hold, or an output whose shape they would not tell.
     """
     for spec in (*signature.inputs, *signature.outputs):
-        if _is_number(spec) and spec.dtype not in _NUMBERS:
+        if is_number(spec) and spec.dtype not in NUMBERS:
             raise LoadFailed(f"{spec}: a command takes no {spec.dtype} numbers", hint=_AGENT)
         if spec.dtype == "string":
             raise LoadFailed(f"{spec}: a command takes no strings", hint=_AGENT)
@@ -102,23 +97,13 @@ def write_inputs(
     """
     arguments: list[str] = []
     files: list[str] = []
+    as_text = "{file}" not in command.input
     for position, (spec, array) in enumerate(zip(signature.inputs, inputs.values(), strict=True)):
-        kind = _mlir(spec.dtype, array.shape)
-        if _is_number(spec) and "{file}" not in command.input:
-            value, file = _number(array), ""
-        else:
-            npy = command.tensors == "npy" or (command.tensors == "auto" and array.dtype.kind == "c")
-            file = f"i{position}.{'npy' if npy else 'bin'}"
-            if npy:
-                _npy_can(spec)
-                save_npy(local / file, array)
-            else:
-                data = pack(array).data if spec.dtype in SUB_BYTE_BITS else to_bytes(array)
-                (local / file).write_bytes(data)
-            files.append(file)
-            value = f"@{remote}/{file}" if npy else f"{kind}=@{remote}/{file}"
-        path = f"{remote}/{file}" if file else ""
-        arguments.append(fill(command.input, {"value": value, "type": kind, "file": path}))
+        given = give(spec, array, f"i{position}", local, remote, tensors=command.tensors, as_text=as_text)
+        if given.file:
+            files.append(given.file)
+        path = f"{remote}/{given.file}" if given.file else ""
+        arguments.append(fill(command.input, {"value": given.value, "type": given.type, "file": path}))
     return arguments, files
 
 
@@ -151,7 +136,7 @@ def read_output(spec: TensorSpec, file: Path) -> Array:
 def _from_npy(spec: TensorSpec, array: Array) -> Array:
     wanted = dtype_of(spec.dtype)
     dtype_name(array.dtype)  # one that hil knows
-    if _is_number(spec) and array.size == 1 and (array.dtype.kind == "f") == (wanted.kind == "f"):
+    if is_number(spec) and array.size == 1 and (array.dtype.kind == "f") == (wanted.kind == "f"):
         # A number comes back in the type that the command's ABI gives it, which is as wide or wider.
         return np.asarray(array.reshape(()).astype(wanted))
     same_bits = array.dtype.itemsize == wanted.itemsize and {array.dtype.kind, wanted.kind} == {"i", "u"}
@@ -177,30 +162,7 @@ def _from_elements(spec: TensorSpec, data: bytes) -> Array:
 def _extension(spec: TensorSpec, command: RuntimeCommand) -> str:
     if command.tensors != "auto":
         return command.tensors
-    return "npy" if _is_number(spec) or spec.dtype in NUMPY_DTYPES else "bin"
-
-
-def _is_number(spec: TensorSpec) -> bool:
-    return spec.name.startswith(SCALAR_PREFIX)
-
-
-def _number(array: Array) -> str:
-    value = array.item()
-    if isinstance(value, bool):
-        return str(int(value))
-    return str(value) if isinstance(value, int) else f"{value:.17g}"
-
-
-def _npy_can(spec: TensorSpec) -> None:
-    if spec.dtype not in NUMPY_DTYPES:
-        raise LoadFailed(f"{spec}: .npy files hold no {spec.dtype}", hint='set tensors = "auto" or "bin" in [runtime]')
-
-
-def _mlir(dtype: str, shape: Sequence[int]) -> str:
-    try:
-        return mlir_type(TensorSpec("", dtype, tuple(shape))).removeprefix("tensor<").removesuffix(">")
-    except UsageError as error:
-        raise LoadFailed(error.message) from error
+    return "npy" if is_number(spec) or spec.dtype in NUMPY_DTYPES else "bin"
 
 
 _AGENT = "only an agent on the board can pass it"

@@ -20,13 +20,14 @@ _BEGUN = re.compile(r"^EXEC @", re.M)
 _OF_IREE = re.compile(r"^(?:\S+\.\w+|<vm>):\d+: ([A-Z_]+); ", re.M)
 
 
-def failure(ended: Ended, err: str, program: str) -> HilError:
+def failure(ended: Ended, err: str, program: str, *, loads: bool = False) -> HilError:
     """The error that a command's end with another code than 0 stands for.
 
     Args:
         ended: how it ended.
         err: what it wrote to stderr.
         program: the command's program, for messages.
+        loads: the board is known to load what it runs: the run failed.
     """
     said = _COLOUR.sub("", err).strip()
     detail = said[-_DETAIL:]
@@ -40,7 +41,7 @@ def failure(ended: Ended, err: str, program: str) -> HilError:
         )
     if ended.code in _SIGNALS:
         return _crash(ended.code - 128, name, detail)
-    if _OF_IREE.search(said) and not _BEGUN.search(ended.out):
+    if _OF_IREE.search(said) and not loads and not _BEGUN.search(ended.out):
         return LoadFailed(
             f"IREE refused the program: {_first_line(said)}", stage="load", hint=_hint(said), detail=detail
         )

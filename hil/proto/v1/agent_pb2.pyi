@@ -83,16 +83,18 @@ class Machine(_message.Message):
     def __init__(self, hostname: _Optional[str] = ..., system: _Optional[str] = ..., kernel: _Optional[str] = ..., arch: _Optional[str] = ..., libc: _Optional[str] = ..., python: _Optional[str] = ..., cpu_model: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., boot_id: _Optional[str] = ..., cpu_parts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Runtime(_message.Message):
-    __slots__ = ("name", "version", "devices", "error")
+    __slots__ = ("name", "version", "devices", "error", "profile_tool")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_TOOL_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     devices: _containers.RepeatedScalarFieldContainer[str]
     error: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ...) -> None: ...
+    profile_tool: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., profile_tool: _Optional[str] = ...) -> None: ...
 
 class Reading(_message.Message):
     __slots__ = ("name", "value", "unit", "text")
@@ -115,6 +117,20 @@ class ClockPong(_message.Message):
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     clock_ns: int
     def __init__(self, clock_ns: _Optional[int] = ...) -> None: ...
+
+class CountersRequest(_message.Message):
+    __slots__ = ("period_ms",)
+    PERIOD_MS_FIELD_NUMBER: _ClassVar[int]
+    period_ms: int
+    def __init__(self, period_ms: _Optional[int] = ...) -> None: ...
+
+class CounterSample(_message.Message):
+    __slots__ = ("clock_ns", "readings")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    READINGS_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    readings: _containers.RepeatedCompositeFieldContainer[Reading]
+    def __init__(self, clock_ns: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("program_id", "follow")
@@ -359,20 +375,28 @@ class InvokeRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[InvokeStart, _Mapping]] = ..., data: _Optional[bytes] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
 
 class InvokeStart(_message.Message):
-    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s", "state")
+    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s", "state", "profile")
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     program_id: str
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     warmup: int
     iterations: int
     timeout_s: float
     state: bool
-    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ...) -> None: ...
+    profile: ProfilePass
+    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ..., profile: _Optional[_Union[ProfilePass, _Mapping]] = ...) -> None: ...
+
+class ProfilePass(_message.Message):
+    __slots__ = ("tool",)
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    tool: str
+    def __init__(self, tool: _Optional[str] = ...) -> None: ...
 
 class InvokeReply(_message.Message):
     __slots__ = ("done", "data", "digests")
@@ -391,7 +415,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +424,7 @@ class InvokeDone(_message.Message):
     READY_NS_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -408,7 +433,8 @@ class InvokeDone(_message.Message):
     ready_ns: int
     peak_memory_bytes: int
     state: State
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
+    cpu_ns: int
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("clock_ns", "wall_ns", "readings")

@@ -26,7 +26,7 @@ from hil.controller.cache import Cache
 from hil.controller.choice import BoardChoice
 from hil.controller.commanded import CommandBoard, scripts
 from hil.controller.commanded.machine import machine, readings
-from hil.controller.commanded.tool import iree_run_module
+from hil.controller.iree_tool import iree_tool
 from hil.digest import digest_file
 from hil.errors import (
     BoardBusy,
@@ -39,6 +39,7 @@ from hil.errors import (
     StorageError,
     UsageError,
 )
+from hil.iree_command import PROFILE_TOOL, RUN_TOOL
 from hil.iree_values import mlir_type
 from hil.runtime_command import RuntimeCommand, fill, parse_runtime
 from hil.tensors import Array, TensorSpec, dtype_of
@@ -700,20 +701,21 @@ def test_only_iree_has_a_command_of_hils_own(open_board, shell):
     assert shell.closed
 
 
+@pytest.mark.parametrize("tool", [RUN_TOOL, PROFILE_TOOL])
 @pytest.mark.parametrize(
     ("arch", "libc", "words"),
     [("riscv64", "glibc 2.38", "architecture 'riscv64'"), ("", "", "'unknown'"), ("aarch64", "musl", "needs glibc")],
 )
-def test_a_board_that_no_package_is_made_for_needs_a_program_of_its_own(tmp_path, arch, libc, words):
+def test_a_board_that_no_package_is_made_for_needs_a_program_of_its_own(tmp_path, tool, arch, libc, words):
     with pytest.raises(LoadFailed, match=words) as caught:
-        iree_run_module(arch, libc, cache=Cache(tmp_path), board="lab")
+        iree_tool(tool, arch, libc, cache=Cache(tmp_path), board="lab")
     assert "[runtime]" in caught.value.hint
 
 
 def test_a_board_like_this_machine_gets_this_machines_own_program(tmp_path):
-    tool = iree_run_module(platform.machine(), cache=Cache(tmp_path), board="lab")
+    tool = iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab")
     assert tool.read_bytes()[:4] == b"\x7fELF"
-    assert iree_run_module(platform.machine(), cache=Cache(tmp_path), board="lab") == tool
+    assert iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab") == tool
 
 
 def test_a_folder_that_cannot_be_made_is_the_boards_failure(open_board, shell):
@@ -805,3 +807,58 @@ def test_a_run_whose_end_is_missing_is_no_end():
 def test_free_space_is_read_from_df(text):
     assert scripts.free_bytes(text) == 60 * 1024
     assert scripts.free_bytes("df: not found") is None
+
+
+# ---- profiling
+
+F4, N7 = np.ones(4, np.float32), np.array(7, np.int32)
+
+
+def test_a_profile_is_what_the_tool_wrote_and_leaves_nothing_behind(open_board, shell, functions):
+    board = open_board()
+    artifact = artifact_of(functions, "main")
+    run(board, artifact, F4, N7)
+    with board.load(artifact) as program:
+        before = len(shell.puts)
+        taken = program.profile({"a": F4, "n": N7}, warmup=1, iterations=2)
+        assert len(taken.files["profile.ireeprof"]) > 1000
+        assert taken.clock_pairs == ()
+        assert taken.board is None
+        assert [name for name, _ in shell.puts[before:] if name.endswith(PROFILE_TOOL)]
+        sent = len(shell.puts)
+        program.profile({"a": F4, "n": N7})
+        assert not [name for name, _ in shell.puts[sent:] if name.endswith(PROFILE_TOOL)], "it is there now"
+    assert list((shell.home / ".hil/command/runs").iterdir()) == []
+    with pytest.raises(ValueError, match="nothing is known"):
+        taken.to_board(0)
+
+
+def test_a_profile_of_a_program_that_fails_is_a_run_error(open_board, functions):
+    board = open_board()
+    artifact = artifact_of(functions, "refuses")
+    board.push(artifact)
+    with board.load(artifact) as program, pytest.raises(RunFailed, match="it is not three"):
+        program.profile({"n": N7})
+
+
+def test_a_profile_at_its_limit_ends_the_tool(open_board, functions):
+    board = open_board()
+    artifact = artifact_of(functions, "hangs")
+    board.push(artifact)
+    with board.load(artifact) as program, pytest.raises(StageTimeout, match="limit of 1 s"):
+        program.profile({"n": np.array(1, np.int32)}, timeout=1)
+
+
+def test_a_vendors_command_cannot_profile(open_board, shell, functions):
+    board = open_board(RuntimeCommand(kind="command", program=vendor(shell, "exit 0")))
+    artifact = artifact_of(functions, "main")
+    board.push(artifact)
+    with board.load(artifact) as program, pytest.raises(RunFailed, match="own command vendor-run cannot profile"):
+        program.profile({"a": F4, "n": N7})
+
+
+def test_its_counters_are_not_known(open_board):
+    board = open_board()
+    with board.watch_counters() as watch:
+        pass
+    assert watch.trouble

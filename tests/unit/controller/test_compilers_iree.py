@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hil.bundle import Artifact
 from hil.controller.compilers import compile_model, iree_build
-from hil.controller.compilers.iree import host_cpu
+from hil.controller.compilers.iree import host_cpu, recipe_of
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
 from hil.controller.references import refer
@@ -340,3 +340,15 @@ def test_a_model_beyond_two_gigabytes(tmp_path: Path, settings: dict[str, Any]) 
     # In KiB on Linux, in bytes on macOS; of the largest child that has ended.
     unit = 1 if sys.platform == "darwin" else 1024
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit < 12 << 30
+
+
+def test_a_list_of_features_that_is_too_long_for_a_files_name_is_a_flag_like_others(save_onnx: Save, settings) -> None:
+    model = import_model(linear(save_onnx), isolated=settings["isolated"])
+    features = f"--iree-llvmcpu-target-cpu-features={','.join(['+avx'] * 80)}"
+    assert recipe_of(model, [features]).flags[-1] == features
+
+
+def test_a_folder_for_the_ir_that_cannot_be_made_is_bad_usage(save_onnx: Save, settings, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(UsageError, match="taken cannot be made: File exists"):
+        build(linear(save_onnx), settings, debug_ir=tmp_path / "taken")

@@ -28,6 +28,9 @@ def test_a_faults_text_reads_as_the_same_fault():
         "drop:at=0.25,times=3",
         "slow",
         "kill-agent",
+        "clock:offset=-3600,ppm=200,jump=0.5",
+        "profile:how=truncate,times=2",
+        "slowdown:factor=1.5",
     ):
         assert parse(str(parse(text))) == parse(text)
 
@@ -47,6 +50,12 @@ def test_a_faults_text_reads_as_the_same_fault():
         "corrupt:output=-1",
         "corrupt:output=",
         "corrupt:others=perhaps",
+        "clock:ppm=1001",
+        "clock:offset=inf",
+        "clock:jump=nan",
+        "profile:how=badly",
+        "slowdown:factor=0.9",
+        "slowdown:factor=inf",
     ],
 )
 def test_a_fault_written_wrongly_is_bad_usage(text):

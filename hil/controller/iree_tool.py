@@ -1,4 +1,4 @@
-"""The iree-run-module for a board: out of the iree-base-runtime package of its platform, kept in the cache."""
+"""IREE's command-line tools for a board: out of the iree-base-runtime package of its platform, kept in the cache."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
+from hil.controller import versions
 from hil.controller.cache import Cache
 from hil.errors import BoardError, LoadFailed
+from hil.iree_command import own_tool
 
 PACKAGE = "iree-base-runtime"
-TOOL = "iree-run-module"
 _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 # What a board is taken to have that does not tell: whether the program starts there will show.
 _LIBC = "glibc-2.35"
 _DOWNLOAD_S = 600.0
 
 
-def iree_run_module(arch: str, libc: str = "", *, cache: Cache, board: str) -> Path:
-    """The program for a Linux board, of this host's own IREE version.
+def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache: Cache, board: str) -> Path:
+    """One of IREE's tools for a Linux board.
 
     Args:
+        tool: its name: ``iree-run-module``, ``iree-benchmark-module``.
         arch: the board's, as ``uname -m`` says.
         libc: the board's, as ``glibc 2.36``; "" where it does not tell.
-        cache: where the program is kept.
+        version: of IREE; "" is this host's own.
+        cache: where the tool is kept.
         board: the board's name, for messages.
 
     Raises:
@@ -38,47 +40,42 @@ def iree_run_module(arch: str, libc: str = "", *, cache: Cache, board: str) -> P
     family = _ARCHES.get(arch.lower())
     if family is None:
         raise LoadFailed(
-            f"{PACKAGE} has no {TOOL} for a board of architecture {arch or 'unknown'!r}",
+            f"{PACKAGE} has no {tool} for a board of architecture {arch or 'unknown'!r}",
             board=board,
             hint=_BUILD_HINT,
         )
     if libc and not libc.startswith("glibc "):
         raise LoadFailed(
-            f"the {TOOL} of {PACKAGE} needs glibc, and the board has {libc}", board=board, hint=_BUILD_HINT
+            f"the {tool} of {PACKAGE} needs glibc, and the board has {libc}", board=board, hint=_BUILD_HINT
         )
-    wanted = version(PACKAGE)
+    wanted = version or versions.version(PACKAGE)
     newest = libc.replace(" ", "-") or _LIBC
-    key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, file=TOOL)
+    key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, file=tool)
     meta = {"package": PACKAGE, "version": wanted, "arch": family}
-    entry, _ = cache.get_or_make(key, meta, lambda folder: _fill(folder, wanted, family, newest, board))
-    return entry / TOOL
+    entry, _ = cache.get_or_make(key, meta, lambda folder: _fill(folder, tool, wanted, family, newest, board))
+    return entry / tool
 
 
-def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
-    own = _own(arch)
+def _fill(folder: Path, tool: str, wanted: str, arch: str, libc: str, board: str) -> None:
+    own = _own(tool, wanted, arch)
     if own is not None:
-        shutil.copyfile(own, folder / TOOL)
+        shutil.copyfile(own, folder / tool)
         return
     with tempfile.TemporaryDirectory(prefix="hil-wheel-") as place:
         wheel = _download(Path(place), wanted, arch, libc, board)
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if PurePosixPath(name).name == TOOL]
+            names = [name for name in archive.namelist() if PurePosixPath(name).name == tool]
             if not names:
-                raise BoardError(f"{wheel.name} holds no {TOOL}", board=board)
-            with archive.open(names[0]) as source, (folder / TOOL).open("wb") as target:
+                raise BoardError(f"{wheel.name} holds no {tool}", board=board)
+            with archive.open(names[0]) as source, (folder / tool).open("wb") as target:
                 shutil.copyfileobj(source, target)
 
 
-def _own(arch: str) -> Path | None:
-    """This host's own, where the board's platform is the same."""
+def _own(tool: str, wanted: str, arch: str) -> Path | None:
+    """This host's own, where the board's platform and IREE are the same."""
     if sys.platform != "linux" or _ARCHES.get(platform.machine().lower()) != arch or not platform.libc_ver()[0]:
         return None
-    import iree._runtime_libs as libraries
-
-    for folder in libraries.__path__:
-        if (found := Path(folder) / TOOL).is_file():
-            return found
-    return None
+    return own_tool(tool) if versions.version(PACKAGE) == wanted else None
 
 
 def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:
@@ -105,4 +102,7 @@ def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Pa
 
 
 _BUILD_HINT = "build one for the board and name it in its config: [runtime] file = ..., or program = ..."
-_OWN_HINT = f"connect this host to a package index, or name a {TOOL} of your own: [runtime] file = ... in the config"
+_OWN_HINT = (
+    "connect this host to a package index, or have the board use a command of its own: [runtime] file = ... in its "
+    "config"
+)

@@ -1,0 +1,89 @@
+"""A call's inputs, on their way from the wire to a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hil.agent.shm import Arena, aligned
+from hil.agent.store import BlobStore
+from hil.behind import StreamHasher
+from hil.errors import RunFailed, UsageError
+from hil.proto.v1 import agent_pb2 as pb
+
+
+class Incoming:
+    """The inputs of one call on their way into the worker's shared memory.
+
+    Args:
+        arena: the worker's shared memory for inputs.
+        start: what is coming.
+        store: has the inputs that come as blobs.
+        limit: most bytes for all of them.
+
+    Raises:
+        RunFailed: they take more.
+    """
+
+    def __init__(self, arena: Arena, start: pb.InvokeStart, store: BlobStore, limit: int) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._streams: list[tuple[int, int]] = []
+        self._hashers: list[StreamHasher] = []
+        copies: list[tuple[int, memoryview]] = []
+        at = 0
+        for tensor in start.inputs:
+            payload = tensor.WhichOneof("payload")
+            if payload == "streamed":
+                size = tensor.streamed
+                self._streams.append((at, size))
+                self._hashers.append(StreamHasher())
+            else:
+                data = memoryview(store.path(tensor.blob).read_bytes() if payload == "blob" else tensor.inline)
+                size = data.nbytes
+                copies.append((at, data))
+            entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
+            self.entries.append({**entry, "at": at, "bytes": size})
+            at += aligned(size)
+            if at > limit:
+                raise RunFailed(f"the inputs take more than the board's {limit} bytes of memory")
+        self.size = at
+        self._view = arena.view(at, grow=True)
+        for offset, data in copies:
+            self._view[offset : offset + data.nbytes] = data
+        self._current = 0
+        self._done = 0
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether streamed bytes are still missing."""
+        return self._current < len(self._streams)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether anything was streamed, so that digests follow."""
+        return bool(self._streams)
+
+    def add(self, data: memoryview) -> None:
+        """The next streamed bytes; a message never spans two tensors.
+
+        Raises:
+            UsageError: more came than was announced.
+        """
+        offset, size = self._streams[self._current]
+        if self._done + data.nbytes > size or not data.nbytes:
+            raise UsageError("the streamed data does not fit the tensors that were announced")
+        at = offset + self._done
+        self._view[at : at + data.nbytes] = data
+        self._hashers[self._current].update(self._view[at : at + data.nbytes])
+        self._done += data.nbytes
+        if self._done == size:
+            self._current += 1
+            self._done = 0
+
+    def verify(self, digests: list[str]) -> None:
+        """Compare what came with what the sender says it sent.
+
+        Raises:
+            UsageError: they differ: the data was damaged on its way.
+        """
+        if [hasher.digest() for hasher in self._hashers] != digests:
+            raise UsageError("the inputs were damaged on their way to the board")

@@ -1,0 +1,195 @@
+"""A connection to an agent and the session on it: the seam where gRPC's errors become hil's, once."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import tenacity
+
+from hil import errors, wire
+from hil.controller.streams import Hold, InvokeStream
+from hil.proto.v1 import agent_pb2 as pb
+
+TTL_S = 15.0
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an agent is reached.
+
+    Attributes:
+        address: ``unix:PATH`` or ``HOST:PORT``.
+        token: presented to the agent, "" for none.
+        ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
+    """
+
+    address: str
+    token: str = ""
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class AgentConnection:
+    """A connection to one agent and the session on it.
+
+    Args:
+        target: where it is.
+        board: how errors call it.
+    """
+
+    def __init__(self, target: Target, board: str) -> None:
+        self.board = board
+        self._target = target
+        self._channel = _channel(target)
+        self._stub = wire.Stub(self._channel)
+        self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
+        self._hold: Hold | None = None
+        self._invoke: InvokeStream | None = None
+
+    def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
+        """Who the board is; waits for the connection at most ``timeout`` seconds.
+
+        Raises:
+            BoardUnreachable: nobody answers there.
+        """
+        deadline = time.monotonic() + timeout
+
+        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
+        @tenacity.retry(
+            retry=tenacity.retry_if_exception(_was_cut),
+            stop=tenacity.stop_after_delay(timeout),
+            wait=tenacity.wait_fixed(0.1),
+            reraise=True,
+        )
+        def ask() -> pb.DescribeReply:
+            left = max(deadline - time.monotonic(), 0.1)
+            reply: pb.DescribeReply = self._stub.Describe(
+                pb.DescribeRequest(), timeout=left, metadata=self._metadata, wait_for_ready=True
+            )
+            return reply
+
+        try:
+            reply = ask()
+        except grpc.RpcError as error:
+            lost = self._translated(error)
+            if type(lost) is errors.BoardLost:
+                raise errors.BoardUnreachable(
+                    f"no agent answers at {self._target.address}: {error.details()}",
+                    board=self.board,
+                    hint="is the agent running there? start one with: python -m hil.agent --listen ... --store ...",
+                ) from error
+            raise lost from error
+        if reply.protocol != wire.PROTOCOL:
+            raise errors.BoardError(
+                f"the agent speaks protocol {reply.protocol}, this hil {wire.PROTOCOL}",
+                board=self.board,
+                hint="put the same version of hil on both sides",
+            )
+        return reply
+
+    def open_session(
+        self,
+        purpose: str,
+        *,
+        fence: int = 0,
+        wait_s: float = 60.0,
+        ttl_s: float = TTL_S,
+        on_wait: Callable[[str], None],
+    ) -> int:
+        """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile.
+
+        Raises:
+            BoardBusy: it was not free in time.
+        """
+        opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
+        with self._seam():
+            self._hold = Hold(self._stub, self._metadata, opening, on_wait)
+        given: int = self._hold.fence
+        return given
+
+    def close_session(self) -> None:
+        """Give the device back."""
+        if self._invoke:
+            self._invoke.close()
+            self._invoke = None
+        if self._hold:
+            self._hold.close()
+            self._hold = None
+
+    def close(self) -> None:
+        """End session and connection."""
+        self.close_session()
+        self._channel.close()
+
+    def _token(self) -> list[tuple[str, str]]:
+        return [*self._metadata, (wire.SESSION_KEY, self._hold.token if self._hold else "")]
+
+    @contextlib.contextmanager
+    def _seam(self, stage: str = "") -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._translated(error).located(stage=stage, board=self.board) from error
+        except errors.HilError as error:
+            raise error.located(stage=stage, board=self.board) from error.__cause__
+
+    def _translated(self, error: grpc.RpcError) -> errors.HilError:
+        """The hil error that a gRPC error stands for: the far side's own where it sent one."""
+        trailing: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
+        if wire.ERROR_KEY in trailing:
+            said = pb.Error.FromString(trailing[wire.ERROR_KEY])
+            found = wire.error_from_parts(said.kind, said.message, said.hint, said.detail)
+            if isinstance(found, errors.SessionEnded) and self._hold and self._hold.over:
+                found = errors.SessionEnded(f"the session was ended: {self._hold.over}")
+            return found.located(board=self.board)
+        code = error.code()
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return errors.BoardError(
+                f"the agent refused us: {error.details()}",
+                board=self.board,
+                hint="its token belongs in the file that token_file in the config's [connection] names, or in "
+                "HIL_AGENT_TOKEN",
+            )
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return errors.BoardError("what answers there is no agent of hil", board=self.board)
+        if self._hold and self._hold.over:
+            return errors.SessionEnded(f"the session was ended: {self._hold.over}", board=self.board)
+        how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
+        return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
+
+
+def _was_cut(error: BaseException) -> bool:
+    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def _channel(target: Target) -> grpc.Channel:
+    # A pool of its own, or a new client of an address shares the dying connection of an older one.
+    options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    if target.ca is None:
+        return grpc.insecure_channel(target.address, options)
+    try:
+        key = target.key.read_bytes() if target.key else None
+        certificate = target.cert.read_bytes() if target.cert else None
+        credentials = grpc.ssl_channel_credentials(target.ca.read_bytes(), key, certificate)
+    except OSError as error:
+        raise errors.UsageError(f"a TLS file cannot be read: {error}") from error
+    return grpc.secure_channel(target.address, credentials, options)
+
+
+def _me() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

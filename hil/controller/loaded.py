@@ -1,0 +1,116 @@
+"""A program on a board with an agent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hil.bundle import Artifact
+from hil.controller.client import AgentClient, Loaded
+from hil.controller.passes import ProfilePass
+from hil.controller.provenance import provenance_of
+from hil.controller.streams import Invocation
+from hil.errors import BoardError
+from hil.results import RunResult
+from hil.tensors import Array
+
+if TYPE_CHECKING:
+    from hil.controller.board import Board
+
+
+class LoadedProgram:
+    """A program in its worker on the board. A context manager: it is unloaded at the end."""
+
+    def __init__(self, board: Board, client: AgentClient, artifact: Artifact, loaded: Loaded, device: str) -> None:
+        self._board = board
+        self._client = client
+        self._artifact = artifact
+        self._device = device
+        self.loaded = loaded
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        names: tuple[str, ...] = (),
+    ) -> tuple[RunResult, Invocation]:
+        """Run on the board. A run is never tried again: that could hide a wrong answer.
+
+        Args:
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: untimed and timed runs.
+            timeout: seconds for all of them.
+            names: output names to use in place of the program's own, where the compiler dropped them.
+
+        Raises:
+            RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
+        """
+        invocation = self._client.invoke(
+            self.loaded.program_id, inputs, warmup=warmup, iterations=iterations, timeout=timeout, state=True
+        )
+        outputs = invocation.outputs
+        if len(names) == len(outputs):
+            outputs = dict(zip(names, outputs.values(), strict=True))
+        fit = self._board.clock_fit()
+        notes = self._board.note(invocation)
+        name, device = self._artifact.runtime, self._device
+        versions = {one["name"]: one.get("version", "") for one in self._board.info.get("runtimes", ())}
+        version = versions.get(name, "")
+        provenance = {
+            **provenance_of(
+                self._board.name,
+                self._board.info,
+                self._board.shell,
+                runtime=name,
+                version=version,
+                device=device,
+                notes=notes,
+            ),
+            "clock": {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns},
+        }
+        source = f"{self._board.name}: {name} {version} {device}".strip()
+        result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
+        return result, invocation
+
+    def profile(
+        self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0
+    ) -> ProfilePass:
+        """Run once more, under the runtime's profiler; its tool is sent first where the board lacks it.
+
+        Args:
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: runs before, and runs that count.
+            timeout: seconds for all of them.
+
+        Raises:
+            RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.
+            LoadFailed, BoardError: there is no profiling tool for the board.
+            RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`run`.
+        """
+        tool = self._board.push_profiler(self._artifact.runtime)
+        if self._client is not self._board.client:
+            # The upload cost the link, and with it the session that had this program.
+            again = self._board.load(self._artifact, timeout=timeout)
+            self._client, self.loaded = self._board.client, again.loaded
+        return self._client.profile(
+            self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
+        )
+
+    def log(self) -> list[str]:
+        """What the worker wrote to stderr."""
+        return self._board.logs(self.loaded.program_id)
+
+    def unload(self) -> None:
+        """End the worker; a board that is gone has none."""
+        with contextlib.suppress(BoardError):
+            self._client.unload(self.loaded.program_id)
+
+    def __enter__(self) -> LoadedProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unload()

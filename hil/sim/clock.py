@@ -1,0 +1,55 @@
+"""A simulated board's clock: this machine's, but off, too fast, or put forward in the middle of a run.
+
+The agent and its workers read the same: what changes lies in a small file that all of them map.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from pathlib import Path
+
+from hil import clock
+from hil.sim.faults import Fault
+
+_FILE = "clock"
+# When the clock started, and by how much it was put forward since, in nanoseconds.
+_STATE = struct.Struct("<qq")
+
+
+class SimClock:
+    """The clock of a board with the fault ``clock``.
+
+    Args:
+        fault: what is wrong with it.
+        folder: the simulator's; :meth:`start` makes the file there.
+    """
+
+    def __init__(self, fault: Fault, folder: Path) -> None:
+        self._offset_ns: int = round(fault.keys["offset"] * 1e9)
+        self._rate: float = fault.keys["ppm"] * 1e-6
+        self._jump_ns: int = round(fault.keys["jump"] * 1e9)
+        with (folder / _FILE).open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _STATE.size)
+        self._started_ns: int = _STATE.unpack_from(self._shared)[0]
+
+    @staticmethod
+    def start(folder: Path) -> None:
+        """Start the clock, before anybody reads it."""
+        (folder / _FILE).write_bytes(_STATE.pack(time.monotonic_ns(), 0))
+
+    def install(self) -> None:
+        """Have this process stamp with it."""
+        clock.replace_clock(self.now_ns)
+
+    def now_ns(self) -> int:
+        """What it shows."""
+        now = time.monotonic_ns()
+        ahead: int = _STATE.unpack_from(self._shared)[1]
+        gained = int((now - self._started_ns) * self._rate)
+        return now + self._offset_ns + ahead + gained
+
+    def jump(self) -> None:
+        """Put it forward, once and for all that read it."""
+        _STATE.pack_into(self._shared, 0, self._started_ns, self._jump_ns)

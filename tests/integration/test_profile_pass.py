@@ -1,0 +1,263 @@
+"""Profiling passes: of every kind of input, with tools that fail, and with a tool that the board lacks."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from agents import compile_mlir
+
+from hil import errors
+from hil.agent.server import Agent, AgentConfig
+from hil.boards import load_board
+from hil.bundle import Artifact
+from hil.controller.board import Board
+from hil.controller.choice import BoardChoice
+from hil.controller.client import AgentClient, Target
+from hil.digest import digest_file
+from hil.iree_command import PROFILE_TOOL
+from hil.iree_values import mlir_type
+from hil.tensors import TensorSpec, dtype_of
+
+A = np.arange(4096, dtype=np.float32)
+INPUTS = {"a": A, "b": A}
+DTYPES = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 complex64 bfloat16 float8_e4m3fn int4 uint4"
+).split()
+SUM = """
+func.func @numbers(%a: tensor<2xf32>, %n: i32, %l: i64, %f: f32, %t: i1) -> (tensor<2xf32>, i32, i64, f32, i1) {
+  return %a, %n, %l, %f, %t : tensor<2xf32>, i32, i64, f32, i1
+}
+func.func @half(%n: f16) -> f16 { return %n : f16 }
+func.func @open(%a: tensor<?x2xf32>) -> tensor<?x2xf32> {
+  %0 = arith.addf %a, %a : tensor<?x2xf32>
+  return %0 : tensor<?x2xf32>
+}
+"""
+WEIGHTED = """
+util.global private @w = #flow.parameter.named<"model"::"w"> : tensor<4xf32>
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %w = util.global.load @w : tensor<4xf32>
+  %0 = arith.addf %a, %w : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
+# A runtime as a vendor may write one, that cannot profile.
+PLAIN = """
+class Plain:
+    def __init__(self, options): ...
+    @staticmethod
+    def describe():
+        return {"version": "1", "devices": ["plain"]}
+    def prepare(self, device): ...
+    def load(self, folder, main, device, function):
+        return Program()
+class Program:
+    inputs = outputs = ()
+    function = "main"
+    def bind(self, inputs): ...
+    def run(self): ...
+    def fetch(self):
+        return []
+"""
+
+
+def artifact(path: Path, function: str = "") -> Artifact:
+    return Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, function, "none")
+
+
+def processes_of(group: int) -> list[str]:
+    """What still runs in a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, fields = stat.read_text().rsplit(")", 1)
+        except OSError:
+            continue
+        if int(fields.split()[2]) == group and fields.split()[0] != "Z":
+            found.append(name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Functions of every dtype, of numbers, and of open dimensions."""
+    folder = tmp_path_factory.mktemp("odd")
+    lines = [SUM]
+    for dtype in DTYPES:
+        tensor = mlir_type(TensorSpec("", dtype, (3,)))
+        lines.append(f"func.func @{dtype}(%a: {tensor}) -> {tensor} {{ return %a : {tensor} }}")
+    (folder / "odd.mlir").write_text("\n".join(lines))
+    return compile_mlir(folder / "odd.mlir", platform.machine(), folder / "odd.vmfb").path
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    with Board(BoardChoice(load_board("sim"))) as board:
+        yield board
+
+
+@pytest.fixture
+def profile(simulated, odd):
+    """Runs a profiling pass of one of the functions."""
+
+    def make(function: str, **inputs: np.ndarray):
+        simulated.push(artifact(odd, function))
+        with simulated.load(artifact(odd, function)) as program:
+            return program.profile(inputs, iterations=2)
+
+    return make
+
+
+def test_every_dtype_can_be_profiled(profile):
+    for dtype in DTYPES:
+        value = np.array([1, 0, 1], np.uint8).astype(np.float32).astype(dtype_of(dtype))
+        assert profile(dtype, a=value).files, dtype
+
+
+def test_numbers_and_open_dimensions_can_be_profiled(profile):
+    numbers = {"n": np.array(-3, np.int32), "l": np.array(1 << 40, np.int64), "f": np.array(0.1, np.float32)}
+    assert profile("numbers", a=A[:2], **numbers, t=np.array(True)).files
+    for rows in (3, 0):
+        assert profile("open", a=np.ones((rows, 2), np.float32)).files
+
+
+def test_weights_beside_the_program_are_there_too(simulated, tmp_path):
+    from iree.runtime import save_archive_file
+
+    (tmp_path / "w.mlir").write_text(WEIGHTED)
+    made = compile_mlir(tmp_path / "w.mlir", platform.machine(), tmp_path / "w.vmfb")
+    save_archive_file({"w": np.ones(4, np.float32)}, str(tmp_path / "w.irpa"))
+    files = {path.name: path for path in (made.path, tmp_path / "w.irpa")}
+    digests = {name: digest_file(path) for name, path in files.items()}
+    weighted = Artifact("iree", made.path.name, files, digests, "", "none")
+    simulated.push(weighted)
+    with simulated.load(weighted) as program:
+        assert program.profile({"a": A[:4]}).files
+
+
+def test_a_number_that_no_command_takes_is_a_typed_error(profile):
+    with pytest.raises(errors.RunFailed, match="takes no float16 numbers"):
+        profile("half", n=np.array(1, np.float16))
+
+
+@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+@pytest.mark.parametrize(
+    ("how", "words"), [("missing", "cannot be started: No such file"), ("crash", "was killed by SIGSEGV")]
+)
+def test_a_tool_that_fails_does_not_end_the_program(start_agent, open_client, add_programs, runtime, how, words):
+    client = open_client(start_agent("--fault", f"profile:how={how},times=1", module="hil.sim"))
+    add = add_programs[runtime]
+    add.push(client)
+    loaded = add.load(client)
+    with pytest.raises(errors.RunFailed, match=words) as caught:
+        client.profile(loaded.program_id, INPUTS)
+    assert how == "missing" or "simulated crash" in caught.value.detail
+    result = client.invoke(loaded.program_id, INPUTS)
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), A + A)
+    assert client.profile(loaded.program_id, INPUTS).files
+
+
+def test_a_tool_that_never_ends_is_ended_with_all_that_it_started(start_agent, open_client, add_programs):
+    client = open_client(start_agent("--fault", "profile:how=hang,times=1", module="hil.sim"))
+    add = add_programs["iree"]
+    add.push(client)
+    loaded = add.load(client)
+    with pytest.raises(errors.StageTimeout, match="limit of 1 s"):
+        client.profile(loaded.program_id, INPUTS, timeout=1)
+    deadline = time.monotonic() + 20
+    while processes_of(loaded.worker_pid):
+        assert time.monotonic() < deadline, processes_of(loaded.worker_pid)
+        time.sleep(0.05)
+    assert client.profile(add.load(client).program_id, INPUTS).files
+
+
+def test_a_file_may_be_cut_off(start_agent, open_client, add_programs):
+    client = open_client(start_agent("--fault", "profile:how=truncate,times=1", module="hil.sim"))
+    add = add_programs["onnxruntime"]
+    add.push(client)
+    loaded = add.load(client)
+    cut, whole = (client.profile(loaded.program_id, INPUTS).files["onnxruntime.json"] for _ in range(2))
+    json.loads(bytes(whole))
+    with pytest.raises(ValueError, match="line"):
+        json.loads(bytes(cut))
+
+
+def test_every_run_of_the_pass_is_in_the_files(start_agent, open_client, add_programs):
+    client = open_client(start_agent())
+    add = add_programs["onnxruntime"]
+    add.push(client)
+    taken = client.profile(add.load(client).program_id, INPUTS, warmup=2, iterations=3)
+    events = json.loads(bytes(taken.files["onnxruntime.json"]))
+    kernels = [event for event in events if event["name"].endswith("_kernel_time")]
+    assert len(kernels) == 5
+    for kernel in kernels:
+        for moment in (kernel["ts"], kernel["ts"] + kernel["dur"]):
+            # Its clock counts whole microseconds.
+            assert taken.board.start_ns - 1000 <= taken.to_board(moment * 1000) <= taken.board.end_ns + 1000
+
+
+def test_a_large_profile_is_streamed(start_agent, open_client, add_programs):
+    client = open_client(start_agent())
+    add = add_programs["onnxruntime"]
+    add.push(client)
+    taken = client.profile(add.load(client).program_id, INPUTS, iterations=4000)
+    assert len(taken.files["onnxruntime.json"]) > 1 << 20
+    json.loads(bytes(taken.files["onnxruntime.json"]))
+
+
+def test_a_profile_too_large_for_the_board_is_a_typed_error(start_agent, open_client, add_programs):
+    client = open_client(start_agent("--config", "sim-small", module="hil.sim"))
+    add = add_programs["onnxruntime"]
+    add.push(client)
+    loaded = add.load(client)
+    with pytest.raises(errors.RunFailed, match=r"the profile has \d+ bytes and the board 1048576") as caught:
+        client.profile(loaded.program_id, INPUTS, iterations=4000)
+    assert caught.value.hint == "fewer iterations"
+    assert client.profile(loaded.program_id, INPUTS).files
+
+
+def test_a_runtime_that_cannot_profile_says_so_and_runs_on(tmp_path, monkeypatch):
+    (tmp_path / "plain_runtime.py").write_text(PLAIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    runtimes = {"plain": "plain_runtime:Plain"}
+    agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store", runtimes=runtimes))
+    client = AgentClient(Target(agent.address), "plain")
+    try:
+        client.open_session("test", on_wait=print)
+        (tmp_path / "program").write_text("anything")
+        digest = digest_file(tmp_path / "program")
+        client.put({digest: (tmp_path / "program", 0)})
+        loaded = client.load({"p": digest}, "p", runtime="plain", device="", function="", timeout=30)
+        with pytest.raises(errors.RunFailed, match="cannot profile"):
+            client.profile(loaded.program_id, {})
+        client.invoke(loaded.program_id, {})
+    finally:
+        client.close()
+        agent.stop()
+
+
+def test_a_tool_that_the_board_lacks_is_sent_once_and_a_cut_upload_goes_on(odd):
+    said: list[str] = []
+    program = artifact(odd, "open")
+    with Board(BoardChoice(load_board("sim")), faults=("drop:at=0.5,times=2",), say=said.append) as board:
+        lacking = [{**one, "profile_tool": PROFILE_TOOL} for one in board.info["runtimes"] if one["name"] == "iree"]
+        board.push(program)
+        before = board.payload_bytes_sent
+        with board.load(program) as loaded:
+            board.info = {**board.info, "runtimes": lacking}
+            monkey = board._describe
+            board._describe = lambda: {**monkey(), "runtimes": lacking}
+            x = {"a": np.ones((2, 2), np.float32)}
+            assert loaded.profile(x).files["profile.ireeprof"]
+            sent = board.payload_bytes_sent - before
+            assert sent > 1_000_000
+            assert sum("connecting again" in line for line in said) == 2
+            result, _ = loaded.run(x)
+            np.testing.assert_array_equal(next(iter(result.outputs.values())), 2 * x["a"])
+            assert loaded.profile(x).files
+            assert board.payload_bytes_sent - before == sent

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from hil.clock import Ping, now_ns
+from hil.controller.clocks import BoardClock
+
+SECOND = 10**9
+
+
+def pings(at: int, count: int = 4, ahead: int = 0) -> list[Ping]:
+    starts = [at + number * 1_000_000 for number in range(count)]
+    return [Ping(start, start + 50_000 + ahead, start + 100_000) for start in starts]
+
+
+def test_more_pings_make_the_fit_anew():
+    clock = BoardClock()
+    clock.add(pings(SECOND))
+    first = clock.fit()
+    assert clock.fit() is first
+    clock.add(pings(9 * SECOND))
+    assert clock.fit() is not first
+    assert abs(clock.fit().drift) < abs(first.error_ns / SECOND)
+
+
+def test_what_a_clock_did_long_ago_is_forgotten():
+    """A clock may be slewed over an hour: that is no jump."""
+    clock = BoardClock()
+    clock.add(pings(SECOND))
+    clock.add(pings(5000 * SECOND, ahead=30 * SECOND))
+    fit = clock.fit()
+    assert fit.jumped_ns == 0
+    assert abs(fit.offset_ns - 30 * SECOND) <= fit.error_ns
+
+
+def test_pings_of_a_long_session_do_not_pile_up():
+    clock = BoardClock()
+    for second in range(500):
+        clock.add(pings(second * SECOND))
+    assert len(clock._pings) <= 70
+    assert clock.fit().error_ns < 60_000
+
+
+def test_its_age_is_that_of_the_last_ping():
+    clock = BoardClock()
+    assert clock.age_ns() == float("inf")
+    clock.add(pings(now_ns() - 10 * SECOND))
+    assert clock.age_ns() > 9 * SECOND
