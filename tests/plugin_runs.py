@@ -98,6 +98,12 @@ class Project:
         return subprocess.run(command, cwd=where, env=self.environment, capture_output=True, text=True, timeout=280)
 
 
+def save_open(folder: Path) -> Path:
+    """relu(x), N float32: one layer, a dimension that --hil-dim sizes."""
+    node, value = helper.make_node("Relu", ["x"], ["y"], "relu"), (TensorProto.FLOAT, ["N"])
+    return save_model(folder / "open.onnx", [node], [("x", *value)], [("y", *value)])
+
+
 def save_small(folder: Path) -> Path:
     """relu(a) + b, 4 float32: two layers."""
     nodes = [helper.make_node("Relu", ["a"], ["r"], "relu"), helper.make_node("Add", ["r", "b"], ["y"], "add")]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -186,7 +187,13 @@ def test_external_data_that_is_cut_off(save_onnx: Save, isolated: Isolated, tmp_
 
 
 def test_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
-    for path, words in ((tmp_path / "no.onnx", "no such file"), (tmp_path, "is a folder")):
+    os.mkfifo(tmp_path / "pipe.onnx")
+    for path, words in (
+        (tmp_path / "no.onnx", "no such file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe.onnx", "is no plain file"),
+        (tmp_path / f"{'a' * 300}.onnx", "cannot be opened: File name too long"),
+    ):
         with pytest.raises(UsageError, match=words):
             import_model(path)
     (tmp_path / "x.txt").write_text("hello")

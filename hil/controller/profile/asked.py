@@ -1,0 +1,69 @@
+"""The profiles that a run was asked for: of a case's compilation, and of its run on the board."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop
+from hil.controller.profile.collect import collect
+from hil.controller.profile.compile_time import profile_compile
+from hil.controller.profile.store import TRACE
+from hil.controller.profile.trace import write_trace
+from hil.controller.runs import storing
+from hil.errors import HilError, StorageError
+
+
+def write_profiles(case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop) -> list[dict[str, Any]]:
+    """Write the profiles of a case that has ended. What cannot be had is a note: the case keeps its outcome.
+
+    Args:
+        case: the case.
+        folders: ``compile`` and ``run`` -> where that profile goes.
+        run_id: the profiles' name. A link in the case's folder leads to the one of the run.
+        shop: where compilers run.
+
+    Returns:
+        For the record: ``kind``, ``folder`` and ``notes`` of each.
+    """
+    write = {"compile": _compile, "run": _run}
+    written = []
+    for kind, folder in folders.items():
+        try:
+            notes = write[kind](case, folder, run_id, shop)
+        except HilError as error:
+            notes = [f"the profile is not whole: {error.message}"]
+        written.append({"kind": kind, "folder": str(folder), "notes": notes})
+    return written
+
+
+def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+    if case.model is None or case.artifact is None:
+        return ["no profile of the compiler: the model was not compiled"]
+    made = profile_compile(
+        case.model,
+        runtime=case.artifact.runtime,
+        flags=case.artifact.flags,
+        folder=folder,
+        cache=shop.cache,
+        isolated=shop.isolated,
+        timeout=COMPILE_TIMEOUT_S,
+        log=case.folder / "logs" / "compile-profile.log",
+    )
+    write_trace([], folder / TRACE, compile_profiles=[made])
+    return list(made.notes)
+
+
+def _run(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+    if case.capture is None:
+        return ["no profile of the run: the model did not run"]
+    notes = collect(case, case.capture, folder, run=run_id, shop=shop)
+    link = case.folder / "profile"
+    try:
+        with storing(link):
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.resolve(), target_is_directory=True)
+    except StorageError as error:
+        notes.append(f"the stored run does not know of its profile: {error.message}")
+    return notes

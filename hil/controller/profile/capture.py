@@ -1,0 +1,114 @@
+"""What a run leaves behind for its profile: a second pass under the runtime's profiler, counters, and the clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hil.clock import ClockFit
+from hil.controller.board import Board
+from hil.controller.passes import ProfilePass
+from hil.controller.profile.model import Call, Sample, Span
+from hil.controller.streams import Invocation
+from hil.errors import HilError
+from hil.tensors import Array
+
+if TYPE_CHECKING:
+    from hil.controller.commanded import CommandCall
+    from hil.controller.opening import AnyBoard, AnyProgram
+
+# Often enough to see a clock being throttled; 1 % of a slow core's time.
+_PERIOD_S = 0.05
+TIMED, PROFILED = "timed", "profiled"
+# Where nobody says how many: one cold run tells little of where the time goes.
+PROFILED_ITERATIONS, PROFILED_WARMUP = 10, 2
+
+
+class Capture:
+    """The board's half of a profile, collected beside a run. A context manager around the run; it never fails it.
+
+    Args:
+        board: the board, ours alone.
+
+    Attributes:
+        board: its name.
+        calls: the timed run and the profiled one, as far as they took place and the board has a clock to tell.
+        transfers: what went over the link for them, host clock.
+        taken: what the profiled pass brought; None where there was none.
+        clock: the board's clock beside the host's; None where it has none that can be asked.
+        notes: what went wrong, a line each.
+    """
+
+    def __init__(self, board: AnyBoard) -> None:
+        self.board = board.name
+        self._board = board
+        self._watch = board.watch_counters(_PERIOD_S)
+        self.calls: list[Call] = []
+        self.transfers: list[Span] = []
+        self.taken: ProfilePass | None = None
+        self.clock: ClockFit | None = None
+        self.notes: list[str] = []
+
+    @property
+    def counters(self) -> Sequence[Sample]:
+        """What the board told of itself meanwhile."""
+        return self._watch.samples
+
+    def timed(self, call: Invocation | CommandCall, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Note the run whose answer is compared."""
+        if isinstance(call, Invocation):
+            host = _transfer("timed run", call.host_ns, _bytes(inputs), _bytes(outputs))
+            self.transfers.append(host)
+            self.calls.append(Call(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns))
+
+    def profile(
+        self, program: AnyProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
+    ) -> None:
+        """Run once more, under the profiler. What goes wrong is a note: the run before has its answer already."""
+        try:
+            taken = program.profile(inputs, warmup=warmup, iterations=iterations, timeout=timeout)
+        except HilError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            self.notes.append(f"no profile of the operations: {error.message}{hint}")
+            return
+        self.taken = taken
+        size = sum(content.nbytes for content in taken.files.values())
+        self.transfers.append(_transfer("profiled run", (taken.host.start_ns, taken.host.end_ns), _bytes(inputs), size))
+        if taken.board is not None:
+            self.calls.append(Call(PROFILED, taken.host, taken.board))
+
+    def __enter__(self) -> Capture:
+        self._watch.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._watch.__exit__(kind, error, at)
+        if self._watch.trouble:
+            self.notes.append(self._watch.trouble)
+        if error is None:
+            self._read_clock()
+
+    def _read_clock(self) -> None:
+        if not isinstance(self._board, Board):
+            return
+        try:
+            self._board.ping()
+            self.clock = self._board.clock_fit()
+        except HilError as error:
+            self.notes.append(f"the board's clock could not be read after the run: {error.message}")
+            return
+        if self.clock.jumped_ns:
+            self.notes.append(
+                f"the board's clock jumped by {self.clock.jumped_ns / 1e9:+.6f} s during the run: "
+                "where its times lie beside the host's is not sure"
+            )
+
+
+def _transfer(name: str, at: tuple[int, int], out: int, back: int) -> Span:
+    return replace(Span(name, *at), args={"bytes_out": out, "bytes_in": back})
+
+
+def _bytes(tensors: Mapping[str, Array]) -> int:
+    return sum(array.nbytes for array in tensors.values())

@@ -1,0 +1,241 @@
+"""A profile's rows summed up: by operation, by ONNX node or by its type; and the time of whole runs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hil.controller.profile.model import OpRow, Profile
+from hil.controller.suite.reports.texts import plain
+
+NOT_THE_MODEL = "(runtime)"
+
+_PREFIX_LEAST, _LEFT_LEAST = 10, 6
+
+
+@dataclass(frozen=True)
+class Total:
+    """What several executions came to together. Times are nanoseconds of the board's clock.
+
+    Attributes:
+        name: of the operation, the nodes or the types, as :data:`GROUPS` says.
+        kind: ``compute`` or ``runtime``, as in :class:`OpRow`.
+        onnx_nodes, op_types: of all that is summed up, each once, in the order of their first execution.
+        ops: names of the operations, likewise.
+        calls: executions, in all iterations together.
+        total_ns, mean_ns, p50_ns: of their own times (:func:`own_times`).
+        share: of all rows' own times, 0 to 1.
+        parallelism: tiles' time by duration: how many threads worked, on average; None where the runtime does not tell.
+        flops_per_s, bytes_per_s: estimated work by measured time; None where any row has no estimate.
+        intensity: estimated operations a byte; None where it is not known.
+        bound_estimate: ``compute`` or ``memory`` where all rows' estimates agree, else "".
+    """
+
+    name: str
+    kind: str
+    onnx_nodes: tuple[str, ...]
+    op_types: tuple[str, ...]
+    ops: tuple[str, ...]
+    calls: int
+    total_ns: int
+    mean_ns: float
+    p50_ns: float
+    share: float
+    parallelism: float | None
+    flops_per_s: float | None
+    bytes_per_s: float | None
+    intensity: float | None
+    bound_estimate: str
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """How long whole runs took on the board, in nanoseconds; None where nothing tells.
+
+    Attributes:
+        timed_p50_ns: of the runs whose answer is compared, which nothing slowed down.
+        profiled_p50_ns: of the runs that the rows come from.
+        iterations: how many of these there were.
+    """
+
+    timed_p50_ns: float | None
+    profiled_p50_ns: float | None
+    iterations: int
+
+    @property
+    def overhead(self) -> float | None:
+        """What profiling added: 0.05 for 5 % more time."""
+        if not self.timed_p50_ns or self.profiled_p50_ns is None:
+            return None
+        return self.profiled_p50_ns / self.timed_p50_ns - 1
+
+
+def _node(row: OpRow) -> str:
+    return ", ".join(row.onnx_nodes) or (NOT_THE_MODEL if row.kind == "runtime" else row.op)
+
+
+def _type(row: OpRow) -> str:
+    return "+".join(row.op_types) or (NOT_THE_MODEL if row.kind == "runtime" else "(unknown)")
+
+
+# What --by may say. The nodes of one fused operation share its time: nobody measured them apart.
+GROUPS: dict[str, Callable[[OpRow], str]] = {"op": lambda row: row.op, "node": _node, "type": _type}
+
+
+def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
+    """Sum rows up, what took the most time first. They are read once and not kept.
+
+    Args:
+        rows: of a profile.
+        by: a key of :data:`GROUPS`.
+    """
+    groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
+    for row, own_ns in own_times(rows):
+        groups[GROUPS[by](row), row.kind].add(row, own_ns)
+    everything = sum(sum(group.times) for group in groups.values())
+    found = [group.total(name, kind, everything) for (name, kind), group in groups.items()]
+    return sorted(found, key=lambda total: -total.total_ns)
+
+
+def run_times(profile: Profile) -> RunTimes:
+    """How long the timed and the profiled runs took."""
+    timed, profiled = ([call for call in profile.calls if call.kind == kind] for kind in ("timed", "profiled"))
+    plain = [
+        time
+        for call in timed
+        for time in [end - start for start, end in call.iterations_ns]
+        or [call.board.end_ns - call.board.start_ns - call.warmup_ns]
+    ]
+    times = [end - start for call in profiled for start, end in call.iterations_ns]
+    times = times or [end - start for start, end in _iterations(profile.rows).values()]
+    return RunTimes(_p50(plain), _p50(times), len(times))
+
+
+def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
+    """The rows of the iteration in the middle by its time, by their start; none where there is none.
+
+    Args:
+        rows: of a profile; they are read twice.
+    """
+    found = sorted(_iterations(rows).items(), key=lambda item: item[1][1] - item[1][0])
+    wanted = found[len(found) // 2][0] if found else None
+    return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)
+
+
+def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
+    """Each row with its own time in ns: what the runtime does around operations is not to count their time again.
+
+    Args:
+        rows: in the order of their start.
+    """
+    open_rows: list[_Open] = []
+    for row in rows:
+        while open_rows and open_rows[-1].end_ns <= row.start_ns:
+            yield open_rows.pop().closed()
+        end = row.start_ns + row.duration_ns
+        if open_rows and end <= open_rows[-1].end_ns:
+            open_rows[-1].cover(row.start_ns, end)
+        if row.kind == "runtime":
+            open_rows.append(_Open(row))
+        else:
+            yield row, row.duration_ns
+    while open_rows:
+        yield open_rows.pop().closed()
+
+
+def shortener(found: Sequence[Total]) -> Callable[[str], str]:
+    """Leaves out what the names of all operations begin with: compilers put the model's name before each."""
+    ops = {op for total in found for op in total.ops if total.kind == "compute"}
+    if len(ops) < 2:
+        return plain
+    pairs = zip(min(ops), max(ops), strict=False)
+    common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Up to the end of a word, so that something is left of each.
+    common = re.sub(r"[^\W_]*$", "", common[: max(min(map(len, ops)) - _LEFT_LEAST, 0)])
+    if len(common) < _PREFIX_LEAST:
+        return plain
+    return lambda name: plain(f"…{name.removeprefix(common)}" if name.startswith(common) else name)
+
+
+class _Open:
+    """A row within which others may lie."""
+
+    def __init__(self, row: OpRow) -> None:
+        self.row = row
+        self.end_ns = row.start_ns + row.duration_ns
+        self._covered_ns = 0
+        self._covered_until = row.start_ns
+
+    def cover(self, start_ns: int, end_ns: int) -> None:
+        """Something lay within; several at once count once."""
+        self._covered_ns += max(0, end_ns - max(start_ns, self._covered_until))
+        self._covered_until = max(self._covered_until, end_ns)
+
+    def closed(self) -> tuple[OpRow, int]:
+        return self.row, self.row.duration_ns - self._covered_ns
+
+
+class _Group:
+    """Rows that are summed up, as they come."""
+
+    def __init__(self) -> None:
+        self.times = array("q")
+        self._tile_time = self._tiled = 0
+        # None from the first row on that has no estimate.
+        self._flops: int | None = 0
+        self._bytes: int | None = 0
+        self._bounds: set[str] = set()
+        # Used for their order.
+        self._nodes: dict[str, None] = {}
+        self._types: dict[str, None] = {}
+        self._ops: dict[str, None] = {}
+
+    def add(self, row: OpRow, own_ns: int) -> None:
+        self.times.append(own_ns)
+        if row.tile_time_ns is not None:
+            self._tile_time += row.tile_time_ns
+            self._tiled += row.duration_ns
+        self._flops = None if self._flops is None or row.flops is None else self._flops + row.flops
+        self._bytes = None if self._bytes is None or row.bytes is None else self._bytes + row.bytes
+        self._bounds.add(row.bound_estimate)
+        for seen, names in ((self._nodes, row.onnx_nodes), (self._types, row.op_types), (self._ops, (row.op,))):
+            seen.update(dict.fromkeys(names))
+
+    def total(self, name: str, kind: str, everything: int) -> Total:
+        time = sum(self.times)
+        return Total(
+            name=name,
+            kind=kind,
+            onnx_nodes=tuple(self._nodes),
+            op_types=tuple(self._types),
+            ops=tuple(self._ops),
+            calls=len(self.times),
+            total_ns=time,
+            mean_ns=time / len(self.times),
+            p50_ns=float(statistics.median(self.times)),
+            share=time / everything if everything else 0.0,
+            parallelism=self._tile_time / self._tiled if self._tiled else None,
+            flops_per_s=self._flops * 1e9 / time if self._flops is not None and time else None,
+            bytes_per_s=self._bytes * 1e9 / time if self._bytes is not None and time else None,
+            intensity=self._flops / self._bytes if self._flops is not None and self._bytes else None,
+            bound_estimate=next(iter(self._bounds)) if len(self._bounds) == 1 else "",
+        )
+
+
+def _iterations(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
+    """Iteration -> from the start of its first row to the end of its last."""
+    found: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        end = row.start_ns + row.duration_ns
+        first, last = found.get(row.iteration, (row.start_ns, end))
+        found[row.iteration] = (min(first, row.start_ns), max(last, end))
+    return found
+
+
+def _p50(times: Sequence[int]) -> float | None:
+    return float(statistics.median(times)) if times else None

@@ -1,0 +1,278 @@
+"""Perfetto's format: tracks, and streams of slices and counters on them, written as they come.
+
+A trace is a row of packets, each with its length in front. Perfetto's own classes make all of them; but the two
+packets of a slice, of which there may be millions, are put together from parts that were serialised once: all that is
+the same each time an operation runs, its names among it, and what is not. (A message in protobuf's encoding is the
+concatenation of its fields.)
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import IO, Any
+
+Argument = str | int | float
+
+# Names and parts of a stream that are kept, in memory here and in any reader; with more of them it starts anew.
+_MOST_KEPT = 1 << 16
+_BYTES_UNIT = "bytes"
+
+
+class TraceFile:
+    """A trace that is being written: its processes and tracks, and the streams of what happens on them.
+
+    Args:
+        file: open for writing bytes.
+
+    Attributes:
+        events: begins and ends of slices and values of counters written so far.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+
+        self.events = 0
+        self.write_bytes = file.write
+        self._builder = StreamingTraceProtoBuilder(file)
+        self._tracks = itertools.count(1)
+        self._processes = itertools.count(1)
+        self._sequences = itertools.count(1)
+        self._own = self.sequence()
+        # Track 0 stands for the whole: the processes' ranks hold where a reader knows of them.
+        self._describe(0, process_ordering="PROCESS_ORDERING_EXPLICIT")
+
+    def write(self, **fields: Any) -> None:
+        """Write a TracePacket of these fields."""
+        packet = self._builder.create_packet()
+        for name, value in fields.items():
+            if isinstance(value, Mapping):
+                getattr(packet, name).MergeFrom(type(getattr(packet, name))(**value))
+            else:
+                setattr(packet, name, value)
+        self._builder.write_packet(packet)
+
+    def clocks(self, pairs: Mapping[int, int], *, primary: int | None = None) -> None:
+        """What several clocks showed at one moment, by their ids; ``primary``: the one that the trace is shown by."""
+        clocks = [{"clock_id": clock, "timestamp": at} for clock, at in pairs.items()]
+        main = {} if primary is None else {"primary_trace_clock": primary}
+        self.write(trusted_packet_sequence_id=self._own, clock_snapshot={"clocks": clocks, **main})
+
+    def sequence(self) -> int:
+        """The number of a new sequence of packets."""
+        return next(self._sequences)
+
+    def process(self, name: str, labels: Sequence[str] = ()) -> int:
+        """A process, to be shown below the earlier ones; its track.
+
+        Perfetto's UI v52 puts those with more slices first, whatever it is told.
+        """
+        number = next(self._processes)
+        process = {"pid": number, "process_name": name, "process_labels": labels}
+        track = next(self._tracks)
+        self._describe(track, process=process, child_ordering="EXPLICIT", sibling_order_rank=number)
+        return track
+
+    def track(self, parent: int, name: str, rank: int = 0) -> int:
+        """A track for slices or for other tracks, those of a lower rank above it. One name and parent: shown as one."""
+        track = next(self._tracks)
+        self._describe(track, parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
+        return track
+
+    def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
+        """A track for values."""
+        known = {"unit": "UNIT_SIZE_BYTES"} if unit == _BYTES_UNIT else {"unit_name": unit}
+        track = next(self._tracks)
+        self._describe(track, parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
+        return track
+
+    def _describe(self, track: int, **fields: Any) -> None:
+        self.write(trusted_packet_sequence_id=self._own, track_descriptor={"uuid": track, **fields})
+
+
+class Stream:
+    """What happens by one clock, on any tracks. Names and texts are written once, and then told by number.
+
+    Args:
+        trace: where it is written to.
+        clock: the id of the clock that its times are of.
+        zero: what to take from every time.
+    """
+
+    def __init__(self, trace: TraceFile, clock: int, zero: int = 0) -> None:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
+
+        self._messages = messages
+        self._trace = trace
+        self._clock = clock
+        self._zero = zero
+        self._sequence = trace.sequence()
+        needs = messages.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        self._head = messages.TracePacket(trusted_packet_sequence_id=self._sequence, sequence_flags=needs)
+        self._before_event = _before(messages.TracePacket.TRACK_EVENT_FIELD_NUMBER)
+        self._before_packet = _before(messages.Trace.PACKET_FIELD_NUMBER)
+        self._start()
+
+    def begin(
+        self,
+        at: int,
+        track: int,
+        name: str,
+        *,
+        category: str = "",
+        args: Mapping[str, Argument] | None = None,
+        flows: Sequence[int] = (),
+        arriving: Sequence[int] = (),
+    ) -> None:
+        """A slice begins.
+
+        Args:
+            at: when.
+            track: where.
+            name, category, args: what is told of it.
+            flows: numbers of the arrows that lead from it; ``arriving``: of those that end in it.
+        """
+        self.renew()
+        event = self.slice(track, name, category, args or {})
+        self.put(at, event + self._event(flow_ids=flows, terminating_flow_ids=arriving))
+
+    def end(self, at: int, track: int) -> None:
+        """The slice that began last on a track ends."""
+        self.put(at, self.slice_end(track))
+
+    def count(self, at: int, track: int, value: float) -> None:
+        """A counter has a value from now on."""
+        self.put(at, self._event(type="TYPE_COUNTER", track_uuid=track, double_counter_value=value))
+
+    # What follows is for those who write many: serialised parts of a TrackEvent, to be concatenated for put().
+
+    def slice(self, track: int, name: str, category: str, args: Mapping[str, Argument]) -> bytes:
+        """The begin of a slice."""
+        return self._event(
+            type="TYPE_SLICE_BEGIN",
+            track_uuid=track,
+            name_iid=self._number("event_names", name),
+            category_iids=[self._number("event_categories", category)] if category else [],
+            debug_annotations=[self._annotation(key, value) for key, value in args.items()],
+        )
+
+    def slice_end(self, track: int) -> bytes:
+        """The end of a slice."""
+        return self._event(type="TYPE_SLICE_END", track_uuid=track)
+
+    def argument(self, name: str, value: int) -> bytes:
+        """One more argument of a slice."""
+        kept = self._arguments.get(name)
+        if kept is None:
+            event = self._messages.TrackEvent(debug_annotations=[self._annotation(name, value)])
+            kept = self._arguments[name] = event, event.debug_annotations[0]
+        # The same two messages serve again and again: making them would take four times as long.
+        event, annotation = kept
+        annotation.int_value = value
+        part: bytes = event.SerializeToString()
+        return part
+
+    def also(self, counter: int, value: float) -> bytes:
+        """A counter's value from this begin or end of a slice on."""
+        return self._event(extra_double_counter_track_uuids=[counter], extra_double_counter_values=[value])
+
+    def remember(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """The part that was made for a key, or is made now. It may be used until the next :meth:`renew`."""
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = make()
+        return part
+
+    def renew(self) -> None:
+        """Forget all names and parts where they have become too many."""
+        if len(self._parts) + len(self._numbers) > _MOST_KEPT:
+            self._start()
+
+    def put(self, at: int, event: bytes) -> None:
+        """Write an event."""
+        trace = self._trace
+        if self._unwritten:
+            self._write_names()
+        self._head.timestamp = at - self._zero
+        body = self._head.SerializeToString() + self._before_event + _varint(len(event)) + event
+        trace.write_bytes(self._before_packet + _varint(len(body)) + body)
+        trace.events += 1
+
+    def _start(self) -> None:
+        self._parts: dict[Hashable, bytes] = {}
+        self._arguments: dict[str, tuple[Any, Any]] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._unwritten: dict[str, list[dict[str, Any]]] = {}
+        cleared = self._messages.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        self._trace.write(
+            trusted_packet_sequence_id=self._sequence,
+            sequence_flags=cleared,
+            trace_packet_defaults={"timestamp_clock_id": self._clock},
+        )
+
+    def _event(self, **fields: Any) -> bytes:
+        event: bytes = self._messages.TrackEvent(**fields).SerializeToString()
+        return event
+
+    def _annotation(self, name: str, value: Argument) -> Any:
+        number = self._number("debug_annotation_names", name)
+        if isinstance(value, str):
+            text = self._number("debug_annotation_string_values", value)
+            return self._messages.DebugAnnotation(name_iid=number, string_value_iid=text)
+        field = "double_value" if isinstance(value, float) else "int_value"
+        return self._messages.DebugAnnotation(name_iid=number, **{field: value})
+
+    def _number(self, kind: str, text: str) -> int:
+        number = self._numbers.get((kind, text))
+        if number is None:
+            number = self._numbers[kind, text] = len(self._numbers) + 1
+            told = {"iid": number, "str": text.encode()} if kind.endswith("values") else {"iid": number, "name": text}
+            self._unwritten.setdefault(kind, []).append(told)
+        return number
+
+    def _write_names(self) -> None:
+        needs = self._messages.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        self._trace.write(
+            trusted_packet_sequence_id=self._sequence, sequence_flags=needs, interned_data=self._unwritten
+        )
+        self._unwritten = {}
+
+
+class Lanes:
+    """Tracks of one name: as many as it takes for slices that overlap and are not within each other.
+
+    Args:
+        new_track: makes one more.
+    """
+
+    def __init__(self, new_track: Callable[[], int]) -> None:
+        self._new_track = new_track
+        self._lanes: list[tuple[int, list[int]]] = []
+
+    def place(self, start: int, end: int) -> int:
+        """The track for a slice that starts no earlier than those before it."""
+        for track, ends in self._lanes:
+            while ends and ends[-1] <= start:
+                ends.pop()
+            if not ends or end <= ends[-1]:
+                ends.append(end)
+                return track
+        self._lanes.append((self._new_track(), [end]))
+        return self._lanes[-1][0]
+
+
+@functools.lru_cache(4096)
+def _varint(value: int) -> bytes:
+    """A number in protobuf's encoding: seven bits a byte, the lowest first, the top bit set in all but the last."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _before(field: int) -> bytes:
+    """What stands before the length of a field that is a message."""
+    return _varint(field << 3 | 2)

