@@ -125,6 +125,8 @@ def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
     from hil.controller.importers.onnx import light_copy
 
     model = loaded(path, dims)
+    # Before the converter adds nodes of its own: names are numbered as they are everywhere else.
+    name_nodes(model)
     opset = next((item for item in model.opset_import if item.domain in ("", "ai.onnx")), None)
     if opset is not None and opset.version < _OPSET:
         try:

@@ -116,6 +116,7 @@ class _Reader:
                 isolated=self._shop.isolated,
                 timeout=COMPILE_TIMEOUT_S,
                 log=self._log,
+                warmup=self._taken.warmup,
                 iterations=self._taken.iterations,
                 clock=self._taken.clock_pairs,
             ),

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.profile.model import OpRow, Profile
+from hil.controller.profile.own_times import own_times
 from hil.controller.profile.rows import join_list
 
 CONFIDENCE = 0.95
@@ -151,11 +152,11 @@ class _Side:
     @classmethod
     def of(cls, rows: Iterable[OpRow]) -> _Side:
         side = cls()
-        for row in rows:
+        for row, own_ns in own_times(rows):
             key = _Key.of(row)
-            side.times[key][row.iteration] += row.duration_ns
+            side.times[key][row.iteration] += own_ns
             side.ops[key][row.op] = None
-            side.iterations[row.iteration] += row.duration_ns
+            side.iterations[row.iteration] += own_ns
         return side
 
     @property

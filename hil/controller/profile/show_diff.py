@@ -21,15 +21,18 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     console.print(Text(f"{plain(diff.a)} -> {plain(diff.b)}", style="bold"), soft_wrap=True)
     title = f"p50 of an iteration; a change is one beyond {diff.margin:.0%}, at {diff.confidence:.0%} confidence"
     console.print(Text(title, style="dim"))
-    table = new_table("operation", "A", "B", "B - A", "B / A", "interval", "")
+    table = new_table("operation", "A", "B", "B - A", "B / A", "interval")
     for one in [diff.total, *list(diff.ops)[:top]]:
+        name = Text(plain(one.name), style="bold" if one is diff.total else "")
+        if one.change:
+            # Before the numbers: a narrow terminal cuts off what stands behind them.
+            name = Text.assemble((one.change, _COLOURS.get(one.change, "")), " ", name)
         table.add_row(
-            Text(plain(one.name), style="bold" if one is diff.total else ""),
+            name,
             *(seconds(cost.p50_ns / 1e9 if cost else None) for cost in (one.a, one.b)),
             f"{'-' if one.change_ns < 0 else '+'}{seconds(abs(one.change_ns) / 1e9)}",
             "-" if one.ratio is None else f"{one.ratio:.3f}",
             _interval(one),
-            Text(one.change, style=_COLOURS.get(one.change, "")),
             end_section=one is diff.total,
         )
     console.print(table)

@@ -7,10 +7,11 @@ import re
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hil.controller.profile.model import OpRow, Profile
+from hil.controller.profile.own_times import own_times
 from hil.controller.suite.reports.texts import plain
 
 NOT_THE_MODEL = "(runtime)"
@@ -127,27 +128,6 @@ def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
     return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)
 
 
-def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
-    """Each row with its own time in ns: what the runtime does around operations is not to count their time again.
-
-    Args:
-        rows: in the order of their start.
-    """
-    open_rows: list[_Open] = []
-    for row in rows:
-        while open_rows and open_rows[-1].end_ns <= row.start_ns:
-            yield open_rows.pop().closed()
-        end = row.start_ns + row.duration_ns
-        if open_rows and end <= open_rows[-1].end_ns:
-            open_rows[-1].cover(row.start_ns, end)
-        if row.kind == "runtime":
-            open_rows.append(_Open(row))
-        else:
-            yield row, row.duration_ns
-    while open_rows:
-        yield open_rows.pop().closed()
-
-
 def shortener(found: Sequence[Total]) -> Callable[[str], str]:
     """Leaves out what the names of all operations begin with: compilers put the model's name before each."""
     ops = {op for total in found for op in total.ops if total.kind == "compute"}
@@ -160,24 +140,6 @@ def shortener(found: Sequence[Total]) -> Callable[[str], str]:
     if len(common) < _PREFIX_LEAST:
         return plain
     return lambda name: plain(f"…{name.removeprefix(common)}" if name.startswith(common) else name)
-
-
-class _Open:
-    """A row within which others may lie."""
-
-    def __init__(self, row: OpRow) -> None:
-        self.row = row
-        self.end_ns = row.start_ns + row.duration_ns
-        self._covered_ns = 0
-        self._covered_until = row.start_ns
-
-    def cover(self, start_ns: int, end_ns: int) -> None:
-        """Something lay within; several at once count once."""
-        self._covered_ns += max(0, end_ns - max(start_ns, self._covered_until))
-        self._covered_until = max(self._covered_until, end_ns)
-
-    def closed(self) -> tuple[OpRow, int]:
-        return self.row, self.row.duration_ns - self._covered_ns
 
 
 class _Group:

@@ -279,8 +279,8 @@ def test_diff_tells_what_became_slower_and_writes_both_as_one_trace(tmp_path):
     trace, picture = tmp_path / "both.pftrace.gz", tmp_path / "diff.png"
     words = ["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--trace", str(trace), "--plot", str(picture)]
     shown = CliRunner().invoke(command, words, env={"COLUMNS": "120"}).output
-    (line,) = [line for line in shown.splitlines() if line.startswith("fc2")]
-    assert line.split()[1:8] == ["20", "us", "60", "us", "+40", "us", "3.000"] and line.endswith("slower")
+    (line,) = [line for line in shown.splitlines() if line.startswith("slower fc2")]
+    assert line.split()[2:9] == ["20", "us", "60", "us", "+40", "us", "3.000"]
     assert trace.stat().st_size and picture.stat().st_size
     document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
     (slower,) = [one for one in document["ops"] if one["change"] == "slower"]
