@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.arguments import PATH, SECONDS, TEXT, TEXTS, checked, options_of
+from hil.controller.case import Case, Workshop
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.opening import AnyBoard, open_board
-from hil.controller.pipeline import Case, Workshop, begin, check_options, conclude, execute, prepare, refer_case
+from hil.controller.pipeline import begin, check_options, conclude, execute, prepare, refer_case
 from hil.errors import UsageError
 from hil.tensors import Array
 

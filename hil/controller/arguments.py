@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline import Options
+from hil.controller.case import Options
 from hil.errors import UsageError, did_you_mean
 
 # More than anybody waits, and less than what clocks and gRPC can count.

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from hil import errors
 from hil.boards import BoardConfig
+from hil.controller.case import Case, Workshop, end_case
 from hil.controller.choice import knows_target
 from hil.controller.opening import AnyBoard, regain
-from hil.controller.pipeline import Case, Workshop, conclude, end_case, execute, prepare, refer_case
+from hil.controller.pipeline import conclude, execute, prepare, refer_case
 from hil.results import Stage
 
 

@@ -9,20 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.controller.cache import Cache
+from hil.controller.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.cases import run_cases
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.flagfiles import read_flagfile
 from hil.controller.isolated import Isolated
 from hil.controller.opening import AnyBoard, open_board
-from hil.controller.pipeline import (
-    DEFAULT_TIMEOUT_S,
-    STAGES,
-    Case,
-    Options,
-    Workshop,
-    begin,
-    check_options,
-)
+from hil.controller.pipeline import STAGES, begin, check_options
 from hil.controller.recorder import Recorder
 from hil.controller.runs import Run, RunStore, jsonable, safe_name
 from hil.errors import StorageError, UsageError

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hil.controller.pipeline import Case
+from hil.controller.case import Case
 from hil.controller.report import case_record
 from hil.controller.runs import Run
 from hil.errors import EXIT_INTERRUPTED

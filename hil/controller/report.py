@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.pipeline import Case
+from hil.controller.case import Case
 from hil.results import RunResult, Verdict
 from hil.tensors import TensorSpec, type_text
 

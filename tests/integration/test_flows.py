@@ -14,12 +14,13 @@ from models import DIGITS
 
 import hil
 from hil.controller.cache import Cache
+from hil.controller.case import Case, Options, Workshop
 from hil.controller.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.isolated import Isolated
 from hil.controller.opening import AnyBoard
-from hil.controller.pipeline import Case, Options, Workshop, begin, conclude, execute, prepare, refer_case
+from hil.controller.pipeline import begin, conclude, execute, prepare, refer_case
 from hil.results import Outcome
 from hil.tensors import Array
 

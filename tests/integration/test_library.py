@@ -11,8 +11,8 @@ from models import DIGITS
 
 import hil
 from hil.controller.cache import Cache
+from hil.controller.case import Workshop
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Workshop
 from hil.errors import UsageError
 
 X = np.array([1, 2, 3, 4], np.float32)

@@ -16,6 +16,7 @@ from hil.controller.bisect.keep import keep_case
 from hil.controller.bisect.quanta import quantum_atols
 from hil.controller.bisect.result import WAYS, Bisection, Finding, LayerFinding
 from hil.controller.bisect.subject import Subject, open_subject, with_flow
+from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.cases import run_cases
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.compilers.iree_group import compile_together
@@ -23,7 +24,7 @@ from hil.controller.flows import Flow, quantum_atol
 from hil.controller.jobs import Progress
 from hil.controller.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.opening import AnyBoard, open_board
-from hil.controller.pipeline import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop, begin, check_options
+from hil.controller.pipeline import begin, check_options
 from hil.controller.runs import storing
 from hil.errors import StageError, UsageError
 from hil.results import Outcome, Stage

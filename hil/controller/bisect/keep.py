@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from hil.controller.bisect.result import Finding
-from hil.controller.pipeline import Case
+from hil.controller.case import Case
 from hil.controller.runs import Run, storing
 from hil.results import Outcome
 

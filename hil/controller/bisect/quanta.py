@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow
 from hil.controller.isolated import IsolatedError
-from hil.controller.pipeline import Workshop
 from hil.errors import ImportFailed
 
 _TIMEOUT_S = 600.0

@@ -9,12 +9,12 @@ from typing import Any
 
 from hil.bundle import Model
 from hil.controller.bisect.pair import check_layers, check_signatures
+from hil.controller.case import DEFAULT_TIMEOUT_S, Options, Workshop
 from hil.controller.compare import refuse_vacuous, tolerance_for
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.layers import Activations, Layer, activations, layers_of
-from hil.controller.pipeline import DEFAULT_TIMEOUT_S, Options, Workshop
 from hil.controller.runs import storing
 from hil.errors import UsageError
 from hil.tensors import Array, dtype_name

@@ -219,9 +219,10 @@ def runtime_words(runtime: Mapping[str, Any]) -> str:
 def _program(board: AnyBoard, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.cache import Cache
+    from hil.controller.case import Options, Workshop
     from hil.controller.compilers import compilers
     from hil.controller.isolated import Isolated
-    from hil.controller.pipeline import Options, Workshop, begin, conclude, execute, prepare, refer_case
+    from hil.controller.pipeline import begin, conclude, execute, prepare, refer_case
     from hil.results import Outcome
 
     wanted = runtime or board.config.runtime

@@ -28,7 +28,7 @@ from hil.controller.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hil.controller.pipeline import Options
+    from hil.controller.case import Options
 
 
 @click.command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
@@ -69,10 +69,10 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     from hil.controller.bisect.growth import check_picture, plot_growth
     from hil.controller.bisect.result import WAYS
     from hil.controller.cache import Cache
+    from hil.controller.case import Options, Workshop
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.flows import load_flow
     from hil.controller.isolated import Isolated
-    from hil.controller.pipeline import Options, Workshop
     from hil.errors import UsageError
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS

@@ -30,11 +30,12 @@ from hil.controller.cli.options import (
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
     from hil.controller.cache import Cache
+    from hil.controller.case import Options, Workshop
     from hil.controller.choice import knows_target
     from hil.controller.cli.screen import print_json
     from hil.controller.isolated import Isolated
     from hil.controller.opening import open_board
-    from hil.controller.pipeline import Options, Workshop, begin, check_options, prepare
+    from hil.controller.pipeline import begin, check_options, prepare
     from hil.controller.profile.asked import write_profiles
     from hil.controller.runs import storing
     from hil.errors import UsageError

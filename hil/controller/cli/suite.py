@@ -28,10 +28,10 @@ suite.add_command(run)
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a folder of models."""
     from hil.controller.cache import Cache
+    from hil.controller.case import Workshop
     from hil.controller.cli.screen import print_json
     from hil.controller.flows import load_flow
     from hil.controller.isolated import Isolated
-    from hil.controller.pipeline import Workshop
     from hil.controller.suite.job import suite_of
     from hil.controller.suite.request import Request
     from hil.errors import EXIT_NOTHING_RAN, EXIT_OK

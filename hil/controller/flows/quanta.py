@@ -13,7 +13,7 @@ from hil.controller.isolated import IsolatedError
 from hil.errors import ImportFailed
 
 if TYPE_CHECKING:
-    from hil.controller.pipeline import Workshop
+    from hil.controller.case import Workshop
 
 _TIMEOUT_S = 600.0
 _FOUND = "quanta.json"

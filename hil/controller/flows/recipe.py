@@ -23,7 +23,7 @@ from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean
 from hil.tensors import Array
 
 if TYPE_CHECKING:
-    from hil.controller.pipeline import Workshop
+    from hil.controller.case import Workshop
 
 RECIPE_TIMEOUT_S = 1800.0
 # The setting that says how many seeded random samples a model without any calibration data gets.

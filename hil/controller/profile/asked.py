@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop
+from hil.controller.case import COMPILE_TIMEOUT_S, Case, Workshop
 from hil.controller.profile.collect import collect
 from hil.controller.profile.compile_time import profile_compile
 from hil.controller.profile.store import TRACE

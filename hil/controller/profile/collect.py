@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from hil.bundle import Model
 from hil.clock import ClockFit
+from hil.controller.case import COMPILE_TIMEOUT_S, Case, Workshop
 from hil.controller.passes import ProfilePass
-from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop
 from hil.controller.profile.capture import PROFILED, Capture
 from hil.controller.profile.estimate import Estimates, estimate
 from hil.controller.profile.iree_events import read_ireeprof

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hil.boards import BoardConfig
+from hil.controller.case import Case, Options, Workshop, end_case
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.flows import Flow
 from hil.controller.opening import AnyBoard, open_board, regain
-from hil.controller.pipeline import Case, Options, Workshop, end_case
 from hil.controller.suite.preparing import prepared
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import hil
 from hil.controller.cache import Cache
+from hil.controller.case import Options, Workshop
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.flows import Flow, load_flow
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Options, Workshop, check_options
+from hil.controller.pipeline import check_options
 from hil.controller.suite.engine import Engine, Plan
 from hil.controller.suite.expected import Expectations
 from hil.controller.suite.outcome import record_of

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hil.bundle import Model
+from hil.controller.case import COMPILE_TIMEOUT_S, Workshop
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of
-from hil.controller.pipeline import COMPILE_TIMEOUT_S, Workshop
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.digest import digest_file, digest_of
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean

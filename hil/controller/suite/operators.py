@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from hil.controller.cache import Cache
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow, apply_recipe
-from hil.controller.pipeline import Workshop
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.controller.tensor_files import typed
 from hil.controller.versions import version

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hil.controller.case import Case
 from hil.controller.flows import Flow
-from hil.controller.pipeline import Case
 from hil.controller.report import device_statistics, verdict_record
 from hil.controller.runs import jsonable
 from hil.controller.suite.record import CaseRecord

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.boards import BoardConfig
+from hil.controller.case import COMPILE_TIMEOUT_S, Case, Workshop
 from hil.controller.compilers.iree_group import compile_together
 from hil.controller.flows import Flow
-from hil.controller.pipeline import COMPILE_TIMEOUT_S, Case, Workshop
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow
-from hil.controller.pipeline import Workshop
 from hil.controller.suite.folder import models_at
 from hil.controller.suite.model_cases import LayerChoice, cases_of
 from hil.controller.suite.operators import operator_cases

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hil.controller.pipeline import Workshop
+from hil.controller.case import Workshop
 from hil.tensors import Array
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hil.controller.pipeline import Case
+from hil.controller.case import Case
 
 
 @dataclass

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.boards import BoardConfig
+from hil.controller.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop, end_case
 from hil.controller.cases import refer_and_conclude, refer_early
 from hil.controller.flows import Flow, quantum_atol
 from hil.controller.opening import AnyBoard
-from hil.controller.pipeline import DEFAULT_TIMEOUT_S, Case, Options, Workshop, begin, end_case, execute, prepare
+from hil.controller.pipeline import begin, execute, prepare
 from hil.controller.runs import storing
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed, RunFailed, StorageError, UsageError

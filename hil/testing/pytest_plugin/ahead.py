@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from hil.boards import BoardConfig
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow
-from hil.controller.pipeline import Workshop
 from hil.controller.suite.preparing import prepared
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hil.controller.cache import Cache
+from hil.controller.case import Options, Workshop
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.flows import Flow, load_flow
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
 from hil.controller.opening import AnyBoard, open_board
-from hil.controller.pipeline import Options, Workshop, check_options
+from hil.controller.pipeline import check_options
 from hil.controller.runs import safe_name, storing
 from hil.controller.suite.expected import Expectations
 from hil.controller.suite.folder import models_at

@@ -16,10 +16,10 @@ import pytest
 
 from hil import errors
 from hil.bundle import Artifact, Model
+from hil.controller.case import Case, end_case
 from hil.controller.cases import take_references
 from hil.controller.compare import compare
 from hil.controller.opening import AnyBoard
-from hil.controller.pipeline import Case, end_case
 from hil.controller.runs import safe_name, storing
 from hil.controller.suite.outcome import record_of
 from hil.controller.suite.record import CaseRecord

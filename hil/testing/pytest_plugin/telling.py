@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hil.controller.pipeline import Case
+from hil.controller.case import Case
 from hil.controller.report import print_verdict, verdict_record
 from hil.controller.suite.record import CaseRecord
 from hil.results import Verdict

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hil.controller.cache import Cache
-from hil.controller.pipeline import Workshop
+from hil.controller.case import Workshop
 from hil.controller.suite.model_cases import SuiteModel
 from hil.controller.tensor_files import load_npz
 from hil.controller.versions import version

@@ -11,10 +11,10 @@ from models import DIGITS, save_model
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.cache import Cache
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow, apply_recipe, quantum_atol
 from hil.controller.flows.quanta import find
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Workshop
 
 FLOAT, INT8 = TensorProto.FLOAT, TensorProto.INT8
 STATIC = Flow("static", "iree", recipe="static-int8", quanta=4)

@@ -16,9 +16,9 @@ from models import DIGITS, save_model
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.cache import Cache
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Workshop
 from hil.errors import ImportFailed, UsageError
 
 FLOAT = TensorProto.FLOAT

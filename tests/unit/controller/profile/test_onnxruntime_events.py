@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from profiles import profile_onnxruntime
 
 from hil.bundle import Model
+from hil.controller.case import Workshop
 from hil.controller.importers import import_model
-from hil.controller.pipeline import Workshop
 from hil.controller.profile.estimate import estimate
 from hil.controller.profile.onnxruntime_events import KernelEvent, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.profile.op_rows import onnxruntime_rows

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from profiles import HOST, profile_iree
 
 from hil.bundle import Artifact, Model
+from hil.controller.case import Workshop
 from hil.controller.importers import import_model
-from hil.controller.pipeline import Workshop
 from hil.controller.profile.iree_events import read_ireeprof
 from hil.controller.profile.op_rows import iree_rows
 from hil.controller.profile.sites import Region, Site, Sites, dispatch_sites

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hil.controller.cache import Cache
+from hil.controller.case import Case, Options, Workshop
 from hil.controller.choice import choose
 from hil.controller.flows import load_flow
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Case, Options, Workshop
 from hil.controller.suite.engine import Engine, Plan, _fresh
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun

@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 from hil.controller.cache import Cache
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow, load_flow
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Workshop
 from hil.controller.suite.operators import NodeTests, operator_cases
 from hil.controller.suite.spec import CaseData, CaseSpec
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hil.controller.case import Case, Options
 from hil.controller.compare import compare
 from hil.controller.flows import Flow
-from hil.controller.pipeline import Case, Options
 from hil.controller.suite.outcome import record_of
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.request import Request

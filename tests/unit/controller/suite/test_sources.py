@@ -14,9 +14,9 @@ from models import DIGITS, save_model
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.cache import Cache
+from hil.controller.case import Workshop
 from hil.controller.flows import Flow, load_flow
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Workshop
 from hil.controller.suite.sources import open_suite
 from hil.controller.suite.spec import CaseData, Suite
 from hil.errors import ImportFailed, UsageError

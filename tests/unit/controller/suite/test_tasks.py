@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.pipeline import Case, Options
+from hil.controller.case import Case, Options
 from hil.controller.suite.tasks import Task, TaskQueue, confirmed, next_confirmation
 
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from hil.controller.cache import Cache
+from hil.controller.case import Workshop
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.isolated import Isolated
-from hil.controller.pipeline import Workshop
 from hil.controller.references import refer_with_fallback
 from hil.controller.suite.model_cases import SuiteModel
 from hil.controller.suite.zoo import BUILDERS, build, zoo_models
