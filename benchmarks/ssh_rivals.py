@@ -19,7 +19,7 @@ from benchmarks.bare_peer import ORDER, receive_into
 from benchmarks.common import HERE
 from benchmarks.ssh_layers import DEVICE, Layer
 from hil.controller.cache import Cache
-from hil.controller.commanded.tool import iree_run_module
+from hil.controller.iree_tool import iree_tool
 from hil.testing.virtual_board import VirtualBoard
 
 FOLDER = "/tmp/rival"
@@ -36,7 +36,7 @@ class Rival:
         self._scratch = scratch
         self._socket = scratch / "master"
         self.ssh("mkdir", "-p", FOLDER)
-        runner = iree_run_module(board.arch, cache=Cache(), board=board.name)
+        runner = iree_tool("iree-run-module", board.arch, cache=Cache(), board=board.name)
         self.scp([str(runner)], f"{self.address}:{RUNNER}")
         self.ssh("chmod", "+x", RUNNER)
 

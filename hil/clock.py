@@ -56,7 +56,8 @@ class ClockFit:
         offset_ns: how far the board's clock is ahead at ``at_host_ns``.
         drift: how much faster it runs.
         at_host_ns: host time of the offset.
-        error_ns: no stamp between the first ping and the last is further off than this, if the clock ran evenly.
+        error_ns: no stamp from the first ping to the last, or to the time that was asked for, is further off than this,
+            if the clock ran evenly.
         jumped_ns: 0 where one steady clock explains all pings; else by how much it was put forward between two of them,
             and all else here holds for the time since.
     """
@@ -77,11 +78,13 @@ class ClockFit:
         return host_ns + self.offset_ns + round(self.drift * (host_ns - self.at_host_ns))
 
 
-def fit(pings: Sequence[Ping]) -> ClockFit:
+def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     """The line that fits pings taken before, during and after what is to be told in the host's time.
 
     Args:
         pings: at least one, in the order of time.
+        until_ns: host time up to which the error is to hold, if that is after the last ping: the drift is not known
+            exactly, so it grows.
 
     Raises:
         ValueError: no ping was given.
@@ -96,12 +99,12 @@ def fit(pings: Sequence[Ping]) -> ClockFit:
         for host, side in ((ping.sent_ns, 1.0), (ping.received_ns, -1.0))
     ]
     start = min(ping.sent_ns for ping in pings) - middle
-    end = max(ping.received_ns for ping in pings) - middle
+    end = max(until_ns, *(ping.received_ns for ping in pings)) - middle
     lines = _lines(limits)
     if not lines:
         steps = [_step(*pair) for pair in itertools.pairwise(pings)]
         jumped = max(steps, key=abs)
-        since = fit(pings[steps.index(jumped) + 1 :])
+        since = fit(pings[steps.index(jumped) + 1 :], until_ns)
         return replace(since, jumped_ns=max(jumped, since.jumped_ns, key=abs))
     at_ends = [[offset + drift * at for offset, drift in lines] for at in (start, end)]
     (low, high), (last_low, last_high) = ((min(ends), max(ends)) for ends in at_ends)

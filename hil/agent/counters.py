@@ -106,10 +106,13 @@ class Counters:
         try:
             if file not in self._files:
                 self._files[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            return os.pread(self._files[file], _MOST_BYTES, 0)
         except OSError:
             self._gone.add(file)
             return b""
+        # A sensor that is asleep, or a core's that is off, may fail now and tell the next time.
+        with contextlib.suppress(OSError):
+            return os.pread(self._files[file], _MOST_BYTES, 0)
+        return b""
 
     def close(self) -> None:
         """Let the files go."""

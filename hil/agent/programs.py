@@ -20,7 +20,7 @@ from hil.tensors import TensorSpec
 
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
-# A call that waits for a dead controller's data holds its program's lock; its connection's end frees it later.
+# A call that waits for a dead controller's data holds its program until its connection ends: nobody waits for that.
 _LET_GO_S = 5.0
 
 
@@ -183,32 +183,31 @@ class Programs:
             loaded = self._loaded.get(program_id)
             if loaded is None or loaded.session is not session:
                 return
-            del self._loaded[program_id]
-        loaded.worker.kill()
-        # Nobody waits here until a killed process is gone; the end of the session does.
-        freeing = threading.Thread(target=self._free, args=(loaded,), daemon=True)
-        freeing.start()  # before anybody sees it: the end of the session may be here already, and wait for it
-        with self._lock:
-            self._freeing = [one for one in self._freeing if one.is_alive()] + [freeing]
+            # Nobody waits here until a killed process is gone; the end of the session does.
+            self._let_go(program_id)
 
     def unload_all(self, because: SessionEnded) -> None:
         """End every worker: the session is over."""
         with self._lock:
-            everything, self._loaded = self._loaded, {}
-        for loaded in everything.values():
-            loaded.worker.kill(because)
-        for loaded in everything.values():
-            self._free(loaded)
-        for freeing in self._freeing:
-            freeing.join(_LET_GO_S)
+            for program_id in list(self._loaded):
+                self._let_go(program_id, because)
+            freeing = self._freeing
+        deadline = time.monotonic() + _LET_GO_S
+        for one in freeing:
+            one.join(max(deadline - time.monotonic(), 0.0))
+
+    def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
+        """End a program's worker, and give back what it held; ours is the lock, so that none is overlooked meanwhile."""
+        loaded = self._loaded.pop(program_id)
+        loaded.worker.kill(because)
+        freeing = threading.Thread(target=self._free, args=(loaded,), daemon=True)
+        freeing.start()
+        self._freeing = [one for one in self._freeing if one.is_alive()] + [freeing]
 
     def _free(self, loaded: Loaded) -> None:
         """Give back what a killed program held, once a call in progress has seen its worker die and let go."""
-        if loaded.lock.acquire(timeout=_LET_GO_S):
-            try:
-                self._release(loaded)
-            finally:
-                loaded.lock.release()
+        with loaded.lock:
+            self._release(loaded)
 
     def _forget(self, program_id: str) -> None:
         """Free a program; its lock is held."""

@@ -26,6 +26,7 @@ from hil.proto.v1 import agent_pb2 as pb
 MAX_WAITING = 8
 MIN_PERIOD_MS = 10
 MAX_PERIOD_MS = 60_000
+_NOTICE_S = 0.5
 _SHORT = 200
 
 
@@ -117,12 +118,13 @@ class BoardService:
             return
         with Counters(self._programs.worker_pids) as counters:
             due = time.monotonic()
-            while self._sessions.current is session:
-                yield counters.look()
-                # A board that cannot keep up leaves looks out; it never makes up for them.
-                due = max(due + request.period_ms / 1000, time.monotonic())
-                if ended.wait(due - time.monotonic()):
-                    return
+            while self._sessions.current is session and not ended.is_set():
+                if time.monotonic() >= due:
+                    yield counters.look()
+                    # A board that cannot keep up leaves looks out; it never makes up for them.
+                    due = max(due + request.period_ms / 1000, time.monotonic())
+                # Not longer than this after its session does it end, however rarely it looks.
+                ended.wait(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
 
 
 class SessionService:

@@ -270,14 +270,19 @@ class Board:
         """Look at the board's clock now, for :meth:`clock_fit`."""
         self._clock.add(self._client.pings(count))
 
-    def clock_fit(self) -> clock.ClockFit:
-        """The board's clock beside the host's, from all pings of the session's last minutes.
+    def clock_fit(self, since_ns: int | None = None) -> clock.ClockFit:
+        """The board's clock beside the host's, until now, from pings of the session.
 
-        Pings of the last second will do: clocks drift less in it than a ping is off.
+        Where there were some in the last second, none are made: the error that is told counts in what it may have
+        drifted since.
+
+        Args:
+            since_ns: host time of the earliest stamp that is to be told in the host's time; None is now.
         """
         if self._clock.age_ns() > _PINGS_LAST_NS:
             self.ping()
-        return self._clock.fit()
+        now = clock.now_ns()
+        return self._clock.fit(now if since_ns is None else since_ns, now)
 
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
         """Read the board's counters beside whatever runs meanwhile: a context manager, see :class:`CounterWatch`."""

@@ -1,6 +1,6 @@
 """The agent's protocol as calls.
 
-A client belongs to one thread at a time; its keep-alive runs in a thread of its own.
+Programs may be run from several threads at a time, each with a stream of its own; all else is for one thread.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +218,7 @@ class AgentClient(AgentConnection):
 
         Raises:
             UsageError: the program does not take these inputs.
-            RunFailed: the runtime cannot profile, or its profiler failed.
+            RunFailed: the runtime cannot profile, or its profiler failed, or what it says of its clock makes no sense.
             RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`invoke`.
         """
         start = pb.InvokeStart(
@@ -229,10 +230,9 @@ class AgentClient(AgentConnection):
         )
         call = self._call(start, inputs, {})
         files = {name: memoryview(array.data) for name, array in call.outputs.items()}
-        said = json.loads(bytes(files.pop(clock.CLOCK_FILE, b"{}")))
         return ProfilePass(
             files=files,
-            clock_pairs=tuple((int(file_ns), int(board_ns)) for file_ns, board_ns in said.get("pairs", ())),
+            clock_pairs=_clock_pairs(bytes(files.pop(clock.CLOCK_FILE, b'{"pairs": []}'))),
             host=Span("profile", *call.host_ns),
             board=Span("profile", *call.board_ns),
             warmup=warmup,
@@ -241,8 +241,10 @@ class AgentClient(AgentConnection):
 
     def _call(self, start: pb.InvokeStart, inputs: Mapping[str, Array], into: Mapping[str, Array]) -> Invocation:
         self._wait_unloaded()
-        if self._invoke is None or self._invoke.broken:
-            self._invoke = InvokeStream(self._stub, self._token())
+        thread = threading.get_ident()
+        stream = self._invokes.get(thread)
+        if stream is None or stream.broken:
+            stream = self._invokes[thread] = InvokeStream(self._stub, self._token())
         streams: list[memoryview] = []
         for name, array in inputs.items():
             data = tensors.to_bytes(array)
@@ -251,7 +253,7 @@ class AgentClient(AgentConnection):
             if streamed:
                 streams.append(data)
         with self._seam("run"):
-            return self._invoke.call(start, streams, into, start.timeout_s + _GRACE_S)
+            return stream.call(start, streams, into, start.timeout_s + _GRACE_S)
 
     def counters(self, period_s: float) -> Any:
         """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
@@ -268,3 +270,10 @@ class AgentClient(AgentConnection):
         with self._seam():
             request = pb.LogsRequest(program_id=program_id)
             return [line.text for line in self._stub.Logs(request, timeout=_CALL_S, metadata=self._token())]
+
+
+def _clock_pairs(content: bytes) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple((int(file_ns), int(board_ns)) for file_ns, board_ns in json.loads(content)["pairs"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise errors.RunFailed(f"the profile's {clock.CLOCK_FILE} cannot be read: {error}") from error

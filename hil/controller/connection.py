@@ -53,9 +53,10 @@ class AgentConnection:
         self._target = target
         self._channel = _channel(target)
         self._stub = wire.Stub(self._channel)
+        self._closed = False
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
         self._hold: Hold | None = None
-        self._invoke: InvokeStream | None = None
+        self._invokes: dict[int, InvokeStream] = {}
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
         """Who the board is; waits for the connection at most ``timeout`` seconds.
@@ -120,9 +121,9 @@ class AgentConnection:
 
     def close_session(self) -> None:
         """Give the device back."""
-        if self._invoke:
-            self._invoke.close()
-            self._invoke = None
+        for stream in self._invokes.values():
+            stream.close()
+        self._invokes.clear()
         if self._hold:
             self._hold.close()
             self._hold = None
@@ -130,6 +131,7 @@ class AgentConnection:
     def close(self) -> None:
         """End session and connection."""
         self.close_session()
+        self._closed = True
         self._channel.close()
 
     def _token(self) -> list[tuple[str, str]]:
@@ -137,6 +139,8 @@ class AgentConnection:
 
     @contextlib.contextmanager
     def _seam(self, stage: str = "") -> Iterator[None]:
+        if self._closed:
+            raise errors.BoardLost("the connection was closed", stage=stage, board=self.board)
         try:
             yield
         except grpc.RpcError as error:

@@ -110,6 +110,8 @@ def run_job(job: Job, *, resume: str = "", screen: Progress) -> dict[str, Any]:
         if job.models:
             raise UsageError("--resume goes on with the models of the stored run: name none")
         run = store.open(resume)
+        if (run.folder / "bench.json").exists():
+            raise UsageError(f"run {run.id} is a bench", hint=f"measure it again: hil bench --against {run.id}")
         job = replace(Job.of_record(run.record["request"]), out=job.out)
     if job.flagfile:
         job = read_flagfile(job)

@@ -55,7 +55,7 @@ class LoadedProgram:
         outputs = invocation.outputs
         if len(names) == len(outputs):
             outputs = dict(zip(names, outputs.values(), strict=True))
-        fit = self._board.clock_fit()
+        fit = self._board.clock_fit(invocation.host_ns[0])
         notes = self._board.note(invocation)
         name, device = self._artifact.runtime, self._device
         versions = {one["name"]: one.get("version", "") for one in self._board.info.get("runtimes", ())}

@@ -31,15 +31,3 @@ class ProfilePass:
     board: Span | None
     warmup: int
     iterations: int
-
-    def to_board(self, file_ns: int) -> int:
-        """The board's time for a time in the files, between the moments that both clocks were read at.
-
-        Raises:
-            ValueError: the board could not tell.
-        """
-        if not self.clock_pairs:
-            raise ValueError("nothing is known of this profile's clock")
-        (file, board), (last_file, last_board) = self.clock_pairs[0], self.clock_pairs[-1]
-        rate = (last_board - board) / (last_file - file) if last_file > file else 1.0
-        return board + round((file_ns - file) * rate)

@@ -15,7 +15,8 @@ from hil.sim.faults import Fault
 
 _FILE = "clock"
 # When the clock started, and by how much it was put forward since, in nanoseconds.
-_STATE = struct.Struct("<qq")
+_STATE = struct.Struct("=qq")
+_STARTED, _AHEAD = range(2)
 
 
 class SimClock:
@@ -31,8 +32,9 @@ class SimClock:
         self._rate: float = fault.keys["ppm"] * 1e-6
         self._jump_ns: int = round(fault.keys["jump"] * 1e9)
         with (folder / _FILE).open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), _STATE.size)
-        self._started_ns: int = _STATE.unpack_from(self._shared)[0]
+            # As whole numbers, each written at once: others read them meanwhile.
+            self._shared = memoryview(mmap.mmap(file.fileno(), _STATE.size)).cast("q")
+        self._started_ns: int = self._shared[_STARTED]
 
     @staticmethod
     def start(folder: Path) -> None:
@@ -46,10 +48,9 @@ class SimClock:
     def now_ns(self) -> int:
         """What it shows."""
         now = time.monotonic_ns()
-        ahead: int = _STATE.unpack_from(self._shared)[1]
         gained = int((now - self._started_ns) * self._rate)
-        return now + self._offset_ns + ahead + gained
+        return now + self._offset_ns + self._shared[_AHEAD] + gained
 
     def jump(self) -> None:
         """Put it forward, once and for all that read it."""
-        _STATE.pack_into(self._shared, 0, self._started_ns, self._jump_ns)
+        self._shared[_AHEAD] = self._jump_ns

@@ -57,13 +57,11 @@ def run_and_profile(board: Board, program: LoadedProgram, looks: int = 3) -> tup
 def check_slices(board: Board, call: Invocation, taken: ProfilePass) -> None:
     """Of all that was stamped on the board: it lies inside the call that it belongs to."""
     fit = board.clock_fit()
-    (first, first_board), (last, last_board) = taken.clock_pairs
+    (_, first_board), (_, last_board) = taken.clock_pairs
     inside = [(call.host_ns, call.board_ns), ((taken.host.start_ns, taken.host.end_ns), (first_board, last_board))]
     inside += [(call.host_ns, stamps) for stamps in call.iterations_ns]
     for (sent, received), (start, end) in inside:
         assert sent < fit.to_host(start) <= fit.to_host(end) < received
-    assert taken.to_board(first) == first_board
-    assert taken.to_board(last) == last_board
 
 
 @pytest.fixture

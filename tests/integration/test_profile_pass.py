@@ -18,6 +18,7 @@ from hil.bundle import Artifact
 from hil.controller.board import Board
 from hil.controller.choice import BoardChoice
 from hil.controller.client import AgentClient, Target
+from hil.controller.profile.clock_pairs import mapped
 from hil.digest import digest_file
 from hil.iree_command import PROFILE_TOOL
 from hil.iree_values import mlir_type
@@ -198,7 +199,7 @@ def test_every_run_of_the_pass_is_in_the_files(start_agent, open_client, add_pro
     for kernel in kernels:
         for moment in (kernel["ts"], kernel["ts"] + kernel["dur"]):
             # Its clock counts whole microseconds.
-            assert taken.board.start_ns - 1000 <= taken.to_board(moment * 1000) <= taken.board.end_ns + 1000
+            assert taken.board.start_ns - 1000 <= mapped(moment * 1000, taken.clock_pairs) <= taken.board.end_ns + 1000
 
 
 def test_a_large_profile_is_streamed(start_agent, open_client, add_programs):

@@ -44,6 +44,16 @@ def test_no_stamp_between_the_pings_is_further_off_than_the_error_says(offset, d
     assert found.jumped_ns == 0
 
 
+@given(offsets, drifts, st.lists(delays, min_size=1, max_size=5), st.integers(0, 10 * SECOND))
+def test_the_error_holds_after_the_last_ping_as_long_as_it_is_asked_to(offset, drift, taken, later):
+    asked = pings(offset, drift, taken)
+    until = asked[-1].received_ns + later
+    found = fit(asked, until)
+    for host in (asked[0].sent_ns, until - later // 2, until):
+        assert abs(found.to_board(host) - board_ns(host, offset, drift)) <= found.error_ns
+    assert found.error_ns <= fit(asked).error_ns + later * 2e-3 + 1
+
+
 def test_one_slow_ping_does_no_harm():
     quick = [(SECOND, 50_000, 50_000)] * 10
     slow = (SECOND, 10**8, 10**6)

@@ -186,7 +186,7 @@ class IreeProgram:
         clocks.look()
         profiling.run_command(argv, folder, folder / PROFILE_FILE)
         clocks.look()
-        return [folder / PROFILE_FILE, clocks.write(folder, warmup=warmup, iterations=iterations)]
+        return [folder / PROFILE_FILE, clocks.write(folder)]
 
     def fetch(self) -> list[Array]:
         """The results as arrays that view the device's buffers where the host can see them."""

@@ -114,7 +114,7 @@ class OnnxProgram:
             raise RunFailed(
                 f"ONNX Runtime failed to profile the model: {str(error)[:400]}", detail=str(error)
             ) from error
-        return [folder / PROFILE_FILE, clocks.write(folder, warmup=warmup, iterations=iterations)]
+        return [folder / PROFILE_FILE, clocks.write(folder)]
 
     def _run(self, session: ort.InferenceSession) -> Any:
         try:

@@ -33,10 +33,10 @@ class ClockPairs:
         before, profilers, after = min(looks, key=lambda look: look[2] - look[0])
         self._pairs.append((profilers, (before + after) // 2))
 
-    def write(self, folder: Path, *, warmup: int, iterations: int) -> Path:
+    def write(self, folder: Path) -> Path:
         """The file that tells them, beside the profile's own."""
         path = folder / CLOCK_FILE
-        path.write_text(json.dumps({"pairs": self._pairs, "warmup": warmup, "iterations": iterations}))
+        path.write_text(json.dumps({"pairs": self._pairs}))
         return path
 
 

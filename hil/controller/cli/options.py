@@ -92,7 +92,7 @@ fault_option = click.option(
     "faults",
     multiple=True,
     metavar="FAULT",
-    help="Of a simulator: crash, hang, corrupt, drop, slow, kill-agent (docs/simulator.md). Repeats.",
+    help="Of a simulator: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeats.",
 )
 dim_option = click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Value of a symbolic dimension. Repeats."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,9 +174,16 @@ def diff(
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--trace", required=True, type=_FILE, metavar="FILE", help="Where it goes: .pftrace or .pftrace.gz.")
 @_choice
-def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None) -> None:
+@json_option
+def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
     """Write several profiles of this machine as one trace by its clock: each board a group of processes of its own."""
+    from hil.controller.cli.screen import print_json
     from hil.controller.profile.trace import write_trace
 
-    cost = write_trace([_read(run, case, out) for run in runs], trace)
-    click.echo(f"written: {trace}, {cost.events} events")
+    found = [_read(run, case, out) for run in runs]
+    cost = write_trace(found, trace)
+    if as_json:
+        described = [{"run": one.run, "model": one.model, "board": one.board} for one in found]
+        print_json({"schema": 1, "profiles": described, "trace": str(trace), **asdict(cost)})
+    else:
+        click.echo(f"written: {trace}, {cost.events} events")

@@ -25,17 +25,18 @@ def write_profiles(case: Case, folders: Mapping[str, Path], *, run_id: str, shop
         shop: where compilers run.
 
     Returns:
-        For the record: ``kind``, ``folder`` and ``notes`` of each.
+        For the record, and in the case from the start: ``kind``, ``folder`` and ``notes`` of each.
     """
     write = {"compile": _compile, "run": _run}
-    written = []
     for kind, folder in folders.items():
+        # What is told where Ctrl-C leaves it at that.
+        told = {"kind": kind, "folder": str(folder), "notes": ["the profile is not whole: it was interrupted"]}
+        case.profiles.append(told)
         try:
-            notes = write[kind](case, folder, run_id, shop)
+            told["notes"] = write[kind](case, folder, run_id, shop)
         except HilError as error:
-            notes = [f"the profile is not whole: {error.message}"]
-        written.append({"kind": kind, "folder": str(folder), "notes": notes})
-    return written
+            told["notes"] = [f"the profile is not whole: {error.message}"]
+    return case.profiles
 
 
 def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:

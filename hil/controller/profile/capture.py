@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hil.clock import ClockFit
+from hil.clock import ClockFit, now_ns
 from hil.controller.board import Board
 from hil.controller.passes import ProfilePass
 from hil.controller.profile.model import Call, Sample, Span
@@ -24,6 +26,20 @@ _PERIOD_S = 0.05
 TIMED, PROFILED = "timed", "profiled"
 # Where nobody says how many: one cold run tells little of where the time goes.
 PROFILED_ITERATIONS, PROFILED_WARMUP = 10, 2
+# IREE's profiler writes some 0.8 KB whenever a dispatch runs. So many iterations, and a second of them, make a file of
+# about 100 MB at the most; but those that it takes to tell one operation from another are always made.
+_MOST_ITERATIONS, _MOST_NS = 1000, 1_000_000_000
+
+
+def bounded(asked: int, typical_ns: float) -> int:
+    """How many of the iterations that were asked for are profiled.
+
+    Args:
+        asked: how many.
+        typical_ns: how long one takes; 0 where that is not known.
+    """
+    in_time = round(_MOST_NS / typical_ns) if typical_ns > 0 else _MOST_ITERATIONS
+    return min(asked, _MOST_ITERATIONS, max(in_time, PROFILED_ITERATIONS))
 
 
 class Capture:
@@ -50,6 +66,7 @@ class Capture:
         self.taken: ProfilePass | None = None
         self.clock: ClockFit | None = None
         self.notes: list[str] = []
+        self._began_ns = 0
 
     @property
     def counters(self) -> Sequence[Sample]:
@@ -66,9 +83,17 @@ class Capture:
     def profile(
         self, program: AnyProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
     ) -> None:
-        """Run once more, under the profiler. What goes wrong is a note: the run before has its answer already."""
+        """Run once more, under the profiler: as often as asked for, to the bound of :func:`bounded`.
+
+        What goes wrong is a note: the run before has its answer already.
+        """
+        times = [end - start for call in self.calls for start, end in call.iterations_ns]
+        runs, cold = (bounded(asked, statistics.median(times) if times else 0.0) for asked in (iterations, warmup))
+        if (runs, cold) != (iterations, warmup):
+            asked = f"{iterations} iterations after {warmup} of warm-up"
+            self.notes.append(f"of the {asked}, {runs} after {cold} were profiled: more would make huge files")
         try:
-            taken = program.profile(inputs, warmup=warmup, iterations=iterations, timeout=timeout)
+            taken = program.profile(inputs, warmup=cold, iterations=runs, timeout=timeout)
         except HilError as error:
             hint = f" ({error.hint})" if error.hint else ""
             self.notes.append(f"no profile of the operations: {error.message}{hint}")
@@ -80,6 +105,11 @@ class Capture:
             self.calls.append(Call(PROFILED, taken.host, taken.board))
 
     def __enter__(self) -> Capture:
+        if isinstance(self._board, Board):
+            # Of a board that is gone, the run itself tells.
+            with contextlib.suppress(HilError):
+                self._board.ping()
+        self._began_ns = now_ns()
         self._watch.__enter__()
         return self
 
@@ -95,7 +125,7 @@ class Capture:
             return
         try:
             self._board.ping()
-            self.clock = self._board.clock_fit()
+            self.clock = self._board.clock_fit(self._began_ns)
         except HilError as error:
             self.notes.append(f"the board's clock could not be read after the run: {error.message}")
             return

@@ -51,6 +51,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Works
     rows: Sequence[OpRow] = ()
     samples: list[Sample] = list(capture.counters)
     with tempfile.TemporaryDirectory(prefix="hil-profile-") as place:
+        _forget_older(folder / RAW)
         if capture.taken is not None:
             raw, scratch = _save(capture.taken, folder / RAW), Path(place)
             reader = _Reader(case, capture.taken, raw, scratch, run, capture.board, shop, notes)
@@ -99,9 +100,9 @@ class _Reader:
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
         """The operations; counters that the runtime's files hold are added to ``samples``."""
-        if (self._raw / IREE_FILE).exists():
+        if IREE_FILE in self._taken.files:
             return self._iree(samples)
-        if (self._raw / ONNXRUNTIME_FILE).exists():
+        if ONNXRUNTIME_FILE in self._taken.files:
             return self._onnxruntime()
         names = ", ".join(self._taken.files) or "nothing"
         self._notes.append(f"no profile of the operations: nobody here can read what the runtime wrote ({names})")
@@ -175,6 +176,13 @@ class _Reader:
         except HilError as error:
             self._notes.append(f"{without}: {error.message}")
             return None
+
+
+def _forget_older(folder: Path) -> None:
+    """Another run's files are not to lie beside this one's."""
+    with storing(folder):
+        for name in (IREE_FILE, ONNXRUNTIME_FILE):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _save(taken: ProfilePass, folder: Path) -> Path:

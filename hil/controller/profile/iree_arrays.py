@@ -51,20 +51,16 @@ def places_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
     return places
 
 
-def submissions_of(
-    rows: NDArray[Any], places: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """[events] each one's submission by number in their order; [submissions] their first start; and their kind."""
+def submissions_of(rows: NDArray[Any], places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[events] each one's submission by number in their order; [submissions] their kind."""
     pairs = np.stack([rows["queue"], rows["submission"]], 1)
     unique, numbers = np.unique(pairs, axis=0, return_inverse=True)
     numbers = numbers.reshape(-1)
-    starts = np.full(len(unique), np.iinfo(np.int64).max)
-    np.minimum.at(starts, numbers, rows["start"])
     # What a submission does: its operations and dispatches, in order, summed up with factors that make the order count.
     weights = (rows["op"].astype(np.int64) * 1_000_003 + rows["key"] + 1) * (2 * places + 5)
     kinds = np.zeros(len(unique), np.int64)
     np.add.at(kinds, numbers, weights * weights)
-    return numbers, starts, kinds
+    return numbers, kinds
 
 
 def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from hil.controller.profile.iree_arrays import (
     submissions_of,
     within,
 )
-from hil.controller.profile.iterations import SETUP, by_repetition, by_windows
+from hil.controller.profile.iterations import SETUP, by_repetition
 from hil.controller.profile.model import Sample
 from hil.errors import RunFailed, StageTimeout, UsageError
 from hil.iree_command import own_tool
@@ -133,20 +133,6 @@ class IreeEvents:
                 found.append([tuple(each) for each in keys])
         return found, which
 
-    def windows(self) -> list[tuple[int, int]]:
-        """Of each iteration that has events, the start of its first and the end of its last one."""
-        rows = mapped_rows(self.folder / EVENTS, EVENT)
-        own = np.flatnonzero(self.iteration >= 0)
-        starts = np.full(self.iterations, np.iinfo(np.int64).max)
-        ends = np.zeros(self.iterations, np.int64)
-        np.minimum.at(starts, self.iteration[own], rows["start"][own])
-        np.maximum.at(ends, self.iteration[own], rows["start"][own] + rows["duration"][own])
-        return [
-            (mapped(start, self.clock), mapped(end, self.clock))
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-            if start <= end
-        ]
-
     def memory(self) -> Iterator[Sample]:
         """Bytes that the program has reserved of the device's memory, at every change."""
         samples = mapped_rows(self.folder / MEMORY, MEMORY_SAMPLE)
@@ -188,7 +174,6 @@ def read_ireeprof(
     log: Path,
     warmup: int = 0,
     iterations: int | None = None,
-    windows: Sequence[tuple[int, int]] = (),
     clock: Sequence[tuple[int, int]] = (),
 ) -> IreeEvents:
     """Read a ``.ireeprof`` file.
@@ -201,7 +186,6 @@ def read_ireeprof(
         log: what it prints is appended here.
         warmup: so many runs come before them.
         iterations: how many runs of the same inputs the profile ends with, where that is known.
-        windows: (start, end) of each run in the profile's clock, in order, where these are known; they go first.
         clock: pairs of (profile's time, board's time): linear, through the first and the last; none: they are the same.
 
     Raises:
@@ -236,15 +220,11 @@ def read_ireeprof(
     names: list[str] = said["names"]
     dispatch = names.index(DISPATCH) if DISPATCH in names else -1
     places = places_of(rows, dispatch)
-    numbers, starts, kinds = submissions_of(rows, places)
-    if windows:
-        per_submission = by_windows(starts, windows)
-    else:
-        per_submission, doubt = by_repetition(kinds, None if iterations is None else warmup + iterations)
-        notes += [doubt] if doubt else []
-        if per_submission.max(initial=SETUP) + 1 > warmup:
-            per_submission = np.maximum(per_submission - warmup, SETUP)
-    count = len(windows) or int(per_submission.max(initial=SETUP)) + 1
+    numbers, kinds = submissions_of(rows, places)
+    per_submission, doubt = by_repetition(kinds, None if iterations is None else warmup + iterations)
+    notes += [doubt] if doubt else []
+    if per_submission.max(initial=SETUP) + 1 > warmup:
+        per_submission = np.maximum(per_submission - warmup, SETUP)
     return IreeEvents(
         folder,
         names,
@@ -252,7 +232,7 @@ def read_ireeprof(
         per_submission[numbers],
         within(per_submission)[numbers],
         places,
-        count,
+        int(per_submission.max(initial=SETUP)) + 1,
         tuple(clock),
         tuple(notes),
     )

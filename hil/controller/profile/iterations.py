@@ -15,23 +15,6 @@ from numpy.typing import NDArray
 SETUP = -1
 
 
-def by_windows(starts: NDArray[np.int64], windows: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """The iteration of each submission by the time it was begun at.
-
-    Args:
-        starts: [submissions] of int64.
-        windows: (start, end) of each iteration in the same clock, in order and apart from one another.
-
-    Returns:
-        [submissions] of int64; :data:`SETUP` for those of none.
-    """
-    begins = np.array([begin for begin, _ in windows], np.int64)
-    ends = np.array([end for _, end in windows], np.int64)
-    found = np.searchsorted(begins, starts, side="right") - 1
-    inside = (found >= 0) & (starts < ends[np.maximum(found, 0)])
-    return np.where(inside, found, SETUP).astype(np.int64)
-
-
 def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDArray[np.int64], str]:
     """The iteration of each submission by what is repeated.
 

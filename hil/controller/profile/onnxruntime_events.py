@@ -77,7 +77,7 @@ class KernelNodes:
         """
         if name in self.kernels:
             return tuple(self.kernels[name])
-        if name == f"{op_type}_{index}" and index.isdigit() and self.top[int(index) :][:1]:
+        if name == f"{op_type}_{index}" and index.isdecimal() and self.top[int(index) :][:1]:
             own, own_type = self.top[int(index)]
             if own_type == op_type:
                 return (own,)

@@ -32,7 +32,8 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
         return path
     store = store or RunStore()
     if path.is_dir() and not (path / "run.json").is_file():
-        found = {path.name: path} if _is_profile(path) else _below(path, "")
+        # One that held a single profile may hold those of several cases by now.
+        found = ({path.resolve().name: path} if _is_profile(path) else {}) | _below(path, "")
         return _chosen(text, found, case)
     if not path.exists():
         known = [row.parent.name for row in store.root.glob("*/run.json")]

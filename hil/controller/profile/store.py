@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from hil.clock import ClockFit
 from hil.controller.profile.model import Call, OpRow, Profile, Sample, Span
@@ -18,6 +18,8 @@ from hil.controller.runs import jsonable, storing
 from hil.errors import UsageError
 
 SCHEMA = 1
+_PLAIN_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
+Made = TypeVar("Made")
 HEAD = "profile.json"
 TABLE = "ops.csv"
 PARQUET = "ops.parquet"
@@ -99,18 +101,19 @@ def read_profile(folder: Path) -> Profile:
             raise UsageError(
                 f"{folder} was written by a newer hil (schema {document['schema']})", hint="read it with that hil"
             )
-        return Profile(
+        return _made(
+            Profile,
             run=document["run"],
             model=document["model"],
             board=document["board"],
             runtime=document["runtime"],
             rows=StoredRows(folder / TABLE, int(document["rows"])),
-            stages=[Span(**span) for span in document["stages"]],
-            transfers=[Span(**span) for span in document["transfers"]],
+            stages=[_made(Span, **span) for span in document["stages"]],
+            transfers=[_made(Span, **span) for span in document["transfers"]],
             calls=[_call(call) for call in document["calls"]],
             # A value that JSON has no word for stands there as a text.
-            counters=[Sample(**{**sample, "value": float(sample["value"])}) for sample in document["counters"]],
-            clock=ClockFit(**document["clock"]),
+            counters=[_made(Sample, **{**sample, "value": float(sample["value"])}) for sample in document["counters"]],
+            clock=_made(ClockFit, **document["clock"]),
             notes=tuple(document["notes"]),
         )
     except FileNotFoundError as error:
@@ -131,11 +134,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _made(of: type[Made], /, **values: Any) -> Made:
+    """A dataclass's instance whose numbers are numbers and whose texts are texts."""
+    made = of(**values)
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]
+        if not isinstance(getattr(made, field.name), _PLAIN_TYPES.get(str(field.type), object)):
+            raise TypeError(f"{field.name} is no {field.type}")
+    return made
+
+
 def _call(call: Mapping[str, Any]) -> Call:
-    return Call(
+    return _made(
+        Call,
         kind=call["kind"],
-        host=Span(**call["host"]),
-        board=Span(**call["board"]),
+        host=_made(Span, **call["host"]),
+        board=_made(Span, **call["board"]),
         warmup_ns=call["warmup_ns"],
         iterations_ns=[(start, end) for start, end in call["iterations_ns"]],
     )

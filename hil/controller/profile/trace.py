@@ -12,7 +12,6 @@ import gzip
 import io
 import itertools
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ from hil.controller.profile.model import Profile, Span
 from hil.controller.profile.rows import replacing
 from hil.controller.profile.trace_board import BoardClock, BoardTracks
 from hil.controller.profile.trace_file import Lanes, Stream, TraceFile
-from hil.controller.runs import storing
-from hil.errors import HilError
+from hil.errors import HilError, StorageError
 
 _MONOTONIC = 3  # Perfetto's BUILTIN_CLOCK_MONOTONIC
 _FIRST_CLOCK = 128  # the first id that means one clock in the whole trace
@@ -89,19 +87,21 @@ def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
 
 def _write(parts: Sequence[_Part], compile_profiles: Sequence[CompileProfile], path: Path) -> TraceCost:
     begun = time.perf_counter()
-    with storing(path.parent):
+    try:
         with _opened(path) as file:
             trace = TraceFile(file)
             # A host's clock for each board: the pairings of one clock have to be in the order of time, and boards are
             # written one after another.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
             trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
-            try:
-                _Writer(trace, parts).write(compile_profiles, clocks)
-            except ValueError as error:
-                hint = "a clock was read wrongly: the table of operations holds its times as they were told"
-                raise HilError(f"no trace can hold a time or a number of this profile: {error}", hint=hint) from error
+            _Writer(trace, parts).write(compile_profiles, clocks)
         size = path.stat().st_size
+    except ValueError as error:
+        hint = "a clock was read wrongly: the table of operations holds its times as they were told"
+        raise HilError(f"no trace can hold a time or a number of this profile: {error}", hint=hint) from error
+    except OSError as error:
+        hint = "free some space or name another file"
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
     return TraceCost(trace.events, size, time.perf_counter() - begun)
 
 
@@ -109,7 +109,6 @@ class _Writer:
     def __init__(self, trace: TraceFile, parts: Sequence[_Part]) -> None:
         self._trace = trace
         self._parts = parts
-        self._boards = Counter((part.before, part.profile.board) for part in parts)
         self._controllers: dict[str, int] = {}
         self._flows = itertools.count(1)
 
@@ -121,9 +120,16 @@ class _Writer:
             self._board(part, clock, flows)
 
     def _name(self, part: _Part) -> str:
-        """The board's, with the run's where there are several of it."""
+        """The board's, with the model's and the run's where several are of it."""
         profile = part.profile
-        return profile.board if self._boards[part.before, profile.board] == 1 else f"{profile.board}, {profile.run}"
+        of_board = [
+            other.profile
+            for other in self._parts
+            if (other.before, other.profile.board) == (part.before, profile.board)
+        ]
+        by_model, by_run = ({getattr(other, name) for other in of_board} for name in ("model", "run"))
+        more = [profile.model] * (len(by_model) > 1) + [profile.run] * (len(by_run) > 1)
+        return ", ".join([profile.board, *more])
 
     def _controller(self, part: _Part) -> list[int]:
         """The controller's stages and calls; the numbers of the arrows that lead from these."""

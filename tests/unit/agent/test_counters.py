@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -76,6 +77,20 @@ def test_what_a_driver_cannot_read_is_left_out_while_it_cannot(board):
         assert "cpu0 frequency" not in values(counters)
         write(board, **{CPUFREQ: "600000\n"})
         assert values(counters)["cpu0 frequency"] == (600.0, "MHz")
+
+
+def test_a_sensor_that_fails_now_and_then_is_told_when_it_does_not(board, monkeypatch):
+    real = os.pread
+
+    def asleep(*_):
+        raise OSError(errno.EAGAIN, "asleep")
+
+    with Counters(list, board) as counters:
+        assert "thermal_zone3 (soc)" in values(counters)
+        monkeypatch.setattr(os, "pread", asleep)
+        assert values(counters) == {}
+        monkeypatch.setattr(os, "pread", real)
+        assert "thermal_zone3 (soc)" in values(counters)
 
 
 def test_workers_come_and_go(board):

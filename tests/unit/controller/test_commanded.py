@@ -829,8 +829,6 @@ def test_a_profile_is_what_the_tool_wrote_and_leaves_nothing_behind(open_board, 
         program.profile({"a": F4, "n": N7})
         assert not [name for name, _ in shell.puts[sent:] if name.endswith(PROFILE_TOOL)], "it is there now"
     assert list((shell.home / ".hil/command/runs").iterdir()) == []
-    with pytest.raises(ValueError, match="nothing is known"):
-        taken.to_board(0)
 
 
 def test_a_profile_of_a_program_that_fails_is_a_run_error(open_board, functions):

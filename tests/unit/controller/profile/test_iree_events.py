@@ -88,19 +88,8 @@ def test_warm_up_belongs_to_no_iteration(read: Any) -> None:
     assert events.iterations == RUNS - 2
     runs = Counter(event.iteration for event in events.events() if event.op == "execute")
     assert runs == {-1: 2, 0: 1, 1: 1, 2: 1}
-    windows = events.windows()
-    assert len(windows) == RUNS - 2
-    assert all(begin < end for begin, end in windows)
-    assert windows == sorted(windows)
-
-
-def test_runs_are_told_by_time_where_their_times_are_known(read: Any) -> None:
-    counted = read(iterations=RUNS)
-    windows = counted.windows()
-    assert read(windows=windows[1:3]).iterations == 2
-    chosen = read(windows=windows[1:3])
-    executed = [event.iteration for event in chosen.events() if event.op == "execute"]
-    assert executed == [-1, 0, 1, -1, -1]
+    executed = [event.iteration for event in events.events() if event.op == "execute"]
+    assert executed == [-1, -1, 0, 1, 2], "in the order of their start"
 
 
 def test_times_are_mapped_to_another_clock(read: Any) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.controller.profile.iterations import SETUP, by_repetition, by_windows
+from hil.controller.profile.iterations import SETUP, by_repetition
 
 
 def told(kinds: str, iterations: int | None) -> tuple[str, str]:
@@ -56,8 +56,3 @@ def test_a_long_profile_that_never_repeats_is_settled_in_linear_time() -> None:
     found, doubt = by_repetition(kinds, 7)
     assert doubt
     assert found.max() == 0
-
-
-def test_windows_tell_the_run_of_a_submission_by_when_it_began() -> None:
-    starts = np.array([5, 10, 19, 20, 25, 30, 39, 40])
-    assert by_windows(starts, [(10, 20), (30, 40)]).tolist() == [SETUP, 0, 0, SETUP, SETUP, 1, 1, SETUP]

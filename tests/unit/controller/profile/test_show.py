@@ -273,6 +273,29 @@ def test_show_reads_a_stored_run(store, tmp_path):
     check_schema(document, "profile show")
 
 
+def test_a_folder_that_held_one_profile_and_now_holds_several_says_so(tmp_path):
+    write_profile(example("older"), tmp_path / "out")
+    write_profile(example(), tmp_path / "out" / "digits")
+    with pytest.raises(UsageError, match="several cases: out, digits"):
+        find_profile(str(tmp_path / "out"))
+    assert find_profile(str(tmp_path / "out"), "digits") == tmp_path / "out" / "digits"
+    assert find_profile(str(tmp_path / "out"), "out") == tmp_path / "out"
+
+
+def test_merge_writes_several_profiles_as_one_trace(written, tmp_path):
+    both = tmp_path / "both.pftrace.gz"
+    words = ["merge", str(written / "digits"), str(written / "other"), "--trace", str(both)]
+    said = CliRunner().invoke(command, words).output
+    size = both.stat().st_size
+    document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
+    assert said == f"written: {both}, {document['events']} events\n"
+    assert [one["run"] for one in document["profiles"]] == [example().run, example("other").run]
+    assert (document["trace"], document["bytes"]) == (str(both), size)
+    check_schema(document, "profile merge")
+    alone = CliRunner().invoke(command, ["merge", str(written / "digits"), "--trace", str(both), "--json"])
+    assert json.loads(alone.output)["events"] < document["events"]
+
+
 def test_diff_tells_what_became_slower_and_writes_both_as_one_trace(tmp_path):
     for name, slower in (("a", 1.0), ("b", 3.0)):
         write_profile(example(name, iterations=20, slower=slower), tmp_path / name)

@@ -84,6 +84,23 @@ def test_another_json_is_told(folder, text):
         read_profile(folder)
 
 
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("clock", {"drift": "fast"}),
+        ("stages", [{"name": "compile", "start_ns": "1", "end_ns": 2, "args": {}}]),
+        ("counters", [{"at_ns": 1.5, "name": "load", "value": 1, "unit": "%"}]),
+        ("model", None),
+    ],
+)
+def test_what_is_no_number_or_no_text_is_told(folder, part, values):
+    head = json.loads((folder / HEAD).read_text())
+    head[part] = {**head[part], **values} if part == "clock" else values
+    (folder / HEAD).write_text(json.dumps(head))
+    with pytest.raises(UsageError, match="or no profile: TypeError: .* is no (int|float|str)"):
+        read_profile(folder)
+
+
 def test_a_newer_profile_is_told(folder):
     head = json.loads((folder / HEAD).read_text())
     (folder / HEAD).write_text(json.dumps({**head, "schema": SCHEMA + 1}))

@@ -319,6 +319,15 @@ def test_boards_stand_side_by_side_each_by_its_own_clock(traced):
         assert ask(f"SELECT COUNT(*) AS n FROM told WHERE track = 'stages: {label}'") == [{"n": 5}]
 
 
+def test_several_models_of_one_run_are_told_apart(traced):
+    first, second = run_on(seed=1), replace(run_on(seed=2), model="other")
+    ask = traced(first, second)
+    assert names(ask("SELECT name FROM process WHERE name GLOB 'board*' ORDER BY pid")) == [
+        f"board: sim, {first.model} - agent",
+        "board: sim, other - agent",
+    ]
+
+
 def test_two_runs_compared_both_start_at_zero(opened, tmp_path):
     later = run_on(run="b", slower=2.0, seed=1)
     ahead = 500 * MS

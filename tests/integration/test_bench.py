@@ -1,0 +1,248 @@
+"""`hil bench` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from models import DIGITS, save_model
+from onnx import TensorProto, helper, numpy_helper
+from referencing import Registry, Resource
+
+from hil.controller.bench.store import read_samples
+
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+DOCS = Path(__file__).parents[2] / "docs"
+FLOAT = TensorProto.FLOAT
+# What needs no precision is measured briefly.
+SHORT = ("--iterations", 40)
+# Enough for what is many times as slow, however busy the machine is.
+ENOUGH = ("--iterations", 1000)
+
+
+@pytest.fixture
+def bench(hil) -> Callable[..., Any]:
+    """Runs `hil bench ARGS... --json`; checks document and exit code."""
+    schemas = [(path.name, json.loads(path.read_text())) for path in DOCS.glob("*.schema.json")]
+    registry = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in schemas)
+    validator = jsonschema.Draft202012Validator({"$ref": "commands.schema.json#/$defs/bench"}, registry=registry)
+
+    def call(*args: object) -> Any:
+        ended = hil("bench", *args, "--json")
+        document = ended.document
+        assert "error" not in document, document
+        validator.validate(document)
+        assert document["exit_code"] == ended.code
+        return document
+
+    return call
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Callable[[int], Path]:
+    """chain(N) is a model of N matrix products in a row."""
+
+    def make(length: int) -> Path:
+        nodes = [helper.make_node("MatMul", [f"x{n}", "w"], [f"x{n + 1}"]) for n in range(length)]
+        weights = [numpy_helper.from_array(np.eye(128, dtype=np.float32), "w")]
+        value = (FLOAT, [128, 128])
+        path = tmp_path / f"chain{length}.onnx"
+        return save_model(path, nodes, [("x0", *value)], [(f"x{length}", *value)], weights)
+
+    return make
+
+
+def test_a_model_is_measured_and_everything_is_stored(bench, hil, tmp_path, simulator):
+    document = bench(DIGITS_CNN, "--board", simulator, "--iterations", 300, "--warmup", 5)
+    (side,) = document["sides"]
+    assert (side["outcome"], side["clock"], side["warmup"]) == ("PASS", "board", 5)
+    assert side["times"]["iterations"] == 300
+    assert side["times"]["median"]["low"] <= side["times"]["p50_ns"] <= side["times"]["median"]["high"]
+    assert all(value is not None for value in side["timings"].values())
+    assert side["peak_memory_bytes"] > 1e6
+    assert 0 < side["parallelism"] < 2 * (os.cpu_count() or 1)
+    folder = tmp_path / document["folder"]
+    durations = np.concatenate([batch.duration_ns for batch in read_samples(folder)])
+    assert durations.size == 300
+    assert np.median(durations) == side["times"]["p50_ns"]
+    assert json.loads((folder / "bench.json").read_text()) == document
+    shown = hil("runs", "show", "latest", "--json").document
+    assert (shown["id"], shown["outcome"]) == (document["id"], "PASS")
+    assert shown["cases"][0]["device"]["iterations"] == 300
+
+
+def test_two_models_are_measured_in_turns_and_slower_than_is_allowed_fails(bench, chain, simulator):
+    document = bench(chain(1), chain(40), "--board", simulator, "--fail-if-slower", 10, *ENOUGH)
+    found = document["comparison"]
+    assert (document["exit_code"], found["verdict"], found["rounds"]) == (1, "slower", 20)
+    assert found["interval"]["low"] > 1.5
+    assert [side["name"] for side in document["sides"]] == ["A-chain1", "B-chain40"]
+    assert [side["loads"] for side in document["sides"]] == [20, 20]
+
+
+def test_a_stored_bench_is_measured_again_as_it_was_though_its_model_is_gone(bench, chain, simulator):
+    model = chain(1)
+    stored = bench(model, "--board", simulator, *SHORT)
+    model.unlink()
+    document = bench(chain(40), "--against", stored["id"], *ENOUGH)
+    a, b = document["sides"]
+    assert (a["from_run"], a["outcome"], b["from_run"]) == (stored["id"], "PASS", None)
+    assert a["program"]["digests"] == stored["sides"][0]["program"]["digests"]
+    assert a["board"] == b["board"] == stored["sides"][0]["board"]
+    assert document["comparison"]["verdict"] == "slower"
+
+
+def test_a_slowdown_of_the_board_is_found_beside_a_stored_bench(bench):
+    stored = bench(DIGITS_CNN, *SHORT)
+    document = bench(DIGITS_CNN, "--against", stored["id"], "--fault", "slowdown:factor=5", *ENOUGH)
+    assert document["comparison"]["verdict"] == "slower"
+    assert document["comparison"]["ratio"] > 2
+
+
+def test_a_wrong_program_is_not_measured_unless_nobody_asks(bench, hil):
+    shown = hil("bench", DIGITS_CNN, "--runtime-hw-type", "sim-f16", *SHORT)
+    assert (shown.code, "FAIL" in shown.out, "p50" in shown.out) == (1, True, False)
+    document = bench(DIGITS_CNN, "--runtime-hw-type", "sim-f16", "--no-check", *SHORT)
+    (side,) = document["sides"]
+    assert (document["exit_code"], side["outcome"], side["times"]["iterations"]) == (0, "SKIP", 40)
+
+
+def test_a_crash_is_the_outcome(bench):
+    document = bench(DIGITS_CNN, "--fault", "crash", *SHORT)
+    assert (document["exit_code"], document["sides"][0]["outcome"]) == (3, "RUN_CRASH")
+    document = bench(DIGITS_CNN, "--fault", "kill-agent", *SHORT)
+    assert (document["exit_code"], document["sides"][0]["outcome"]) == (4, "BOARD_LOST")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"), [("--iterations", 0, "at least 1"), ("--fault", "quake", "quake")]
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_stored(hil, tmp_path, option, value, said):
+    ended = hil("bench", DIGITS_CNN, option, value)
+    assert (ended.code, said in ended.err) == (2, True)
+    assert not list(tmp_path.glob("hil-runs/*/*"))
+
+
+def test_a_plain_run_is_no_bench(hil, doubling, simulator):
+    hil("run", doubling, "--board", simulator)
+    ended = hil("bench", doubling, "--against", "latest")
+    assert (ended.code, "is no bench" in ended.err) == (2, True)
+
+
+def test_what_is_printed_says_what_was_found(hil, chain, simulator):
+    shown = hil("bench", chain(1), chain(40), "--board", simulator, *ENOUGH).out
+    for word in ("PASS", "p50", "99%", "outliers", "peak memory", "first run", "slower", "20 rounds", "stored in"):
+        assert word in shown
+
+
+def test_google_benchmark_s_json_has_what_its_tools_read(bench, doubling, simulator, tmp_path):
+    document = bench(doubling, "--board", simulator, *SHORT, "--benchmark-out", tmp_path / "new/bench.json")
+    written = json.loads((tmp_path / "new/bench.json").read_text())
+    assert written["context"]["num_cpus"] == os.cpu_count()
+    rows = written["benchmarks"]
+    assert {row["run_name"] for row in rows} == {"doubling"}
+    assert all({"name", "real_time", "cpu_time", "time_unit", "iterations"} <= row.keys() for row in rows)
+    times = [row for row in rows if row["run_type"] == "iteration"]
+    told = {row["aggregate_name"] for row in rows if row["run_type"] == "aggregate"}
+    assert told == {"mean", "median", "stddev", "cv"}
+    assert sum(row["iterations"] for row in times) == 40
+    total = sum(row["iterations"] * row["real_time"] for row in times)
+    assert total / 40 == pytest.approx(document["sides"][0]["times"]["mean_ns"])
+
+
+def wait_for_batches(process: subprocess.Popen[str], folder: Path) -> Path:
+    """Wait until some batches are stored; returns the bench's folder."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        for path in folder.glob("*/samples.csv"):
+            if path.read_text().count("\n") > 100:
+                return path.parent
+        time.sleep(0.05)
+    raise AssertionError(f"nothing was measured: {process.poll()}")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_what_was_measured_before_the_end_is_kept(environment, tmp_path, how):
+    command = [sys.executable, "-m", "hil.controller.cli.main", "bench", str(DIGITS_CNN), "--min-time", "600", "--json"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    folder = wait_for_batches(process, tmp_path / "hil-runs")
+    process.send_signal(how)
+    out, _ = process.communicate(timeout=60)
+    kept = sum(batch.duration_ns.size for batch in read_samples(folder))
+    assert kept >= 99
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        document = json.loads(out)
+        assert (document["finished"], document["exit_code"]) == (False, 130)
+        assert document["sides"][0]["times"]["iterations"] == kept
+    else:
+        assert json.loads((folder / "bench.json").read_text())["finished"] is False
+
+
+def test_programs_run_at_the_same_time_and_what_they_do_under_load_is_told(bench, tmp_path):
+    document = bench(DIGITS_CNN, "--runtime", "onnxruntime", "--concurrency", 3, "--iterations", 30_000)
+    (side,) = document["sides"]
+    assert (document["concurrency"], side["loads"]) == (3, 3)
+    batches = read_samples(tmp_path / document["folder"])
+    assert [sum(batch.duration_ns.size for batch in batches if batch.copy == copy) for copy in range(3)] == [30_000] * 3
+    together = 0
+    for first in range(0, len(batches), 3):
+        group = batches[first : first + 3]
+        ends = [batch.start_ns[-1] + batch.duration_ns[-1] for batch in group]
+        together += max(batch.start_ns[0] for batch in group) < min(ends)
+    assert together > 0
+    assert 0 < side["times"]["iterations"] <= 90_000
+
+
+@pytest.mark.board
+def test_a_board_without_an_agent_is_measured_by_the_host_and_says_so(bench, hil, board_x86, tmp_path):
+    config = (DOCS.parent / "board_configs" / "command.toml").read_text()
+    where = f'[connection]\naddress = "{board_x86.address}"\nidentity = "{board_x86.identity}"\n'
+    where += f'known_hosts = "{board_x86.known_hosts}"\nfolder = "bench-by-command"\n'
+    (tmp_path / "lab.toml").write_text(f"{config}\n{where}")
+    document = bench(DIGITS_CNN, "--board", "lab.toml", "--iterations", 3, "--warmup", 1)
+    (side,) = document["sides"]
+    assert (side["clock"], side["outcome"], side["times"]["iterations"]) == ("host", "PASS", 3)
+    assert side["times"]["min_ns"] > 1e6  # a process was started for each
+    assert (side["peak_memory_bytes"], side["timings"]["first_run_s"]) == (None, None)
+    shown = hil("bench", DIGITS_CNN, "--board", "lab.toml", "--iterations", 3, "--warmup", 1)
+    assert "each iteration holds the start of a process" in shown.out
+
+
+@pytest.mark.board
+def test_two_runtimes_are_compared_on_one_board_over_ssh(bench, board_x86):
+    where = ("--board", board_x86.address, "--identity", board_x86.identity, "--known-hosts", board_x86.known_hosts)
+    stored = bench(DIGITS_CNN, *where, *SHORT)
+    document = bench(DIGITS_CNN, "--runtime", "onnxruntime", "--against", stored["id"], *SHORT)
+    assert [(side["runtime"], side["outcome"]) for side in document["sides"]] == [
+        ("iree", "PASS"),
+        ("onnxruntime", "PASS"),
+    ]
+    assert document["comparison"]["rounds"] == 20
+
+
+@pytest.mark.slow
+def test_a_program_beside_itself_is_no_difference_in_20_of_20_tries(bench):
+    told = [bench(DIGITS_CNN, DIGITS_CNN)["comparison"]["verdict"] for _ in range(20)]
+    assert told == ["no difference"] * 20
+
+
+@pytest.mark.slow
+def test_a_slowdown_of_10_percent_is_found(bench):
+    stored = bench(DIGITS_CNN)
+    found = bench(DIGITS_CNN, "--against", stored["id"], "--fault", "slowdown:factor=1.1")["comparison"]
+    assert found["verdict"] == "slower"
+    # More than the fault's own: what waits a tenth longer lets the runtime's threads fall asleep in between.
+    assert 1.03 < found["ratio"] < 1.4

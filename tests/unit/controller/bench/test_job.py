@@ -1,0 +1,44 @@
+"""What a bench refuses before anything is compiled or stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from models import DIGITS
+
+from hil.controller.bench.job import run_bench
+from hil.controller.bench.model import BenchJob
+from hil.controller.cli.screen import Screen
+from hil.controller.jobs import Job
+from hil.errors import UsageError
+
+MODEL = DIGITS / "digits_cnn.onnx"
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "said"),
+    [
+        (0, {}, "one MODEL, or two"),
+        (3, {}, "one MODEL, or two"),
+        (2, {"against": "latest"}, "compares one MODEL"),
+        (1, {"against": "nothing"}, "no run 'nothing'"),
+        (1, {"iterations": 0}, "at least 1"),
+        (2, {"iterations": 19}, "at least 20 iterations"),
+        (1, {"against": "nothing", "iterations": 19}, "at least 20 iterations"),
+        (1, {"min_time_s": 0.0}, "above 0"),
+        (1, {"min_time_s": float("nan")}, "above 0"),
+        (1, {"warmup": -1}, "at least 0"),
+        (1, {"concurrency": 0}, "1 to 32"),
+        (1, {"concurrency": 33}, "1 to 32"),
+        (2, {"concurrency": 2}, "one program"),
+        (2, {"min_effect": 1.0}, "less than 100"),
+        (2, {"min_effect": float("nan")}, "less than 100"),
+        (1, {"fail_if_slower": 0.05}, "something to compare with"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_stored(tmp_path: Path, models, settings, said):
+    job = Job(models=(MODEL,) * models, out=tmp_path / "runs")
+    with pytest.raises(UsageError, match=said):
+        run_bench(BenchJob(job, **settings), screen=Screen(quiet=True))
+    assert not (tmp_path / "runs").exists()
