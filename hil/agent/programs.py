@@ -197,7 +197,7 @@ class Programs:
             one.join(max(deadline - time.monotonic(), 0.0))
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
-        """End a program's worker, and give back what it held; ours is the lock, so that none is overlooked meanwhile."""
+        """End a program's worker, and give back what it held; under our lock, so that none is overlooked meanwhile."""
         loaded = self._loaded.pop(program_id)
         loaded.worker.kill(because)
         freeing = threading.Thread(target=self._free, args=(loaded,), daemon=True)

@@ -24,6 +24,8 @@ from hil.errors import LoadFailed, UsageError
 _HASH_PIECE = 1 << 20
 # A cut upload is gone on with soon, or never.
 _PARTIAL_KEPT_S = 24 * 3600.0
+# How long a connection that broke may take to let go of its upload before another one goes on with it.
+_SETTLES_S = 5.0
 
 
 class BlobStore:
@@ -37,7 +39,7 @@ class BlobStore:
     def __init__(self, root: Path, quota_bytes: int = 0) -> None:
         self.root = root
         self.quota_bytes = quota_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._uploading: set[str] = set()
         self._pinned: dict[str, int] = {}
         # Proven by this process. After a power cut a file may hold anything: each is hashed once before its first use.
@@ -64,7 +66,9 @@ class BlobStore:
         return True
 
     def partial_size(self, digest: str) -> int:
-        """How many bytes of a cut upload are kept."""
+        """How many bytes of a cut upload are kept, once all that came of it is written down."""
+        with self._lock:
+            self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_S)
         try:
             return self._partial(digest).stat().st_size
         except FileNotFoundError:
@@ -89,7 +93,7 @@ class BlobStore:
         """
         path = self._partial(digest)
         with self._lock:
-            if digest in self._uploading:
+            if not self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_S):
                 raise UsageError(f"{digest} is being uploaded already")
             have = self.partial_size(digest)
             if offset not in (0, have) or offset > size:
@@ -187,6 +191,7 @@ class BlobStore:
     def _release(self, digest: str) -> None:
         with self._lock:
             self._uploading.discard(digest)
+            self._lock.notify_all()
 
     def _path(self, digest: str) -> Path:
         algorithm, _, value = digests.check(digest).partition(":")

@@ -242,9 +242,6 @@ class AgentClient(AgentConnection):
     def _call(self, start: pb.InvokeStart, inputs: Mapping[str, Array], into: Mapping[str, Array]) -> Invocation:
         self._wait_unloaded()
         thread = threading.get_ident()
-        stream = self._invokes.get(thread)
-        if stream is None or stream.broken:
-            stream = self._invokes[thread] = InvokeStream(self._stub, self._token())
         streams: list[memoryview] = []
         for name, array in inputs.items():
             data = tensors.to_bytes(array)
@@ -253,6 +250,9 @@ class AgentClient(AgentConnection):
             if streamed:
                 streams.append(data)
         with self._seam("run"):
+            stream = self._invokes.get(thread)
+            if stream is None or stream.broken:
+                stream = self._invokes[thread] = InvokeStream(self._stub, self._token())
             return stream.call(start, streams, into, start.timeout_s + _GRACE_S)
 
     def counters(self, period_s: float) -> Any:

@@ -121,7 +121,7 @@ class AgentConnection:
 
     def close_session(self) -> None:
         """Give the device back."""
-        for stream in self._invokes.values():
+        for stream in list(self._invokes.values()):
             stream.close()
         self._invokes.clear()
         if self._hold:

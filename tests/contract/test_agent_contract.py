@@ -239,12 +239,15 @@ def test_counters_come_until_they_are_wanted_no_more(client, add):
     client.unload(loaded.program_id)
 
 
-def test_counters_end_with_the_session(connect, client):
-    watching = client.counters(0.02)
+@pytest.mark.parametrize("period_s", [0.02, 60])
+def test_counters_end_with_the_session(connect, client, period_s):
+    watching = client.counters(period_s)
     next(watching)
     client.close_session()
+    closed = time.monotonic()
     for _ in watching:
         pass
+    assert time.monotonic() - closed < 30
     with pytest.raises(grpc.RpcError):
         next(connect().counters(0.02))
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +29,21 @@ from hil.iree_command import PROFILE_TOOL
 from hil.iree_values import mlir_type
 from hil.tensors import TensorSpec, dtype_of
 
+# A controller in the middle of a profiling pass.
+CONTROLLER = """
+import sys
+import numpy as np
+from agents import program
+from hil.controller.client import AgentClient, Target
+client = AgentClient(Target(sys.argv[1]), "test")
+client.open_session("test", on_wait=print)
+add = program("iree", __import__("pathlib").Path(sys.argv[2]))
+add.push(client)
+loaded = add.load(client)
+print(loaded.worker_pid, flush=True)
+a = np.ones(4096, np.float32)
+client.profile(loaded.program_id, {"a": a, "b": a}, timeout=600)
+"""
 A = np.arange(4096, dtype=np.float32)
 INPUTS = {"a": A, "b": A}
 DTYPES = (
@@ -64,6 +84,14 @@ class Program:
     def run(self): ...
     def fetch(self):
         return []
+"""
+
+
+# One that can, but says nothing sensible of its clock.
+CONFUSED = PLAIN + """
+    def profile(self, warmup, iterations, folder, tool):
+        (folder / "clock.json").write_text("[{")
+        return [folder / "clock.json"]
 """
 
 
@@ -170,11 +198,31 @@ def test_a_tool_that_never_ends_is_ended_with_all_that_it_started(start_agent, o
     loaded = add.load(client)
     with pytest.raises(errors.StageTimeout, match="limit of 1 s"):
         client.profile(loaded.program_id, INPUTS, timeout=1)
-    deadline = time.monotonic() + 20
-    while processes_of(loaded.worker_pid):
-        assert time.monotonic() < deadline, processes_of(loaded.worker_pid)
-        time.sleep(0.05)
+    wait_until(lambda: not processes_of(loaded.worker_pid))
     assert client.profile(add.load(client).program_id, INPUTS).files
+
+
+@pytest.mark.parametrize("victim", ["controller", "worker"])
+def test_whoever_is_killed_in_the_pass_nothing_of_it_is_left(start_agent, add_programs, tmp_path, victim):
+    address = start_agent("--fault", "profile:how=hang", module="hil.sim")
+    command = [sys.executable, "-c", CONTROLLER, address, str(add_programs["iree"].path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as controller:
+        try:
+            worker = int(controller.stdout.readline())
+            wait_until(lambda: len(processes_of(worker)) == 2)
+            os.kill(worker if victim == "worker" else controller.pid, signal.SIGKILL)
+            wait_until(lambda: not processes_of(worker))
+            wait_until(lambda: not list((tmp_path / "store-0/programs").iterdir()))
+        finally:
+            controller.kill()
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_file_may_be_cut_off(start_agent, open_client, add_programs):
@@ -222,10 +270,13 @@ def test_a_profile_too_large_for_the_board_is_a_typed_error(start_agent, open_cl
     assert client.profile(loaded.program_id, INPUTS).files
 
 
-def test_a_runtime_that_cannot_profile_says_so_and_runs_on(tmp_path, monkeypatch):
-    (tmp_path / "plain_runtime.py").write_text(PLAIN)
+@pytest.mark.parametrize(
+    ("name", "text", "words"), [("plain", PLAIN, "cannot profile"), ("confused", CONFUSED, "clock.json cannot be read")]
+)
+def test_a_runtime_that_cannot_profile_says_so_and_runs_on(tmp_path, monkeypatch, name, text, words):
+    (tmp_path / f"{name}_runtime.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    runtimes = {"plain": "plain_runtime:Plain"}
+    runtimes = {"plain": f"{name}_runtime:Plain"}
     agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store", runtimes=runtimes))
     client = AgentClient(Target(agent.address), "plain")
     try:
@@ -234,7 +285,7 @@ def test_a_runtime_that_cannot_profile_says_so_and_runs_on(tmp_path, monkeypatch
         digest = digest_file(tmp_path / "program")
         client.put({digest: (tmp_path / "program", 0)})
         loaded = client.load({"p": digest}, "p", runtime="plain", device="", function="", timeout=30)
-        with pytest.raises(errors.RunFailed, match="cannot profile"):
+        with pytest.raises(errors.RunFailed, match=words):
             client.profile(loaded.program_id, {})
         client.invoke(loaded.program_id, {})
     finally:

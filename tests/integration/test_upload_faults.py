@@ -54,6 +54,18 @@ def test_a_link_that_breaks_every_time_is_a_lost_board(artifact):
     assert caught.value.outcome == "BOARD_LOST"
 
 
+def test_a_program_that_a_cut_upload_cost_is_a_lost_board_and_unloading_it_is_nothing(artifact, add_programs):
+    add = add_programs["onnxruntime"]
+    # Cut when all has come: once for each of the two.
+    with board("drop:at=1.0,times=2") as connected:
+        small = Artifact(add.runtime, add.path.name, {add.path.name: add.path}, add.digests, "", "none")
+        connected.push(small)
+        with connected.load(small) as program:
+            connected.push(artifact)
+            with pytest.raises(errors.BoardLost):
+                program.run({"a": np.ones(4096, np.float32), "b": np.ones(4096, np.float32)})
+
+
 def test_a_slow_link_only_takes_longer(artifact):
     with board("slow:rate=10e6,delay=0.01") as connected:
         import time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import threading
@@ -14,6 +15,10 @@ import pytest
 from agents import Program
 
 from hil import errors
+from hil.agent import programs
+from hil.agent.server import Agent, AgentConfig
+from hil.controller.client import AgentClient, Target
+from hil.proto.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
 INPUTS = {"a": A, "b": A}
@@ -76,6 +81,40 @@ def test_a_session_that_ends_takes_its_workers_along(start_agent, open_client, a
     assert alive(pid)
     client.close_session()
     assert gone_within(5, pid)
+
+
+def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_connection(
+    tmp_path, add_programs, monkeypatch
+):
+    monkeypatch.setattr(programs, "_LET_GO_S", 0.1)
+    agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
+    first, second = (AgentClient(Target(agent.address), "test") for _ in range(2))
+    never = queue.SimpleQueue[pb.InvokeRequest | None]()
+    try:
+        fence = first.open_session("test", on_wait=print)
+        add_programs["onnxruntime"].push(first)
+        loaded = add_programs["onnxruntime"].load(first)
+        start = pb.InvokeStart(
+            program_id=loaded.program_id,
+            iterations=1,
+            inputs=[pb.Tensor(name=name, dtype="float32", shape=[4096], streamed=4 * 4096) for name in "ab"],
+        )
+        never.put(pb.InvokeRequest(start=start))
+        call = first._stub.Invoke(iter(never.get, None), metadata=first._token())
+        time.sleep(0.5)  # until the agent waits for the rest
+        second.open_session("test", fence=fence + 1, on_wait=print)
+        assert gone_within(20, loaded.worker_pid), "whoever comes next has the board to himself"
+        held = tmp_path / "store/programs"
+        call.cancel()
+        deadline = time.monotonic() + 20
+        while list(held.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        never.put(None)
+        first.close()
+        second.close()
+        agent.stop()
 
 
 def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_client, add_programs):

@@ -28,10 +28,10 @@ def write_profiles(case: Case, folders: Mapping[str, Path], *, run_id: str, shop
         For the record, and in the case from the start: ``kind``, ``folder`` and ``notes`` of each.
     """
     write = {"compile": _compile, "run": _run}
-    for kind, folder in folders.items():
-        # What is told where Ctrl-C leaves it at that.
-        told = {"kind": kind, "folder": str(folder), "notes": ["the profile is not whole: it was interrupted"]}
-        case.profiles.append(told)
+    # What is told where Ctrl-C leaves it at that.
+    interrupted = "the profile is not whole: it was interrupted"
+    case.profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
+    for told, (kind, folder) in zip(case.profiles, folders.items(), strict=True):
         try:
             told["notes"] = write[kind](case, folder, run_id, shop)
         except HilError as error:

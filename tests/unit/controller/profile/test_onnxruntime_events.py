@@ -13,6 +13,7 @@ from profiles import profile_onnxruntime
 from hil.bundle import Model
 from hil.controller.case import Workshop
 from hil.controller.importers import import_model
+from hil.controller.isolated import Isolated
 from hil.controller.profile.estimate import estimate
 from hil.controller.profile.onnxruntime_events import KernelEvent, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.profile.op_rows import onnxruntime_rows
@@ -186,8 +187,9 @@ def test_a_file_without_a_run_is_told(settings: dict[str, Any], tmp_path: Path, 
 def test_finding_the_nodes_ends_at_the_time_limit(settings: dict[str, Any], tmp_path: Path) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     path = profile_onnxruntime(model.path, tmp_path, 1)
-    with pytest.raises(StageTimeout, match="kernels' nodes"):
-        read(path, model, settings, timeout=1e-6)
+    # A process that has yet to start cannot have done it while this one was not looking.
+    with Isolated(1) as fresh, pytest.raises(StageTimeout, match="kernels' nodes"):
+        read(path, model, settings, isolated=fresh, timeout=1e-6)
 
 
 def test_kernels_are_known_by_their_names_where_the_model_cannot_be_optimised_here(

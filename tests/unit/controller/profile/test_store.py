@@ -97,7 +97,7 @@ def test_what_is_no_number_or_no_text_is_told(folder, part, values):
     head = json.loads((folder / HEAD).read_text())
     head[part] = {**head[part], **values} if part == "clock" else values
     (folder / HEAD).write_text(json.dumps(head))
-    with pytest.raises(UsageError, match="or no profile: TypeError: .* is no (int|float|str)"):
+    with pytest.raises(UsageError, match=r"or no profile: TypeError: .* is no (int|float|str)"):
         read_profile(folder)
 
 
