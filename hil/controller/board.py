@@ -271,10 +271,7 @@ class Board:
         self._clock.add(self._client.pings(count))
 
     def clock_fit(self, since_ns: int | None = None) -> clock.ClockFit:
-        """The board's clock beside the host's, until now, from pings of the session.
-
-        Where there were some in the last second, none are made: the error that is told counts in what it may have
-        drifted since.
+        """The board's clock beside the host's, until now. Pings of the last second will do: the error allows for it.
 
         Args:
             since_ns: host time of the earliest stamp that is to be told in the host's time; None is now.

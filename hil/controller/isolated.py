@@ -13,9 +13,11 @@ import itertools
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -149,12 +151,14 @@ class _NeverBegun(IsolatedCrash):
 
 class _Worker:
     def __init__(self) -> None:
+        # What it writes for itself goes with it: one that is killed tidies nothing up.
+        self._scratch = tempfile.mkdtemp(prefix="hil-isolated-")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hil.controller.isolated_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(),
+            env=_environment() | {"TMPDIR": self._scratch},
             start_new_session=True,
         )
         self._killed = False
@@ -220,6 +224,7 @@ class _Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def close_pipes(self) -> None:
         """Give the pipes back. Only when nobody waits on them: a wait on a closed descriptor never ends."""

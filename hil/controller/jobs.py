@@ -125,6 +125,8 @@ def run_job(job: Job, *, resume: str = "", screen: Progress) -> dict[str, Any]:
         accept_new_host_key=job.accept_new_host_key,
     )
     check_options(job.options(), choice)
+    if job.profile is not None and job.profile == job.compile_time_profile:
+        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
     with Isolated() as isolated:
         return _run(job, choice, store, run, isolated, screen)
 

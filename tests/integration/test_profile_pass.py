@@ -88,9 +88,9 @@ class Program:
 
 
 # One that can, but says nothing sensible of its clock.
-CONFUSED = PLAIN + """
+CONFUSED = f"""{PLAIN}
     def profile(self, warmup, iterations, folder, tool):
-        (folder / "clock.json").write_text("[{")
+        (folder / "clock.json").write_text("[")
         return [folder / "clock.json"]
 """
 

@@ -69,7 +69,13 @@ def split_list(cell: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to, which takes the other's place at the end, and is removed where that fails."""
+    """A temporary path to write to, which takes the other's place at the end, and is removed where that fails.
+
+    What is no plain file (``/dev/null``, a pipe) is written to as it is: nothing is to take its place.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary

@@ -156,16 +156,21 @@ def request_of(config: pytest.Config) -> Request:
     """What the options ask for; its ``source`` is the folder of each suite's own.
 
     Raises:
-        UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size.
+        UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size, two profiles are to
+            go into one folder.
     """
     from hil.controller.arguments import SECONDS, checked
     from hil.controller.cli.options import parse_dims
     from hil.controller.profile.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
     from hil.controller.suite.request import Request
     from hil.controller.suite.way import Settings
+    from hil.errors import UsageError
 
     def given(name: str) -> Any:
         return config.getoption(f"hil_{name}")
+
+    if given("runtime_profile") and given("runtime_profile") == given("compile_profile"):
+        raise UsageError("--hil-runtime-profile and --hil-compile-profile each need a folder of their own")
 
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -395,6 +396,22 @@ def test_the_same_profile_is_the_same_file_and_packed_it_holds_the_same(tmp_path
     plain, packed = (tmp_path / "a.pftrace").read_bytes(), (tmp_path / "a.pftrace.gz").read_bytes()
     assert plain == (tmp_path / "b.pftrace").read_bytes() == gzip.decompress(packed)
     assert packed == (tmp_path / "b.pftrace.gz").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["pipe.pftrace", "pipe.pftrace.gz"])
+def test_a_pipe_is_written_to_and_stays_one(tmp_path, name):
+    pipe = tmp_path / name
+    os.mkfifo(pipe)
+    small = profile([row("a", 1, 2)])
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_trace([small], pipe)
+        read = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    write_trace([small], tmp_path / f"file-{name}")
+    assert read == (tmp_path / f"file-{name}").read_bytes()
 
 
 def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path):
