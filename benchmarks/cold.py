@@ -1,9 +1,9 @@
 """A cold small test on an open session of the simulator, and the start-up and memory costs around it.
 
-Cold: a program that the board has never seen (its content is unique) is pushed, loaded, run once and fetched; the
-unload between two tests is shown beside it. Start-ups are whole processes. Memory is the peak resident memory that
-one call with a 100 MB input and a 100 MB output adds, over those 200 MB: so many copies of each tensor, in each
-process. Shared pages count in every process that maps them.
+Cold: a program that the board has never seen (its content is unique) is pushed, loaded, run once and fetched.
+Start-ups are whole processes. Memory is the peak resident memory that one call with a 100 MB input and a 100 MB output
+adds, over those 200 MB: so many copies of each tensor, in each process. Shared pages count in every process that maps
+them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def model(path: Path, count: int, constant: float) -> Path:
     return path
 
 
-def cold_tests(rounds: int, runtime: str) -> tuple[list[float], list[float]]:
-    """Seconds of each push + load + run + fetch, and of each unload."""
-    tests, unloads = [], []
+def cold_tests(rounds: int, runtime: str) -> list[float]:
+    """Seconds of each push + load + run + fetch."""
+    tests = []
     x = np.arange(16, dtype=np.float32)
     with common.session("hil.sim") as (client, _, folder):
         (folder / "double.mlir").write_text(DOUBLE)
@@ -61,9 +61,8 @@ def cold_tests(rounds: int, runtime: str) -> tuple[list[float], list[float]]:
             client.unload(loaded.program_id)
             if turn >= 3:
                 tests.append(middle - start)
-                unloads.append(time.perf_counter() - middle)
             time.sleep(0.05)
-    return tests, unloads
+    return tests
 
 
 def process_seconds(rounds: int, *arguments: str) -> list[float]:
@@ -132,9 +131,8 @@ def main() -> None:
     rows = [
         *(
             limit(f"cold test, {runtime}: push + load + run + fetch, p50", statistics.median(tests), 0.010)
-            for runtime, (tests, _) in cold.items()
+            for runtime, tests in cold.items()
         ),
-        common.Row("unload after it (iree), p50", statistics.median(cold["iree"][1]) * 1e3, "ms"),
         limit("import hil (less an empty interpreter)", imports - bare, 0.050),
         limit("hil --help", helps, 0.3),
         limit("agent: process start to session open", serving, 1.0),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hil.controller.opening import AnyBoard, AnyProgram
 
 # Often enough to see a clock being throttled; 1 % of a slow core's time.
-_PERIOD_S = 0.05
+PERIOD_S = 0.05
 TIMED, PROFILED = "timed", "profiled"
 # Where nobody says how many: one cold run tells little of where the time goes.
 PROFILED_ITERATIONS, PROFILED_WARMUP = 10, 2
@@ -60,7 +60,7 @@ class Capture:
     def __init__(self, board: AnyBoard) -> None:
         self.board = board.name
         self._board = board
-        self._watch = board.watch_counters(_PERIOD_S)
+        self._watch = board.watch_counters(PERIOD_S)
         self.calls: list[Call] = []
         self.transfers: list[Span] = []
         self.taken: ProfilePass | None = None

@@ -57,6 +57,9 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
         over = "" if times.overhead is None else f", {times.overhead:+.1%} beside the timed run"
         text = f"  profiled run  p50 {_time(times.profiled_p50_ns)} of {counted(times.iterations, 'iteration')}{over}"
         console.print(text, highlight=False)
+    if profile.calls and profile.clock.error_ns:
+        text = f"  clock         the board's is known to {_time(profile.clock.error_ns)} beside the host's"
+        console.print(text, highlight=False)
     if found:
         console.print()
         console.print(_top_table(found[:top], by, times.iterations, _BAR if console.width < _WIDE else 2 * _BAR))
