@@ -125,8 +125,7 @@ def run_job(job: Job, *, resume: str = "", screen: Progress) -> dict[str, Any]:
         accept_new_host_key=job.accept_new_host_key,
     )
     check_options(job.options(), choice)
-    if job.profile is not None and job.profile == job.compile_time_profile:
-        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
+    _check_profiles(job)
     with Isolated() as isolated:
         return _run(job, choice, store, run, isolated, screen)
 
@@ -188,10 +187,26 @@ def _run(
     return recorder.finish()
 
 
+def _check_profiles(job: Job) -> None:
+    """Refuse folders that profiles cannot go to, before anything runs."""
+    if job.profile is not None and job.profile == job.compile_time_profile:
+        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
+    for name in _unique_names(job.models):
+        for kind, folder in _profile_folders(job, name).items():
+            from hil.controller.profile.asked import check_folder
+
+            check_folder(folder, kind)
+
+
+def _profile_folders(job: Job, case: str) -> dict[str, Path]:
+    """Kind of profile -> where that of a case goes."""
+    kinds = {"compile": job.compile_time_profile, "run": job.profile}
+    return {kind: folder / case if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
+
+
 def _profiles(case: Case, job: Job, run: Run, shop: Workshop) -> list[dict[str, Any]]:
     """Write the profiles that were asked for; the kind, folder and notes of each, for the record."""
-    kinds = {"compile": job.compile_time_profile, "run": job.profile}
-    wanted = {kind: folder / case.name if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
+    wanted = _profile_folders(job, case.name)
     if not wanted:
         return []
     from hil.controller.profile.asked import write_profiles

@@ -234,6 +234,7 @@ def test_two_runtimes_are_compared_on_one_board_over_ssh(bench, board_x86):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_program_beside_itself_is_no_difference_in_20_of_20_tries(bench):
     told = [bench(DIGITS_CNN, DIGITS_CNN)["comparison"]["verdict"] for _ in range(20)]
     assert told == ["no difference"] * 20

@@ -195,3 +195,29 @@ def test_a_run_is_profiled_on_an_aarch64_board(hil, board_aarch64: VirtualBoard,
     assert ended.code == 0, ended.out + ended.err
     assert ended.case["profiles"] == [{"kind": "run", "folder": "out", "notes": []}]
     check(read_profile(tmp_path / "out"), iterations=10)
+
+
+def test_a_folder_that_cannot_take_a_profile_is_refused_before_anything_runs(hil, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "net.onnx").touch()
+    ended = hil("run", DIGITS_CNN, "--profile", "models")
+    assert ended.code == 2 and "holds other things" in ended.err
+    assert not (tmp_path / "hil-runs").exists()
+    assert hil("run", DIGITS_CNN, "--profile", "p", "--compile-time-profile", "p").code == 2
+
+
+def test_what_compiling_took_is_shown(hil, tmp_path):
+    assert hil("compile", DIGITS_CNN, "--compile-time-profile", "compiling").code == 0
+    shown = hil("profile", "show", "compiling", "--top", 3)
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("compiling took") and "6 dispatches" in shown.out
+    refused = hil("profile", "show", "compiling", "--json")
+    assert refused.code == 2
+    (tmp_path / "compiling" / "passes.csv").write_text("depth,wall_ms\n0,many\n")
+    broken = hil("profile", "show", "compiling")
+    assert broken.code == 2 and "Traceback" not in broken.err
+
+
+def test_what_is_no_trace_is_not_shown_as_one(hil):
+    ended = hil("profile", "open", DIGITS_CNN, "--no-browser")
+    assert ended.code == 2 and "is no trace" in ended.err

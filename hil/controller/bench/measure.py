@@ -26,6 +26,8 @@ ROUNDS = 20
 LEAST_ROUNDS = 10
 # Batches that a side's time is cut into, where it is measured alone: what a kill can cost.
 _BATCHES = 20
+# So many of them there are, however long they take.
+_BATCHES_LEAST = 5
 # A batch is over after this long, so that Ctrl-C and progress need not wait and the board's clock is looked at.
 _BATCH_MOST_S = 0.5
 # Turns are short: what else the machine does then strikes both sides alike.
@@ -116,6 +118,10 @@ def _alone(side: Side, bench: BenchJob, keep: Keep) -> None:
             for batch in _at_once(pool, meters, size):
                 side.batches.append(batch)
                 keep(side, batch, number / len(sizes))
+            # Counts are of undisturbed iterations; those of a busy machine take longer.
+            spent_ns = sum(int(batch.duration_ns.sum()) for batch in side.batches) / len(meters)
+            if bench.iterations is None and number >= _BATCHES_LEAST and spent_ns >= bench.min_time_s * 1e9:
+                break
 
 
 def _at_once(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:

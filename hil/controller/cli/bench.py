@@ -23,6 +23,7 @@ from hil.controller.cli.options import (
     tolerance_options,
     wait_option,
 )
+from hil.errors import UsageError
 
 
 @click.command(epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5")
@@ -86,6 +87,9 @@ def bench(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.jobs import Job
 
+    source = click.get_current_context().get_parameter_source("min_time_s")
+    if settings["iterations"] is not None and source is not click.core.ParameterSource.DEFAULT:
+        raise UsageError("--iterations and --min-time both say how much is measured", hint="give one of them")
     allowed = settings.pop("fail_if_slower")
     names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out")
     own = {name: settings.pop(name) for name in names}

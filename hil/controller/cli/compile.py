@@ -36,11 +36,13 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.isolated import Isolated
     from hil.controller.opening import open_board
     from hil.controller.pipeline import begin, check_options, prepare
-    from hil.controller.profile.asked import write_profiles
+    from hil.controller.profile.asked import check_folder, write_profiles
     from hil.controller.runs import storing
     from hil.errors import UsageError
 
     asked = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
+    for kind, folder in asked.items():
+        check_folder(folder, kind)
     choice = chosen_board(settings)
     options = Options(
         runtime=settings["runtime"],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.options import json_option, options, seconds
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.profile.model import Profile
@@ -88,10 +89,19 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 @_choice
 @json_option
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
-    """Show where a run's time went, operation by operation."""
+    """Show where a run's time went, operation by operation; of a compilation, phase by phase."""
     from hil.controller.cli.screen import print_json
     from hil.controller.profile.show import print_profile, profile_record
+    from hil.controller.profile.show_compile import is_compile_profile, print_compile_profile
 
+    folder = _find(run, case, out)
+    if is_compile_profile(folder):
+        if as_json or plot:
+            raise UsageError("a profile of a compilation is not printed as JSON, nor drawn", hint=f"see {folder}/*.csv")
+        from rich.console import Console
+
+        print_compile_profile(Console(), folder, top=top)
+        return
     found = _read(run, case, out)
     if plot:
         from hil.controller.profile.plots import plot_profile

@@ -101,8 +101,9 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         cases = [record.to_json() for record in stored.records()]
         print_json({**stored.head, "folder": str(stored.folder), "cases": cases})
     else:
-        print_summary(Console(), stored.folder)
-        if not stored.head["ids"]:
+        if stored.head["ids"]:
+            print_summary(Console(), stored.folder)
+        else:
             chosen = " that the options choose" if stored.head["suite_ids"] else ""
             click.echo(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}", err=True)
     return int(stored.head["exit_code"])

@@ -12,7 +12,29 @@ from hil.controller.profile.compile_time import profile_compile
 from hil.controller.profile.store import TRACE
 from hil.controller.profile.trace import write_trace
 from hil.controller.runs import storing
-from hil.errors import HilError, StorageError
+from hil.errors import HilError, StorageError, UsageError
+
+# By what a folder that holds a profile of each kind is known, a whole one or one that was interrupted.
+_KNOWN_BY = {"run": ("profile.json", "ops.csv", "raw"), "compile": ("passes.csv", "dispatches.csv", "executables.csv")}
+
+
+def check_folder(folder: Path, kind: str) -> None:
+    """Make a profile's folder before anything runs; an older profile of its kind in it may be replaced.
+
+    Args:
+        folder: the folder.
+        kind: ``run`` or ``compile``.
+
+    Raises:
+        UsageError: it cannot be made, or holds anything else.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be a profile's folder: {error.strerror or error}") from error
+    if held and [one for one, names in _KNOWN_BY.items() if not held.isdisjoint(names)] != [kind]:
+        raise UsageError(f"{folder} holds other things already", hint="name a new folder for the profile, or empty it")
 
 
 def write_profiles(case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop) -> list[dict[str, Any]]:

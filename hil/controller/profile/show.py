@@ -48,7 +48,8 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
     from rich.text import Text
 
     found, times = totals(profile.rows, by), run_times(profile)
-    head = Text.assemble((plain(profile.model), "bold"), f" on {plain(profile.board)}, {plain(profile.runtime)}")
+    where = ", ".join(filter(None, (plain(profile.board), plain(profile.runtime))))
+    head = Text.assemble((plain(profile.model), "bold"), f" on {where}")
     console.print(head, soft_wrap=True)
     # Nothing timed, or nothing profiled: the notes say why.
     if times.timed_p50_ns is not None:
@@ -114,7 +115,7 @@ def _top_table(found: Sequence[Total], by: str, iterations: int, bar: int) -> Ta
         others = total.onnx_nodes if by == "op" else total.ops
         table.add_row(
             Text.assemble(short(total.name), *(("\n" + ", ".join(map(short, others)), "dim") for _ in others[:1])),
-            _time(total.total_ns / runs),
+            _time(total.run_ns),
             f"{total.share:.1%}",
             Bar(most, 0, total.share, width=bar, color="cyan"),
             f"{total.calls / runs:.3g}",

@@ -30,7 +30,7 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
         table.add_row(
             name,
             *(seconds(cost.p50_ns / 1e9 if cost else None) for cost in (one.a, one.b)),
-            f"{'-' if one.change_ns < 0 else '+'}{seconds(abs(one.change_ns) / 1e9)}",
+            f"{'-' if one.change_ns <= -0.5 else '+'}{seconds(abs(one.change_ns) / 1e9)}",
             "-" if one.ratio is None else f"{one.ratio:.3f}",
             _interval(one),
             end_section=one is diff.total,

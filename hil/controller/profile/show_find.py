@@ -51,6 +51,10 @@ def trace_of(profile: Path) -> Path:
         UsageError: the folder has none.
     """
     if profile.is_file():
+        with profile.open("rb") as file:
+            # A gzip file, or a packet: field 1 of a Trace.
+            if not file.read(2).startswith((b"\x1f\x8b", b"\x0a")):
+                raise UsageError(f"{profile} is no trace of Perfetto's", hint=_HINT)
         return profile
     if not (profile / TRACE).is_file():
         raise UsageError(f"{profile} has no trace ({TRACE})", hint="hil profile show reads its rows")

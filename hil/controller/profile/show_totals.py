@@ -7,7 +7,7 @@ import re
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from hil.controller.profile.model import OpRow, Profile
@@ -30,7 +30,8 @@ class Total:
         ops: names of the operations, likewise.
         calls: executions, in all iterations together.
         total_ns, mean_ns, p50_ns: of their own times (:func:`own_times`).
-        share: of all rows' own times, 0 to 1.
+        run_ns: what an iteration spends on it, the median: one hiccup does not make a picture.
+        share: of what an iteration spends on all of them, 0 to 1.
         parallelism: tiles' time by duration: how many threads worked, on average; None where the runtime does not tell.
         flops_per_s, bytes_per_s: estimated work by measured time; None where any row has no estimate.
         intensity: estimated operations a byte; None where it is not known.
@@ -44,6 +45,7 @@ class Total:
     ops: tuple[str, ...]
     calls: int
     total_ns: int
+    run_ns: float
     mean_ns: float
     p50_ns: float
     share: float
@@ -98,9 +100,10 @@ def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
     groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
     for row, own_ns in own_times(rows):
         groups[GROUPS[by](row), row.kind].add(row, own_ns)
-    everything = sum(sum(group.times) for group in groups.values())
-    found = [group.total(name, kind, everything) for (name, kind), group in groups.items()]
-    return sorted(found, key=lambda total: -total.total_ns)
+    iterations = {iteration for group in groups.values() for iteration in group.runs}
+    everything = sum(group.run_ns(iterations) for group in groups.values())
+    found = [group.total(name, kind, iterations, everything) for (name, kind), group in groups.items()]
+    return sorted(found, key=lambda total: (-total.run_ns, -total.total_ns))
 
 
 def run_times(profile: Profile) -> RunTimes:
@@ -147,6 +150,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.times = array("q")
+        self.runs: dict[int, int] = defaultdict(int)
         self._tile_time = self._tiled = 0
         # None from the first row on that has no estimate.
         self._flops: int | None = 0
@@ -159,6 +163,7 @@ class _Group:
 
     def add(self, row: OpRow, own_ns: int) -> None:
         self.times.append(own_ns)
+        self.runs[row.iteration] += own_ns
         if row.tile_time_ns is not None:
             self._tile_time += row.tile_time_ns
             self._tiled += row.duration_ns
@@ -168,22 +173,28 @@ class _Group:
         for seen, names in ((self._nodes, row.onnx_nodes), (self._types, row.op_types), (self._ops, (row.op,))):
             seen.update(dict.fromkeys(names))
 
-    def total(self, name: str, kind: str, everything: int) -> Total:
-        time = sum(self.times)
+    def run_ns(self, iterations: Set[int]) -> float:
+        """What a typical iteration spends here."""
+        return float(statistics.median(self.runs.get(iteration, 0) for iteration in iterations))
+
+    def total(self, name: str, kind: str, iterations: Set[int], everything: float) -> Total:
+        time, typical = sum(self.times), float(statistics.median(self.times))
+        run_ns, calls = self.run_ns(iterations), len(self.times)
         return Total(
             name=name,
             kind=kind,
             onnx_nodes=tuple(self._nodes),
             op_types=tuple(self._types),
             ops=tuple(self._ops),
-            calls=len(self.times),
+            calls=calls,
             total_ns=time,
-            mean_ns=time / len(self.times),
-            p50_ns=float(statistics.median(self.times)),
-            share=time / everything if everything else 0.0,
+            run_ns=run_ns,
+            mean_ns=time / calls,
+            p50_ns=typical,
+            share=run_ns / everything if everything else 0.0,
             parallelism=self._tile_time / self._tiled if self._tiled else None,
-            flops_per_s=self._flops * 1e9 / time if self._flops is not None and time else None,
-            bytes_per_s=self._bytes * 1e9 / time if self._bytes is not None and time else None,
+            flops_per_s=self._flops * 1e9 / calls / typical if self._flops is not None and typical else None,
+            bytes_per_s=self._bytes * 1e9 / calls / typical if self._bytes is not None and typical else None,
             intensity=self._flops / self._bytes if self._flops is not None and self._bytes else None,
             bound_estimate=next(iter(self._bounds)) if len(self._bounds) == 1 else "",
         )

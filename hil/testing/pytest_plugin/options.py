@@ -171,6 +171,11 @@ def request_of(config: pytest.Config) -> Request:
 
     if given("runtime_profile") and given("runtime_profile") == given("compile_profile"):
         raise UsageError("--hil-runtime-profile and --hil-compile-profile each need a folder of their own")
+    for kind, folder in profile_folders(config, "").items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
 
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None
