@@ -102,6 +102,7 @@ def test_a_stored_bench_is_measured_again_as_it_was_though_its_model_is_gone(ben
     assert document["comparison"]["verdict"] == "slower"
 
 
+@pytest.mark.slow  # the guide does the same
 def test_a_slowdown_of_the_board_is_found_beside_a_stored_bench(bench):
     stored = bench(DIGITS_CNN, *SHORT)
     document = bench(DIGITS_CNN, "--against", stored["id"], "--fault", "slowdown:factor=5", *ENOUGH)
@@ -221,6 +222,7 @@ def test_a_board_without_an_agent_is_measured_by_the_host_and_says_so(bench, hil
     assert "each iteration holds the start of a process" in shown.out
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_two_runtimes_are_compared_on_one_board_over_ssh(bench, board_x86):
     where = ("--board", board_x86.address, "--identity", board_x86.identity, "--known-hosts", board_x86.known_hosts)

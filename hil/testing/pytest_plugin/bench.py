@@ -102,7 +102,7 @@ class Bench:
         desks: hardware type -> where boards of that type are had.
         work: for files that tests need while they run.
         is_worker: whether this is a process that xdist started.
-        told: errors of boards that a test has told already: board, message, hint.
+        told: errors of boards that a test has told already: board, message.
 
     Raises:
         UsageError: an option or setting is wrong, or what is said of expected failures.
@@ -112,7 +112,7 @@ class Bench:
         self.config = config
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self._worker)
-        self.told: set[tuple[str, str, str]] = set()
+        self.told: set[tuple[str, str]] = set()
         self.request: Request = request_of(config)
         # Wherever pytest is called, a flows.toml lies beside the ini file.
         self.flow: Flow = load_flow(self.request.flow, config.rootpath)

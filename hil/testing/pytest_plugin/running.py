@@ -226,8 +226,8 @@ class CaseRun:
         error = self.case.error
         if not isinstance(error, errors.BoardError):
             return False
-        # The link's own words, the detail, differ from time to time.
-        told = (error.board or self._board, error.message, error.hint)
+        # The link's own words, the detail, differ from time to time, and so does what may be said of how to go on.
+        told = (error.board or self._board, error.message)
         before = told in self.bench.told
         self.bench.told.add(told)
         return before
