@@ -77,6 +77,21 @@ class _Shop:
     timeout: float
 
 
+def has_compiled(model: Model, *, flags: Sequence[str], cache: Cache) -> bool:
+    """Whether :func:`compile_iree`, given this cache object, finds a model's program there, alone or with others.
+
+    Raises:
+        UsageError: the compiler is not installed.
+    """
+    recipe = recipe_of(model, flags)
+    if cache.get(recipe.key):
+        return True
+    if cache.get(recipe.shared_key):
+        cache.shared[recipe.key] = recipe.shared_key
+        return True
+    return False
+
+
 def compile_together(
     models: Sequence[Model],
     *,
@@ -113,10 +128,7 @@ def compile_together(
         recipe = recipe_of(model, flags)
         if recipe.key in members:
             continue
-        if not recompute and cache.get(recipe.key):
-            cached.append(model)
-        elif not recompute and cache.get(recipe.shared_key):
-            cache.shared[recipe.key] = recipe.shared_key
+        if not recompute and has_compiled(model, flags=flags, cache=cache):
             cached.append(model)
         elif _may_join(model):
             members[recipe.key] = _Member(model, recipe, f"{model.function}.{number}")

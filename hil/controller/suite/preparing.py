@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hil.boards import BoardConfig
 from hil.controller.case import COMPILE_TIMEOUT_S, Case, Workshop
-from hil.controller.compilers.iree_group import compile_together
+from hil.controller.compilers.iree_group import compile_together, has_compiled
 from hil.controller.flows import Flow
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
@@ -46,13 +46,18 @@ def prepared(
     batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
     with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
 
-        def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case]]:
-            return [pool.submit(begin_case, spec, flow, shop, run.case_folder(spec.id), settings) for spec in batch]
+        def begin_one(spec: CaseSpec) -> Case | Task:
+            case = begin_case(spec, flow, shop, run.case_folder(spec.id), settings)
+            # A board need not wait for those that are still to be compiled.
+            return case if _needs_compiler(case, flow, settings, config, shop) else finish(case, None)
 
-        def finish(case: Case) -> Task:
+        def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case | Task]]:
+            return [pool.submit(begin_one, spec) for spec in batch]
+
+        def finish(case: Case, seconds: float | None) -> Task:
             if over.is_set():
                 return Task(case)
-            _prepare(case, config, shop, compiled.get(case.model.digest if case.model else ""))
+            _prepare(case, config, shop, seconds)
             # A reference depends on model and inputs alone, so it is computed while boards run.
             return Task(case, refer_ahead(case, shop))
 
@@ -61,14 +66,35 @@ def prepared(
             for number in range(len(batches)):
                 if over.is_set():
                     return
-                cases = [future.result() for future in begun]
+                for future in concurrent.futures.as_completed(begun):
+                    if isinstance(found := future.result(), Task):
+                        yield found
+                # In the suite's order, so that the same ones are compiled together each time.
+                cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 compiled = _compiled_together(cases, flow, settings, config, shop, run.folder / "logs" / f"{number:03}")
-                for ready in concurrent.futures.as_completed([pool.submit(finish, case) for case in cases]):
+                for ready in concurrent.futures.as_completed(
+                    [pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases]
+                ):
                     yield ready.result()
         finally:
             for future in begun:
                 future.cancel()
+
+
+def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, shop: Workshop) -> bool:
+    """Whether a case's program is still to be made by a compiler that makes several at once."""
+    if case.outcome or case.model is None or (flow.compiler or flow.runtime) != "iree":
+        return False
+    try:
+        return settings.recompute or not has_compiled(case.model, flags=_flags(flow, config), cache=shop.cache)
+    except HilError:
+        # Compiling it will say what is wrong.
+        return True
+
+
+def _flags(flow: Flow, config: BoardConfig) -> tuple[str, ...]:
+    return (*config.compile_flags.get("iree", ()), *flow.compile_flags)
 
 
 def _compiled_together(
@@ -82,7 +108,7 @@ def _compiled_together(
     try:
         done = compile_together(
             models,
-            flags=(*config.compile_flags.get("iree", ()), *flow.compile_flags),
+            flags=_flags(flow, config),
             cache=shop.cache,
             isolated=shop.isolated,
             recompute=settings.recompute,
