@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import secrets
@@ -68,8 +69,11 @@ def _check(bench: BenchJob) -> None:
         raise UsageError(f"comparing two takes at least {2 * LEAST_ROUNDS} iterations of each")
     if not bench.min_time_s > 0:
         raise UsageError("--min-time must be above 0 seconds")
-    if (out := bench.benchmark_out) is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
-        raise UsageError(f"--benchmark-out {out} cannot be written", hint="name a file in a folder that is there")
+    if (out := bench.benchmark_out) is not None:
+        with contextlib.suppress(OSError):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir() or not os.access(out.parent, os.W_OK):
+            raise UsageError(f"--benchmark-out {out} cannot be written", hint="name another file")
     if bench.warmup is not None and bench.warmup < 0:
         raise UsageError("--warmup must be at least 0")
     if not 1 <= bench.concurrency <= _COPIES_MOST:
