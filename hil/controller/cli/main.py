@@ -92,8 +92,8 @@ def main() -> None:
         code = cli.main(prog_name="hil", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = _tell("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")
-        # Where Ctrl-C came in the middle of an exec (dataclasses are made by one), CPython remembers it as unhandled, and
-        # ends `python -m` by that signal whatever the exit code is. Another exec makes it forget.
+        # Ctrl-C in the middle of an exec (dataclasses are made by one) is one that nobody handled, as CPython remembers
+        # it, and ends `python -m` by that signal whatever the exit code is. Another exec makes it forget.
         exec("")
     except click.ClickException as error:
         code = _tell(error.format_message(), wants_json, 2, usage=error)
