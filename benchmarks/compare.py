@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hil.controller.compare import compare_output
+from hil.compare.verdict import compare_output
 from hil.tensors import Array
 
 

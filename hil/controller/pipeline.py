@@ -16,9 +16,10 @@ from typing import Any
 from hil import clock, errors
 from hil.boards import BoardConfig
 from hil.bundle import Artifact
+from hil.compare.tolerance import check_tolerance
+from hil.compare.verdict import compare, judge, too_far
 from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop, staged
 from hil.controller.choice import BoardChoice
-from hil.controller.compare import check_tolerance, compare, judge, too_far
 from hil.controller.compilers import compile_model
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs

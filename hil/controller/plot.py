@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.compare_values import CHUNK, common_kind, reader
+from hil.compare.values import CHUNK, common_kind, reader
 from hil.errors import StorageError, UsageError
 from hil.results import OutputComparison
 from hil.tensors import Array, shape_text, type_text
@@ -112,7 +112,7 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
         name: the output's name, for the title.
         actual: what the board computed, any numeric dtype.
         reference: what it should be, of the same shape.
-        comparison: what :func:`hil.controller.compare.compare_output` found for the two.
+        comparison: what :func:`hil.compare.verdict.compare_output` found for the two.
 
     Raises:
         UsageError: matplotlib is not installed, the shapes differ, or the values are no numbers.

@@ -232,7 +232,7 @@ def _headings(text: str) -> list[str]:
 
 
 def test_the_table_of_tolerances_is_the_table_of_the_code():
-    from hil.controller.compare import DEFAULT_TOLERANCES
+    from hil.compare.tolerance import DEFAULT_TOLERANCES
 
     rows = re.findall(r"^\| `(\w+)` \| ([\d.e+-]+) \| ([\d.e+-]+) \|", (ROOT / "docs/results.md").read_text(), re.M)
     assert rows == [(name, f"{one.rtol:g}", f"{one.atol:g}") for name, one in DEFAULT_TOLERANCES.items()]

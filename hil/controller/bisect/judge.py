@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from hil.compare.verdict import compare_output
 from hil.controller.bisect.result import Finding
 from hil.controller.case import Case
-from hil.controller.compare import compare_output
 from hil.controller.layers import Layer
 from hil.errors import UsageError
 from hil.results import Outcome, OutputComparison

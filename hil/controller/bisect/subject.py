@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundle import Model
+from hil.compare.tolerance import refuse_vacuous, tolerance_for
 from hil.controller.bisect.pair import check_layers, check_signatures
 from hil.controller.case import DEFAULT_TIMEOUT_S, Options, Workshop
-from hil.controller.compare import refuse_vacuous, tolerance_for
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs

@@ -26,12 +26,13 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     """Compare the outputs of A with those of B, the reference. Each is a .npy file or a stored run's ID."""
     from rich.console import Console
 
-    from hil.controller import compare as comparer
+    from hil.compare.tolerance import check_tolerance
+    from hil.compare.verdict import compare as compare_results
     from hil.controller.cli.screen import print_json
     from hil.controller.report import print_verdict, verdict_record
     from hil.results import exit_code_of
 
-    comparer.check_tolerance(tolerance["rtol"], tolerance["atol"])
+    check_tolerance(tolerance["rtol"], tolerance["atol"])
     left, right = _results(a, out), _results(b, out)
     pairs = [(name, left[name], right[name]) for name in left if name in right]
     if len(left) == len(right) == 1:
@@ -43,7 +44,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     elif len(left) != len(pairs) or len(right) != len(pairs):
         alone = [name for name in [*left, *right] if name not in left or name not in right]
         click.echo(f"hil: not compared, for only one of the two has it: {', '.join(alone)}", err=True)
-    verdicts = {name: comparer.compare(one, other, **tolerance) for name, one, other in pairs}
+    verdicts = {name: compare_results(one, other, **tolerance) for name, one, other in pairs}
     code = exit_code_of(verdict.outcome for verdict in verdicts.values())
     drawn = plot and _draw(plot, pairs, verdicts)
     records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hil.controller.compare_tolerance import check_tolerance
+from hil.compare.tolerance import check_tolerance
 from hil.controller.compilers import compilers
 from hil.controller.flows.flow import Flow
 from hil.controller.flows.recipe import check_settings

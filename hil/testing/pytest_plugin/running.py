@@ -16,9 +16,9 @@ import pytest
 
 from hil import errors
 from hil.bundle import Artifact, Model
+from hil.compare.verdict import compare
 from hil.controller.case import Case, end_case
 from hil.controller.cases import take_references
-from hil.controller.compare import compare
 from hil.controller.opening import AnyBoard
 from hil.controller.runs import safe_name, storing
 from hil.controller.suite.outcome import record_of

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hil.compare.verdict import compare_output
 from hil.controller import plot
-from hil.controller.compare import compare_output
 from hil.controller.plot import Picture, plot_difference
 from hil.errors import StorageError, UsageError
 from hil.tensors import DTYPES, dtype_of
@@ -185,5 +185,5 @@ def test_a_file_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_imported_only_when_something_is_drawn() -> None:
-    code = "import sys, hil.controller.plot, hil.controller.compare; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, hil.controller.plot, hil.compare.verdict; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hil.controller.compare import compare
+from hil.compare.verdict import compare
 from hil.controller.report import print_verdict, verdict_record
 from hil.results import RunResult
 

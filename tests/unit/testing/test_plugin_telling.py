@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hil.compare.verdict import compare
 from hil.controller.case import Case, Options
-from hil.controller.compare import compare
 from hil.controller.suite.record import CaseRecord
 from hil.errors import BoardLost
 from hil.results import Outcome, RunResult

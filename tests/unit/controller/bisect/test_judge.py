@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hil.compare.verdict import compare
 from hil.controller.bisect.judge import Atol, finding_of, within, without_failed
 from hil.controller.bisect.result import Finding
 from hil.controller.case import Case, Options
-from hil.controller.compare import compare
 from hil.controller.layers import Layer
 from hil.errors import CompileFailed
 from hil.results import Outcome, RunResult

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from hil.compare.verdict import compare_output
 from hil.controller.bisect.result import Bisection, Finding, LayerFinding
-from hil.controller.compare import compare_output
 from hil.results import Outcome
 
 PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP

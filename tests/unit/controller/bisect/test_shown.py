@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hil.compare.verdict import compare_output
 from hil.controller.bisect.growth import plot_growth
 from hil.controller.bisect.result import Bisection, Finding, LayerFinding
 from hil.controller.bisect.table import print_bisection
-from hil.controller.compare import compare_output
 from hil.errors import StorageError, UsageError
 from hil.results import Outcome
 

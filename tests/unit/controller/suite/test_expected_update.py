@@ -14,7 +14,7 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hil.controller.compare import compare
+from hil.compare.verdict import compare
 from hil.controller.suite.expected import Expectations
 from hil.controller.suite.expected_file import TABLES, Expectation, parse
 from hil.controller.suite.expected_update import alike, update, updated

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hil.compare.verdict import compare
 from hil.controller.case import Case, Options
-from hil.controller.compare import compare
 from hil.controller.flows import Flow
 from hil.controller.suite.outcome import record_of
 from hil.controller.suite.record import CaseRecord

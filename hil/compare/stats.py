@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.compare_ulp import LargestUlp
-from hil.controller.compare_values import CHUNK, EXACT_DTYPES, Reader, part_of, reader
+from hil.compare.ulp import LargestUlp
+from hil.compare.values import CHUNK, EXACT_DTYPES, Reader, part_of, reader
 from hil.results import Tolerance
 from hil.tensors import Array, dtype_name
 

@@ -31,7 +31,7 @@ def mutant(weakness: str, noticed_by: str, module: str, *changes: tuple[str, str
 
 
 def stats(weakness: str, noticed_by: str, text: str, instead: str) -> Mutant:
-    return mutant(weakness, noticed_by, "compare_stats", (text, instead))
+    return mutant(weakness, noticed_by, "stats", (text, instead))
 
 
 MUTANTS = [
@@ -39,46 +39,46 @@ MUTANTS = [
     mutant(
         "shapes may differ",
         "test_another_shape_fails",
-        "compare",
+        "verdict",
         ("if actual.shape != reference.shape:", "if False:"),
     ),
     mutant(
         "dtypes may differ",
         "test_another_dtype_fails",
-        "compare",
+        "verdict",
         ("    if dtype == reference_dtype:", "    if True:"),
     ),
     mutant(
         "only the first output is looked at",
         "test_one_failing_output_fails_the_run",
-        "compare",
+        "verdict",
         ("array, wanted in pairs)", "array, wanted in pairs[:1])"),
     ),
     mutant(
         "a missing output is nothing",
         "test_a_missing_or_an_extra_output",
-        "compare",
+        "verdict",
         ("if len(mine) != len(theirs):", "if len(mine) > len(theirs):"),
         ("theirs.items(), strict=True)", "theirs.items(), strict=False)"),
     ),
     mutant(
         "an extra output is nothing",
         "test_a_missing_or_an_extra_output",
-        "compare",
+        "verdict",
         ("if len(mine) != len(theirs):", "if len(mine) < len(theirs):"),
         ("theirs.items(), strict=True)", "theirs.items(), strict=False)"),
     ),
-    mutant("a run without outputs passes", "test_a_run_without_outputs", "compare", ("if not mine:", "if False:")),
+    mutant("a run without outputs passes", "test_a_run_without_outputs", "verdict", ("if not mine:", "if False:")),
     mutant(
         "names of outputs do not count",
         "test_outputs_are_paired_by_name",
-        "compare",
+        "verdict",
         ("if mine.keys() == theirs.keys():", "if False:"),
     ),
     mutant(
         "empty outputs pass in silence",
         "test_a_pass_of_nothing_but_empty_outputs",
-        "compare",
+        "verdict",
         ('_NOTHING if empty else ""', '""'),
     ),
     stats(
@@ -103,11 +103,11 @@ MUTANTS = [
     mutant(
         "strided tensors are read as they lie in memory",
         "test_layout_byte_order_and_memory_maps",
-        "compare_values",
+        "values",
         ("plain.flat\n", 'plain.ravel(order="K")\n'),
     ),
     # Zeros, NaN, infinities.
-    mutant("zeros are as good as anything", "test_zeros_fail", "compare", ("if stats.zeroed:", "if False:")),
+    mutant("zeros are as good as anything", "test_zeros_fail", "verdict", ("if stats.zeroed:", "if False:")),
     stats(
         "NaN agrees with everything",
         "test_nan_and_infinities",
@@ -178,14 +178,14 @@ MUTANTS = [
     mutant(
         "defaults are ten times as wide",
         "test_every_float_has_a_default",
-        "compare_tolerance",
+        "tolerance",
         ("Tolerance(default.rtol if rtol is None", "Tolerance(10 * default.rtol if rtol is None"),
         ("default.atol if atol is None", "10 * default.atol if atol is None"),
     ),
     mutant(
         "integers may be one off",
         "test_integers_are_exact",
-        "compare_tolerance",
+        "tolerance",
         ("dtype in EXACT_DTYPES and rtol is None and atol is None", 'dtype == "bool"'),
         (".get(dtype, Tolerance(0.0, 0.0))", ".get(dtype, Tolerance(0.0, 1.0))"),
     ),
@@ -213,25 +213,25 @@ MUTANTS = [
     mutant(
         "rtol may be 1 or more",
         "test_a_tolerance_that_makes_no_sense",
-        "compare_tolerance",
+        "tolerance",
         ("rtol is not None and rtol >= 1", "rtol is not None and rtol >= 100"),
     ),
     mutant(
         "NaN is a tolerance",
         "test_a_tolerance_that_makes_no_sense",
-        "compare_tolerance",
+        "tolerance",
         ("not (math.isfinite(value) and value >= 0)", "value < 0"),
     ),
     mutant(
         "atol may be as wide as the dtype",
         "test_atol_as_wide_as_the_dtype",
-        "compare_tolerance",
+        "tolerance",
         ("atol is not None and atol >= span", "False"),
     ),
     mutant(
         "atol may hide a flipped sign",
         "test_atol_that_a_flipped_sign_would_pass",
-        "compare",
+        "verdict",
         ("if tolerance is not None and atol is not None:", "if False:"),
     ),
     # What is told of the difference.
@@ -245,38 +245,38 @@ MUTANTS = [
     mutant(
         "ULP does not know of signs",
         "test_ulp_counts_representable_values",
-        "compare_ulp",
+        "ulp",
         ("crossing = highest >= top", "crossing = False"),
     ),
     mutant(
         "ULP of two signs wraps around",
         "test_ulp_counts_representable_values",
-        "compare_ulp",
+        "ulp",
         ("np.add(a, b, out=scratch)", "np.subtract(a, b, out=scratch)"),
     ),
     # Several references.
     mutant(
         "references that disagree are not mentioned",
         "test_where_the_references_disagree or test_a_board_between_two_references",
-        "compare",
+        "verdict",
         ("    disputes = [", "    disputes: list[str] = [] and ["),
     ),
     mutant(
         "one reference of several is enough",
         "test_a_board_at_the_edge_of_two_agreeing_references",
-        "compare",
+        "verdict",
         ("    if not failed:\n        agreed", "    if agreeing:\n        agreed"),
     ),
     mutant(
         "any answer is near the plain model's",
         "test_an_answer_is_too_far",
-        "compare",
+        "verdict",
         ("not output.sqnr_db >= min_sqnr_db", "False"),
     ),
     mutant(
         "what cannot be compared is near the plain model's",
         "test_an_answer_is_too_far",
-        "compare",
+        "verdict",
         ("if (output.sqnr_db is None or output.nonfinite) and not output.passed:", "if False:"),
     ),
 ]
@@ -288,8 +288,7 @@ def ends(chosen: list[Mutant]) -> list[dict[str, Any]]:
         "tests": str(TESTS),
         "warm": ["numpy", "ml_dtypes", "hypothesis", "hypothesis.strategies", "hil.tensors", "hil.results"],
         "mutants": [
-            {"module": f"hil.controller.{one.module}", "changes": one.changes, "select": one.noticed_by}
-            for one in chosen
+            {"module": f"hil.compare.{one.module}", "changes": one.changes, "select": one.noticed_by} for one in chosen
         ],
     }
     done = subprocess.run(
@@ -315,5 +314,5 @@ def test_the_same_tests_pass_where_nothing_was_put_in() -> None:
 
 
 def test_a_mutant_whose_text_is_not_there_is_refused() -> None:
-    [end] = ends([mutant("something", "test_cosine", "compare", ("no such text", ""))])
+    [end] = ends([mutant("something", "test_cosine", "verdict", ("no such text", ""))])
     assert end["exit_code"] is None and "0 times" in end["message"]

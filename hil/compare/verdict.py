@@ -13,27 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.compare_stats import Stats, measure
-from hil.controller.compare_tolerance import (
-    DEFAULT_TOLERANCES,
-    check_tolerance,
-    looser,
-    refuse_vacuous,
-    tolerance_for,
-)
-from hil.controller.compare_values import common_kind, reader
+from hil.compare.stats import Stats, measure
+from hil.compare.tolerance import check_tolerance, looser, refuse_vacuous, tolerance_for
+from hil.compare.values import common_kind, reader
 from hil.results import Outcome, OutputComparison, RunResult, Tolerance, Verdict
 from hil.tensors import Array, dtype_name, shape_text
-
-__all__ = [
-    "DEFAULT_TOLERANCES",
-    "check_tolerance",
-    "compare",
-    "compare_output",
-    "judge",
-    "refuse_vacuous",
-    "tolerance_for",
-]
 
 _NOTHING = "0 elements compared: every output is empty"
 

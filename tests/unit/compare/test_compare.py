@@ -15,19 +15,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hil.controller import compare_values
-from hil.controller.compare import (
-    DEFAULT_TOLERANCES,
-    check_tolerance,
-    compare,
-    compare_output,
-    judge,
-    refuse_vacuous,
-    tolerance_for,
-    too_far,
-)
-from hil.controller.compare_stats import Stats, measure
-from hil.controller.compare_values import CHUNK, common_kind
+from hil.compare import values as compare_values
+from hil.compare.stats import Stats, measure
+from hil.compare.tolerance import DEFAULT_TOLERANCES, check_tolerance, refuse_vacuous, tolerance_for
+from hil.compare.values import CHUNK, common_kind
+from hil.compare.verdict import compare, compare_output, judge, too_far
 from hil.errors import UsageError
 from hil.results import Outcome, RunResult, Tolerance, Verdict
 from hil.tensors import DTYPES, dtype_name, dtype_of, load_npy, save_npy

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hil.controller.compare_values import CHUNK, EXACT_DTYPES, reader
+from hil.compare.values import CHUNK, EXACT_DTYPES, reader
 from hil.errors import UsageError
 from hil.results import Tolerance
 from hil.tensors import Array, dtype_name, dtype_of
