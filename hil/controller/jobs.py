@@ -18,6 +18,7 @@ from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import STAGES, begin, check_options
 from hil.controller.recorder import Recorder
 from hil.controller.runs import Run, RunStore, jsonable, safe_name
+from hil.controller.ways import common_runtime
 from hil.errors import StorageError, UsageError
 from hil.results import Stage
 
@@ -140,6 +141,7 @@ def _run(
     # The import may still find that the command line was wrong: nothing is stored before that is known.
     todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
     cases = [replace(begin(path, options, Path(), shop), name=name) for name, path in todo]
+    runtime = common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
     created = run is None
     stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
     for case in cases:
@@ -155,7 +157,7 @@ def _run(
     def connect() -> AnyBoard:
         board = open_board(
             choice,
-            runtime=job.runtime,
+            runtime=runtime,
             purpose=f"hil run {stored.id}",
             faults=job.faults,
             wait_s=job.wait_s,

@@ -28,6 +28,7 @@ from hil.controller.profile.capture import Capture
 from hil.controller.references import default_references, expected_result, refer, refer_with_fallback
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
+from hil.controller.ways import compiler_for, runtime_for
 from hil.results import Outcome, RunResult, Stage
 from hil.tensors import Array, TensorSpec
 
@@ -68,6 +69,7 @@ def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_in
             path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
         )
         case.timings = replace(case.timings, import_s=time.monotonic() - start)
+        case.options = replace(options, runtime=runtime_for(case.model.format, options.runtime))
     if not want_inputs or case.model is None:
         return case
     if not (options.expected or options.references or default_references(case.model)):
@@ -89,8 +91,7 @@ def prepare(case: Case, config: BoardConfig, shop: Workshop) -> Case:
     with staged(case, Stage.COMPILE):
         shop.watch(case, Stage.COMPILE, "")
         log = case.folder / "logs" / "compile.log"
-        own = "none" if runtime == "onnxruntime" or model.format == "vmfb" else runtime
-        compiler = case.options.compiler or own
+        compiler = case.options.compiler or compiler_for(model.format, runtime)
         start = time.monotonic()
         case.artifact = compile_model(
             model,

@@ -20,7 +20,13 @@ from hil.sim import faults
 from hil.sim.clock import SimClock
 from hil.sim.link import FaultyLink
 
-_RUNTIMES = {"iree": "hil.sim.iree:SimIree", "onnxruntime": "hil.sim.onnxruntime:SimOnnxRuntime"}
+_RUNTIMES = {
+    "iree": "hil.sim.iree:SimIree",
+    "onnxruntime": "hil.sim.onnxruntime:SimOnnxRuntime",
+    "tflite": "hil.sim.tflite:SimTfLite",
+    "executorch": "hil.sim.executorch:SimExecuTorch",
+    "xla-aot": "hil.sim.xla_aot:SimXlaAot",
+}
 
 
 class DroppingStore(BlobStore):

@@ -17,6 +17,9 @@ from hil.tensors import Array, TensorSpec
 BUILT_IN = {
     "iree": "hil.agent.runtimes.iree:IreeRuntime",
     "onnxruntime": "hil.agent.runtimes.onnxruntime:OnnxRuntime",
+    "tflite": "hil.agent.runtimes.tflite:TfLiteRuntime",
+    "executorch": "hil.agent.runtimes.executorch:ExecuTorchRuntime",
+    "xla-aot": "hil.agent.runtimes.xla_aot:XlaAotRuntime",
 }
 
 

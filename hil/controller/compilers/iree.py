@@ -16,6 +16,7 @@ from typing import Any
 from hil.bundle import Artifact, Model
 from hil.controller.cache import META, Cache, digests_in
 from hil.controller.compilers.none import take_as_it_is
+from hil.controller.conversions import can_convert, convert
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.versions import version
 from hil.digest import digest_file
@@ -66,7 +67,7 @@ def compile_iree(
     timeout: float | None,
     log: Path,
 ) -> Artifact:
-    """Compile an ONNX or MLIR model to a .vmfb, with large weights beside it in an .irpa file.
+    """Compile a model (ONNX, MLIR, or what converts to MLIR) to a .vmfb, with large weights beside it in an .irpa file.
 
     Arguments and errors are those of :func:`hil.controller.compilers.compile_model`.
     """
@@ -82,9 +83,14 @@ def compile_iree(
             timeout=timeout,
             log=log,
         )
+    by = ""
+    if can_convert(model.format, "mlir"):
+        settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "recompute": recompute, "log": log}
+        model, by = convert(model, "mlir", timeout=timeout, **settings)
     if model.format not in ("onnx", "mlir") or runtime != "iree":
         raise UsageError(
-            f"the iree compiler makes programs for the runtime iree of onnx and mlir models, not {runtime}"
+            f"the iree compiler makes programs for the runtime iree of models that are or become MLIR, not {runtime} "
+            f"of {model.format}"
         )
     recipe = recipe_of(model, flags)
     if debug_ir is not None:
@@ -133,7 +139,7 @@ def compile_iree(
         files={name: entry / name for name in digests},
         digests=digests,
         function=_meta_of(entry).get(FUNCTION, model.function),
-        compiler=recipe.compiler,
+        compiler=" after ".join(filter(None, (recipe.compiler, by))),
         flags=recipe.flags,
         inputs=model.inputs,
         outputs=model.outputs,

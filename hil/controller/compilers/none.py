@@ -1,18 +1,18 @@
-"""No compiler: the model's own files are the program."""
+"""No compiler: the model's own files are the program, or those that it can be converted into."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache
+from hil.controller.conversions import can_convert, convert
 from hil.controller.isolated import Isolated
+from hil.controller.ways import TAKES
 from hil.digest import digest_file
 from hil.errors import UsageError
-
-# What each runtime loads as it is.
-_TAKES = {"onnxruntime": "onnx", "iree": "vmfb"}
 
 
 def take_as_it_is(
@@ -27,14 +27,20 @@ def take_as_it_is(
     timeout: float | None,
     log: Path,
 ) -> Artifact:
-    """The model's files as a program, untouched.
+    """The model's files as a program, untouched where the runtime takes its format, else converted to one it takes.
 
     Raises:
-        UsageError: the runtime does not load this format.
+        UsageError: the runtime does not load this format, nor anything that it can be converted into.
+        CompileFailed, CompileCrashed, StageTimeout: it cannot be converted.
     """
-    if _TAKES.get(runtime, model.format) != model.format:
+    wanted = TAKES.get(runtime, model.format)
+    by = ""
+    if can_convert(model.format, wanted):
+        settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "recompute": recompute, "log": log}
+        model, by = convert(model, wanted, timeout=timeout, **settings)
+    if model.format != wanted:
         raise UsageError(
-            f"the runtime {runtime} cannot load {model.path.name}: it takes .{_TAKES[runtime]} files",
+            f"the runtime {runtime} cannot load {model.path.name}: it takes .{wanted} files",
             hint="--runtime iree compiles it" if runtime == "onnxruntime" else "choose another --runtime",
         )
     return Artifact(
@@ -43,7 +49,7 @@ def take_as_it_is(
         files=model.files,
         digests={name: digest_file(path) for name, path in model.files.items()},
         function=model.function,
-        compiler="none",
+        compiler=by or "none",
         inputs=model.inputs,
         outputs=model.outputs,
     )

@@ -54,6 +54,17 @@ _BUILT_IN = {
     ),
     # A .vmfb is a flatbuffer with the identifier IREE, by default wrapped so that it is a ZIP archive as well.
     "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], "hil.controller.importers.vmfb:describe"),
+    "tflite": Importer((".tflite",), lambda head: head[4:8] == b"TFL3", "hil.controller.importers.tflite:describe"),
+    # ExecuTorch's programs, by themselves or bundled with test cases; the digits are the schema's version.
+    "pte": Importer(
+        (".pte", ".bpte"),
+        lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
+        "hil.controller.importers.pte:describe",
+    ),
+    "pt2": Importer((".pt2",), lambda head: False, "hil.controller.importers.pt2:describe"),
+    # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that.
+    "tf": Importer((".pb",), lambda head: False, "hil.controller.importers.tensorflow:describe_saved_model"),
+    "keras": Importer((".keras",), lambda head: False, "hil.controller.importers.tensorflow:describe_keras"),
 }
 
 

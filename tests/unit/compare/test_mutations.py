@@ -309,7 +309,7 @@ def test_every_way_to_weaken_the_comparer_is_noticed_by_its_tests() -> None:
 
 def test_the_same_tests_pass_where_nothing_was_put_in() -> None:
     every = " or ".join({one.noticed_by for one in MUTANTS})
-    [end] = ends([mutant("nothing", every, "compare")])
+    [end] = ends([mutant("nothing", every, "verdict")])
     assert end["exit_code"] == pytest.ExitCode.OK and end["passed"] > 500, end
 
 
