@@ -1,6 +1,7 @@
 """`python -m hil.agent --listen unix:PATH|HOST:PORT --store DIR`: the agent on a board.
 
-Prints one JSON line on stdout once it serves: ``{"address": ..., "pid": ...}``.
+Prints one JSON line on stdout once it serves: ``{"address": ..., "pid": ...}``. `python -m hil.agent verify BUNDLE`
+serves nobody: it checks this machine against a bundle of test cases and ends.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
     options.add_argument("--tls-cert", type=Path, metavar="PEM", help="the server's certificate")
     options.add_argument("--tls-key", type=Path, metavar="PEM", help="the server's key")
     options.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="clients must show a certificate of it")
+    options.add_argument(
+        "--trusted-keys", type=Path, metavar="FILE", help="load only programs of bundles signed by one of these keys"
+    )
     options.add_argument("--build", default="", metavar="ID", help="what was deployed here, told to controllers")
     options.add_argument(
         "--idle-exit", type=float, default=0.0, metavar="S", help="stop after so long without a session"
@@ -61,8 +65,14 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"the token file cannot be read: {error}") from error
         if not token:
             raise UsageError(f"{arguments.token_file} holds no token")
+    trusted: tuple[bytes, ...] = ()
+    if arguments.trusted_keys:
+        from hil.bundles.signature import public_keys
+
+        trusted = public_keys(arguments.trusted_keys)
     names = ("listen", "store", "name", "build", "memory_limit", "tls_cert", "tls_key", "tls_client_ca")
-    return {"token": token, "quota_bytes": arguments.quota, **{name: getattr(arguments, name) for name in names}}
+    given = {name: getattr(arguments, name) for name in names}
+    return {"token": token, "quota_bytes": arguments.quota, "trusted_keys": trusted, **given}
 
 
 def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0) -> None:
@@ -99,7 +109,11 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
 
 
 def main() -> None:
-    """Start an agent."""
+    """Start an agent, or verify a bundle."""
+    if sys.argv[1:2] == ["verify"]:
+        from hil.agent import verify
+
+        sys.exit(verify.main(sys.argv[2:]))
     arguments = parser("hil.agent", __doc__ or "").parse_args()
     try:
         agent = Agent(AgentConfig(**config_of(arguments)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from hil import clock, wire
 from hil.agent import machine
 from hil.agent.incoming import Incoming
+from hil.agent.policy import Policy
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
@@ -40,10 +41,19 @@ class Programs:
 
     Args:
         memory_limit: most that a program with its tensors may take, in bytes; 0 is the machine's memory.
+        policy: which programs may be loaded; None is any.
     """
 
-    def __init__(self, store: BlobStore, supervisor: Supervisor, sessions: Sessions, memory_limit: int = 0) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        memory_limit: int = 0,
+        policy: Policy | None = None,
+    ) -> None:
         self._store = store
+        self._policy = policy
         self._supervisor = supervisor
         self._sessions = sessions
         self._limit = memory_limit or machine.memory_bytes() or 1 << 62
@@ -60,6 +70,8 @@ class Programs:
         names = [file.name for file in request.files]
         if request.main not in names:
             raise UsageError(f"the program's main file {request.main[:100]!r} is not among its files")
+        if self._policy is not None:
+            self._policy.check_load(request, self._store)
         folder, pinned = self._store.link_program((file.name, file.digest) for file in request.files)
         worker = None
         try:
@@ -144,6 +156,8 @@ class Programs:
         }
         if start.HasField("profile"):
             tool = start.profile.tool
+            if self._policy is not None:
+                self._policy.check_profile(tool)
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
         try:
             reply = loaded.worker.call(order, _timeout(start.timeout_s))

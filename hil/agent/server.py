@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from hil import wire
 from hil.agent import runtimes
 from hil.agent.lock import StoreLock
+from hil.agent.policy import Policy
 from hil.agent.programs import Programs
 from hil.agent.service import BlobService, BoardService, ProgramService, SessionService
 from hil.agent.session import Sessions
@@ -46,6 +47,7 @@ class AgentConfig:
         token: what callers must present as ``authorization: Bearer``; needed beyond loopback.
         tls_key, tls_cert: the server's, PEM files; needed beyond loopback.
         tls_client_ca: with it, clients must show a certificate of this authority (mutual TLS).
+        trusted_keys: with them, only programs of bundles that one of these ed25519 keys has signed are loaded.
         runtimes: name -> ``module:Class``.
         runtime_options: handed to every runtime in its worker.
         simulated: what of this board is simulated, for Describe.
@@ -62,6 +64,7 @@ class AgentConfig:
     tls_key: Path | None = None
     tls_cert: Path | None = None
     tls_client_ca: Path | None = None
+    trusted_keys: tuple[bytes, ...] = ()
     runtimes: dict[str, str] = field(default_factory=runtimes.known)
     runtime_options: dict[str, Any] = field(default_factory=dict)
     simulated: list[str] = field(default_factory=list)
@@ -88,7 +91,8 @@ class Agent:
             raise UsageError(f"the store {config.store} cannot be used: {error.strerror}") from error
         self._supervisor = Supervisor(config.runtimes, config.runtime_options)
         self._sessions = Sessions(config.store / "fence", self._session_over)
-        self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit)
+        policy = Policy(config.trusted_keys) if config.trusted_keys else None
+        self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)
         interceptors: list[grpc.ServerInterceptor] = [_TokenCheck(config.token)] if config.token else []
         options = (*wire.GRPC_OPTIONS, ("grpc.so_reuseport", 0))
         pool = futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")

@@ -1,0 +1,90 @@
+"""What a bundle is made of: the program, its methods, and their test cases as a user writes them down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from hil.tensors import Array, TensorSpec
+
+# By name, or in the method's order.
+Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a method takes and gives, in order; a dimension is a size, a symbol that is the same wherever it stands, or
+    None."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class MethodTestCase:
+    """One execution of a method: what goes in and what must come out.
+
+    Attributes:
+        inputs: every input, by name or in order: arrays, or Python numbers where the method takes a scalar. Nothing is
+            ever converted: dtype and shape must be the method's.
+        expected_outputs: every output, likewise.
+        rtol, atol: ``|a-b| <= atol + rtol*|b|``; None is the dtype's default.
+        name: what reports call it; "" is its number.
+        source: who says what is expected, with version: ``onnxruntime 1.31.1``.
+    """
+
+    inputs: Values
+    expected_outputs: Values
+    rtol: float | None = None
+    atol: float | None = None
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class MethodTestSuite:
+    """The test cases of one method."""
+
+    method_name: str
+    test_cases: Sequence[MethodTestCase]
+
+
+@dataclass(frozen=True)
+class BundledCase:
+    """A case of a bundle, checked: as :class:`MethodTestCase`, with every tensor under its name, in order."""
+
+    name: str
+    inputs: Mapping[str, Array]
+    expected_outputs: Mapping[str, Array]
+    rtol: float | None
+    atol: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a runtime loads and how it was made.
+
+    Attributes:
+        runtime: the runtime it is for.
+        main: name of the file that the runtime opens.
+        files: name -> content.
+        compiler: name and version.
+        flags: the compiler's, the target's included.
+    """
+
+    runtime: str
+    main: str
+    files: Mapping[str, memoryview]
+    compiler: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """An entry point of the program, with its cases."""
+
+    name: str
+    signature: Signature
+    cases: tuple[BundledCase, ...]

@@ -1,0 +1,226 @@
+"""A bundle's manifest: JSON that says what the blobs are. Reading it believes nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from hil.digest import check
+from hil.errors import UsageError
+from hil.tensors import DTYPES, Array, TensorSpec, from_bytes
+
+MAX_NAME = 255
+MAX_TEXT = 1 << 16
+MAX_FILES = 1000
+MAX_METHODS = 1000
+MAX_CASES = 100_000
+MAX_TENSORS = 10_000
+MAX_RANK = 32
+MAX_ELEMENTS = 1 << 48
+MAX_DEPTH = 16
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HINT = "the file was not written by hil, or is damaged: get it again"
+
+
+def take(value: Any, where: str, **fields: type | tuple[type, ...]) -> list[Any]:
+    """The fields of a JSON object, which must be just these, each of its type.
+
+    Raises:
+        UsageError: it is no object, or has others.
+    """
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise refused(where, f"must be an object of {', '.join(fields)}")
+    for name, kinds in fields.items():
+        found = value[name]
+        # JSON's true is no number.
+        if not isinstance(found, kinds) or (isinstance(found, bool) and kinds is not bool):
+            raise refused(f"{where}.{name}", "is of the wrong type")
+    return [value[name] for name in fields]
+
+
+def items(value: Sequence[Any], where: str, most: int) -> Sequence[Any]:
+    """A JSON array of at most so many items.
+
+    Raises:
+        UsageError: it has more.
+    """
+    if len(value) > most:
+        raise refused(where, f"has {len(value)} entries, {most} are allowed")
+    return value
+
+
+def name_of(text: str, where: str, *, most: int = MAX_NAME, empty: bool = False) -> str:
+    """A text that can be shown: no control characters, not endless.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not (empty or text) or len(text) > most or not text.isprintable():
+        raise refused(where, "is empty, too long, or holds characters that cannot be shown")
+    return text
+
+
+def runtime_name(text: str) -> str:
+    """The name of a runtime: it is told to boards before anything else is, so it is a plain word.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not _WORD.fullmatch(text):
+        raise refused("program.runtime", "is no name of a runtime")
+    return text
+
+
+def file_name(text: str, where: str) -> str:
+    """The name of a program's file: relative, and inside the program's folder wherever that is.
+
+    Raises:
+        UsageError: it leads elsewhere.
+    """
+    path = PurePosixPath(name_of(text, where))
+    if path.is_absolute() or str(path) != text or ".." in path.parts or "\\" in text or ":" in text or text == ".":
+        raise refused(where, f"is {text[:80]!r}, which is no name inside the program's folder")
+    return text
+
+
+def file_names(names: Sequence[str], where: str) -> None:
+    """Refuse names that cannot stand beside one another on every file system.
+
+    Raises:
+        UsageError: two are alike, or one would have to be a file and a folder.
+    """
+    folded = [name.casefold() for name in names]
+    folders = {str(parent) for name in folded for parent in PurePosixPath(name).parents}
+    if len(set(folded)) != len(folded) or folders & set(folded):
+        raise refused(where, "has two files whose names do not go together")
+
+
+def signature_json(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    """What a method takes or gives."""
+    return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
+
+
+def specs_of(value: Sequence[Any], where: str) -> tuple[TensorSpec, ...]:
+    """The reverse of :func:`signature_json`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    specs = []
+    for number, item in enumerate(items(value, where, MAX_TENSORS)):
+        here = f"{where}[{number}]"
+        name, dtype, shape = take(item, here, name=str, dtype=str, shape=list)
+        for dim in items(shape, f"{here}.shape", MAX_RANK):
+            if isinstance(dim, str):
+                name_of(dim, f"{here}.shape")
+            elif dim is not None and not _is_size(dim):
+                raise refused(f"{here}.shape", "has a dimension that is no size")
+        _elements([dim for dim in shape if isinstance(dim, int)], f"{here}.shape")
+        specs.append(TensorSpec(name_of(name, here), _dtype(dtype, here), tuple(shape)))
+    if len({spec.name for spec in specs}) != len(specs):
+        raise refused(where, "has two tensors of one name")
+    return tuple(specs)
+
+
+def tensor_of(value: Any, blobs: Mapping[str, memoryview], where: str) -> tuple[str, Array]:
+    """A tensor's name and a view of its blob (texts are copied out).
+
+    Raises:
+        UsageError: shape, dtype and blob do not fit together, or a byte is no value of the dtype.
+    """
+    name, dtype, shape, blob = take(value, where, name=str, dtype=str, shape=list, blob=str)
+    data = blob_of(blob, blobs, where)
+    if not all(_is_size(dim) for dim in items(shape, f"{where}.shape", MAX_RANK)):
+        raise refused(f"{where}.shape", "has a dimension that is no size")
+    count = _elements(shape, f"{where}.shape")
+    if _dtype(dtype, where) == "string" and 4 * count > data.nbytes:
+        raise refused(where, f"has {data.nbytes} bytes, too few for {count} texts")
+    try:
+        array = from_bytes(data, dtype, shape)
+    except UsageError as error:
+        raise refused(where, f"does not hold what it says: {error.message}") from error
+    _check_values(array, dtype, where)
+    return name_of(name, where), array
+
+
+def blob_of(digest: str, blobs: Mapping[str, memoryview], where: str) -> memoryview:
+    """The blob of a digest.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if digest not in blobs:
+        raise refused(where, f"names a blob that is not there: {digest[:80]!r}")
+    return blobs[digest]
+
+
+def table_of(value: Sequence[Any], most: int) -> list[tuple[str, int]]:
+    """Digest and size of every blob.
+
+    Raises:
+        UsageError: one stands there twice, or has no such digest or size.
+    """
+    table = []
+    for number, item in enumerate(items(value, "blobs", most)):
+        digest, size = take(item, f"blobs[{number}]", digest=str, size=int)
+        if not _is_size(size):
+            raise refused(f"blobs[{number}].size", "is no size")
+        table.append((check(digest), size))
+    if len({digest for digest, _ in table}) != len(table):
+        raise refused("blobs", "has one blob twice")
+    return table
+
+
+def check_made(value: Any, where: str = "made", depth: int = 0) -> None:
+    """Refuse a record of how a bundle was made that nobody could show: too deep, or with texts that are no Unicode.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if depth > MAX_DEPTH:
+        raise refused(where[:MAX_NAME], "is too deep")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise refused(where, "holds half a character") from error
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            check_made(key, where, depth + 1)
+            check_made(item, f"{where}.{key}", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            check_made(item, f"{where}[{number}]", depth + 1)
+    elif value is not None and not isinstance(value, (bool, int, float)):
+        raise refused(where, "is nothing that JSON knows")
+
+
+def refused(where: str, why: str) -> UsageError:
+    """The error for a manifest that says what cannot be."""
+    return UsageError(f"the bundle's manifest: {where} {why}", hint=_HINT)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ELEMENTS
+
+
+def _elements(shape: Sequence[int], where: str) -> int:
+    # Without the zeros: numpy multiplies strides whether or not there is an element.
+    if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
+        raise refused(where, "has more elements than any machine holds")
+    return math.prod(shape)
+
+
+def _dtype(name: str, where: str) -> str:
+    if name not in DTYPES:
+        raise refused(where, f"has a dtype that hil does not know: {name[:80]!r}")
+    return name
+
+
+def _check_values(array: Array, dtype: str, where: str) -> None:
+    """A byte that is no bool would be undefined behaviour in whatever computes with it."""
+    if dtype == "bool" and array.size and array.view("uint8").max() > 1:
+        raise refused(where, "holds bytes that are no bool")

@@ -1,0 +1,176 @@
+"""Bundles as folders for IREE's own tools: a module, and for each case a flag file with its tensors.
+
+::
+
+    main.vmfb               the program's files
+    CASE.flagfile           --module=main.vmfb, --function=..., --input=@CASE/input_0.npy, --expected_output=...
+    CASE/                   input_0.npy, ..., output_0.npy, ...; .bin where .npy has no name for the dtype
+
+Paths are relative, so that the folder can be moved: ``cd FOLDER && iree-run-module --flagfile=CASE.flagfile``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hil.bundle import Artifact
+from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
+from hil.bundles.cases import BundledCase
+from hil.compare.tolerance import tolerance_for
+from hil.compare.values import EXACT_DTYPES
+from hil.controller.bundles.methods import import_methods, no_board, signatures_of
+from hil.controller.case import Workshop
+from hil.controller.commanded.signature import signature_of
+from hil.controller.flagfiles import FlagFile, parse_flagfile
+from hil.controller.inputs import make_inputs
+from hil.controller.references import expected_result
+from hil.controller.runs import safe_name
+from hil.digest import digest_file
+from hil.errors import LoadFailed, UsageError
+from hil.iree_command import PARAMETER_SCOPE, give, is_number
+from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name
+
+_SUFFIX = ".flagfile"
+# The tools' word for a float, in the flags of their absolute tolerances.
+_FLOATS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+
+
+def write_flagfiles(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    """Write the folder; programs of other runtimes, and what the tools cannot compare, are refused."""
+    program = bundle.program
+    if program.runtime != "iree":
+        raise UsageError(f"the bundle's program is for {program.runtime}, and these are IREE's tools")
+    tolerances = {
+        (method.name, case.name): _tolerances(method, case) for method in bundle.methods for case in method.cases
+    }
+    path.mkdir(exist_ok=True)
+    artifact = bundle.extract(path)
+    parameters = [name for name in program.files if name.endswith(".irpa")]
+    used: set[str] = set()
+    for method in bundle.methods:
+        takes, gives = _own(artifact, method, shop)
+        for case in method.cases:
+            name = _name(method, case, used, single=len(bundle.methods) == 1)
+            (path / name).mkdir()
+            try:
+                inputs = list(_tensors(path, name, "input", takes, case.inputs))
+                outputs = list(_tensors(path, name, "output", gives, case.expected_outputs))
+            except LoadFailed as error:
+                raise UsageError(f"case {case.name!r}: {error.message}", hint=error.hint) from error
+            lines = [
+                f"--module={program.main}",
+                *(f"--parameters={PARAMETER_SCOPE}={file}" for file in parameters),
+                f"--function={method.name}",
+                *(f"--input={text}" for text in inputs),
+                *(f"--expected_output={text}" for text in outputs),
+                *tolerances[method.name, case.name],
+            ]
+            (path / f"{name}{_SUFFIX}").write_text("\n".join(lines) + "\n")
+
+
+def _own(artifact: Artifact, method: Method, shop: Workshop) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
+    """What the program itself says it takes and gives: it alone tells bare numbers from tensors."""
+    program = Artifact(
+        artifact.runtime, artifact.main, artifact.files, artifact.digests, method.name, artifact.compiler
+    )
+    with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+        try:
+            said = signature_of(program, shop.isolated, Path(folder) / "read.log", needs_own=True)
+        except LoadFailed as error:
+            raise UsageError(f"the bundle's program cannot be read: {error.message}", hint=error.hint) from error
+    return said.inputs, said.outputs
+
+
+def _tensors(
+    path: Path, name: str, kind: str, specs: Sequence[TensorSpec], tensors: Mapping[str, Array]
+) -> Iterator[str]:
+    for number, (spec, array) in enumerate(zip(specs, tensors.values(), strict=True)):
+        if kind == "output" and is_number(spec):
+            raise LoadFailed("iree-run-module compares tensors only, and the method gives a bare number")
+        # A .npy of integers says whether they have a sign, which most of IREE's types do not: the tool then calls two
+        # equal tensors different. Of dtypes that numpy does not know it says nothing.
+        plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
+        given = give(spec, array, f"{kind}_{number}", path / name, name, tensors="npy" if plain else "bin")
+        yield given.value
+
+
+def _tolerances(method: Method, case: BundledCase) -> list[str]:
+    """The tools' flags for a case: of each dtype the absolute tolerance, and of all one relative tolerance.
+
+    Never stricter than hil is: what the tools then find, hil finds.
+    """
+    flags: dict[str, float] = {}
+    for name, array in case.expected_outputs.items():
+        dtype = dtype_name(array.dtype)
+        where = f"method {method.name!r}, case {case.name!r}, output {name!r}"
+        tolerance = tolerance_for(dtype, case.rtol, case.atol)
+        if dtype in _FLOATS and tolerance is not None:
+            atol = f"expected_{_FLOATS[dtype]}_threshold"
+            flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)
+            flags["expected_rtol"] = max(flags.get("expected_rtol", 0.0), tolerance.rtol)
+        elif dtype not in EXACT_DTYPES:
+            raise UsageError(f"{where}: iree-run-module compares no {dtype}")
+        elif tolerance is not None and (tolerance.rtol or tolerance.atol):
+            raise UsageError(f"{where}: iree-run-module compares integers exactly, and this case has a tolerance")
+    return [f"--{name}={value!r}" for name, value in sorted(flags.items())]
+
+
+def _name(method: Method, case: BundledCase, used: set[str], *, single: bool) -> str:
+    name = stem = safe_name(case.name if single else f"{method.name}-{case.name}")
+    number = 1
+    while name.casefold() in used:
+        number += 1
+        name = f"{stem}-{number}"
+    used.add(name.casefold())
+    return name
+
+
+def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
+    """A bundle of the flag files in a folder, or of one: they are of one module, and each is a case."""
+    files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
+    if path.is_dir() and not files:
+        files = [one for one in (path / "flagfile",) if one.is_file()]
+    if not files:
+        raise UsageError(f"{path} holds no flag file", hint=f"they are called NAME{_SUFFIX}, or flagfile")
+    found = {file: parse_flagfile(file) for file in files}
+    module, weights = _module(found)
+    functions = list(dict.fromkeys(flags.function for flags in found.values()))
+    models = import_methods(module, [] if functions == [""] else functions, shop)
+    program = {module.name: module, **{weight.name: weight for weight in weights}}
+    artifact = Artifact(
+        "iree", module.name, program, {name: digest_file(one) for name, one in program.items()}, models[0].function, ""
+    )
+    signatures = signatures_of(artifact, models, shop, connect=no_board)
+    suites = []
+    for file, flags in found.items():
+        method = flags.function or next(iter(signatures))
+        if not flags.expected:
+            raise UsageError(f"{file} expects nothing", hint="it needs --expected_output")
+        signature = signatures[method]
+        case = MethodTestCase(
+            make_inputs(signature.inputs, flags.inputs),
+            dict(expected_result(flags.expected, signature.outputs).outputs),
+            flags.rtol,
+            flags.atol,
+            file.stem,
+            file.name,
+        )
+        if len(flags.inputs) < len(signature.inputs):
+            raise UsageError(f"{file} gives {len(flags.inputs)} of {len(signature.inputs)} inputs")
+        suites.append(MethodTestSuite(method, [case]))
+    return Bundle.create(artifact, suites, signatures=signatures, made={"model": {"name": module.name}})
+
+
+def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:
+    """The one module of all flag files, and its weights."""
+    (first, flags), *others = found.items()
+    if len(flags.modules) != 1:
+        raise UsageError(f"{first} names {len(flags.modules)} modules", hint="a bundle holds one program")
+    for file, other in others:
+        if other.modules != flags.modules or other.parameters != flags.parameters:
+            raise UsageError(f"{file} is of another module than {first}", hint="a bundle holds one program")
+    if missing := [file for file in (*flags.modules, *flags.parameters) if not file.is_file()]:
+        raise UsageError(f"no such file: {missing[0]}")
+    return flags.modules[0], flags.parameters

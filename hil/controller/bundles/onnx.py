@@ -1,0 +1,90 @@
+"""Bundles and ONNX's own test data: ``model.onnx`` beside folders ``test_data_set_0``, ``test_data_set_1``, ...
+
+Each of them holds ``input_0.pb``, ..., ``output_0.pb``, ...: a TensorProto each, in the model's order. Tolerances and
+the cases' names have no place there.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hil
+from hil.bundles import Bundle, MethodTestSuite
+from hil.controller.bundles.case_files import read_case
+from hil.controller.bundles.methods import import_methods, no_board, signatures_of
+from hil.controller.case import Workshop
+from hil.controller.compilers import compile_model
+from hil.errors import UsageError
+from hil.tensors import Array
+
+_MODEL = "model.onnx"
+_SET = re.compile(r"test_data_set_(\d+)")
+
+
+def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
+    """A bundle for ONNX Runtime of a folder with a model and its test data."""
+    models = sorted(path.glob("*.onnx")) if path.is_dir() else []
+    if len(models) > 1:
+        models = [model for model in models if model.name == _MODEL]
+    if len(models) != 1:
+        raise UsageError(f"{path} is no folder with one ONNX model", hint=f"it needs a {_MODEL}")
+    found = sorted((int(match[1]), one) for one in path.iterdir() if (match := _SET.fullmatch(one.name)))
+    if not found:
+        raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
+    (model,) = import_methods(models[0], (), shop)
+    with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+        artifact = compile_model(
+            model,
+            compiler="none",
+            runtime="onnxruntime",
+            flags=(),
+            cache=shop.cache,
+            isolated=shop.isolated,
+            recompute=False,
+            debug_ir=None,
+            timeout=None,
+            log=Path(folder) / "compile.log",
+        )
+    ((name, signature),) = signatures_of(artifact, [model], shop, connect=no_board).items()
+    cases = [replace(read_case(one, signature), source="ONNX test data") for _, one in found]
+    made = {
+        "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
+        "producer": dict(model.producer),
+        "tools": {"hil": hil.__version__},
+    }
+    return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
+
+
+def write_onnx(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    """Write the model and its test data; of a program that is no ONNX model there is none."""
+    program = bundle.program
+    if program.runtime != "onnxruntime" or not program.main.endswith(".onnx"):
+        raise UsageError(
+            f"the bundle holds {program.main} for {program.runtime}, and no ONNX model",
+            hint="make one that does: hil bundle create MODEL.onnx --runtime onnxruntime",
+        )
+    path.mkdir(exist_ok=True)
+    bundle.extract(path)
+    (path / program.main).rename(path / _MODEL)
+    (method,) = bundle.methods
+    for number, case in enumerate(method.cases):
+        folder = path / f"test_data_set_{number}"
+        folder.mkdir()
+        _write(folder, "input", case.inputs.items())
+        _write(folder, "output", case.expected_outputs.items())
+
+
+def _write(folder: Path, kind: str, tensors: Iterable[tuple[str, Array]]) -> None:
+    from onnx import numpy_helper
+
+    for number, (name, array) in enumerate(tensors):
+        try:
+            tensor: Any = numpy_helper.from_array(array, name)
+        except Exception as error:  # a dtype that ONNX has no name for
+            raise UsageError(f"ONNX holds no such tensor as {kind} {name!r}: {error}") from error
+        (folder / f"{kind}_{number}.pb").write_bytes(tensor.SerializeToString())

@@ -1,0 +1,160 @@
+"""A bundle on a board: every case of every method in one session, stored as a run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hil.bundle import Artifact, Model
+from hil.bundles import Bundle, Method
+from hil.bundles.cases import BundledCase
+from hil.bundles.seal import sealed
+from hil.controller.bundles.opening import open_bundle
+from hil.controller.bundles.session import STAGES, Session, Todo
+from hil.controller.cache import Cache
+from hil.controller.case import Case, Options, Workshop
+from hil.controller.choice import BoardChoice, choose
+from hil.controller.isolated import Isolated
+from hil.controller.jobs import Job, Progress
+from hil.controller.opening import AnyBoard, open_board
+from hil.controller.pipeline import check_options
+from hil.controller.recorder import Recorder
+from hil.controller.runs import Run, RunStore, jsonable, safe_name
+from hil.errors import EXIT_NOTHING_RAN, StorageError, UsageError
+from hil.results import RunResult, Stage
+
+
+def run_bundle(job: Job, methods: tuple[str, ...], key: Path | None, *, screen: Progress) -> dict[str, Any]:
+    """Run a bundle's cases, storing everything as it comes.
+
+    Args:
+        job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
+        methods: those to run; none are all.
+        key: a file of public keys, one of which must have signed it; None takes any bundle.
+        screen: told of progress.
+
+    Returns:
+        The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
+
+    Raises:
+        UsageError: it is no bundle, damaged, or something was asked for that cannot be; nothing was run.
+        KeyboardInterrupt: Ctrl-C; what there was is stored.
+    """
+    (path,) = job.models
+    bundle = open_bundle(path, key)
+    chosen = [bundle.method(name) for name in dict.fromkeys(methods)] or list(bundle.methods)
+    job = replace(job, runtime=bundle.program.runtime)
+    choice = choose(
+        job.board,
+        job.hw_type,
+        identity=job.identity,
+        known_hosts=job.known_hosts,
+        accept_new_host_key=job.accept_new_host_key,
+    )
+    check_options(job.options(), choice)
+    with Isolated(1) as isolated, tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+        place = Path(folder)
+        (place / "program").mkdir()
+        artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
+        todo = [
+            _todo(path, bundle, method, given, artifact, job.options()) for method in chosen for given in method.cases
+        ]
+        return _run(job, choice, path.stem, _named(todo), artifact, Workshop(Cache(), isolated), screen)
+
+
+def _todo(path: Path, bundle: Bundle, method: Method, given: BundledCase, artifact: Artifact, options: Options) -> Todo:
+    """A case as the pipeline has them, with nothing left to compile and nobody left to ask."""
+    options = replace(
+        options,
+        function=method.name,
+        rtol=given.rtol if options.rtol is None else options.rtol,
+        atol=given.atol if options.atol is None else options.atol,
+    )
+    case = Case(f"{method.name}-{given.name}", path, options, Path())
+    signature = method.signature
+    case.model = Model(
+        path.stem, "hilb", path, {path.name: path}, bundle.digest, method.name, signature.inputs, signature.outputs
+    )
+    case.artifact = replace(artifact, function=method.name, inputs=signature.inputs, outputs=signature.outputs)
+    case.inputs = dict(given.inputs)
+    case.references = [RunResult(given.source or "expected", given.expected_outputs)]
+    return Todo(method, case)
+
+
+def _named(todo: list[Todo]) -> list[Todo]:
+    """Names that can be folders, each one once."""
+    used: set[str] = set()
+    for one in todo:
+        name = stem = safe_name(one.case.name)
+        number = 1
+        while name.casefold() in used:
+            number += 1
+            name = f"{stem}-{number}"
+        used.add(name.casefold())
+        one.case.name = name
+    return todo
+
+
+def _run(
+    job: Job,
+    choice: BoardChoice,
+    title: str,
+    todo: list[Todo],
+    artifact: Artifact,
+    shop: Workshop,
+    screen: Progress,
+) -> dict[str, Any]:
+    stored = RunStore(job.out).create(title, jsonable(asdict(job)))
+    cases = [one.case for one in todo]
+    for case in cases:
+        case.folder = stored.case_folder(case.name)
+    recorder = Recorder(stored, [case.name for case in cases], cases)
+
+    def watch(case: Case, stage: Stage, note: str) -> None:
+        screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+
+    session = Session(artifact, _connector(job, choice, stored, screen), replace(shop, watch=watch, keep=recorder.keep))
+    try:
+        for one in todo:
+            screen.begin(one.case.name, len(STAGES))
+            session.run(one)
+            screen.end(one.case.name)
+            recorder.end(one.case)
+    except StorageError:
+        raise
+    except UsageError:
+        # Only the board, or an answer, could tell. Where nothing has ended yet, nothing is to be kept.
+        if not recorder.ended:
+            shutil.rmtree(stored.folder, ignore_errors=True)
+        raise
+    except KeyboardInterrupt:
+        recorder.interrupt()
+        screen.note(f"interrupted; what had ended is in {stored.folder}")
+        raise
+    finally:
+        session.close()
+    if not cases:
+        stored.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
+        stored.save()
+        return {**stored.record, "folder": str(stored.folder)}
+    return recorder.finish()
+
+
+def _connector(job: Job, choice: BoardChoice, stored: Run, screen: Progress) -> Callable[[], AnyBoard]:
+    def connect() -> AnyBoard:
+        board = open_board(
+            choice,
+            runtime=job.runtime,
+            purpose=f"hil bundle run {stored.id}",
+            faults=job.faults,
+            wait_s=job.wait_s,
+            say=screen.note,
+        )
+        stored.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
+        return board
+
+    return connect

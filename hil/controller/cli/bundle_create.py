@@ -1,0 +1,193 @@
+"""`hil bundle create`, `export` and `import`: where bundles come from and go to."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hil.controller.cli.options import (
+    board_options,
+    cache_options,
+    chosen_board,
+    dim_option,
+    input_option,
+    json_option,
+    parse_dims,
+    parse_range,
+    range_option,
+    seed_option,
+    timeout_option,
+    wait_option,
+)
+
+if TYPE_CHECKING:
+    from hil.bundles import Bundle
+    from hil.controller.case import Workshop
+    from hil.controller.opening import AnyBoard
+
+_FILE = click.Path(path_type=Path)
+_sign = click.option("--sign", "key", type=_FILE, metavar="KEY", help="Sign it with this private ed25519 key.")
+
+
+@click.command(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3 -o digits.hilb")
+@click.argument("model", type=_FILE)
+@board_options
+@click.option("--runtime", default="", metavar="NAME", help="iree, onnxruntime, ... (default: the board's).")
+@click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
+@dim_option
+@click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags.")
+@cache_options
+@click.option(
+    "--case",
+    "files",
+    multiple=True,
+    metavar="[METHOD=]PATH",
+    help="A case: an .npz, or a folder of input_0.npy, output_0.npy, ... (or .pb). Repeats.",
+)
+@input_option
+@click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="What --input must give.")
+@click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Random cases of each method.")
+@seed_option
+@range_option
+@click.option("--reference", multiple=True, metavar="NAME", help="Who says what is expected (default: by format).")
+@click.option("--rtol", type=float, help="Relative tolerance of every case (default: by dtype).")
+@click.option("--atol", type=float, help="Absolute tolerance of every case (default: by dtype).")
+@timeout_option
+@wait_option
+@_sign
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
+@json_option
+def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **settings: Any) -> int:
+    """Compile MODEL for a board and bundle it with test cases.
+
+    Each case is checked against the model's signature. What a case does not bring with it, a CPU reference says: that
+    is recorded. Without --case, --input or --cases there is one random case.
+    """
+    from hil.controller.bundles.create import Request, create_bundle
+    from hil.controller.case import Options
+    from hil.controller.cli.screen import Screen
+    from hil.controller.opening import open_board
+    from hil.errors import UsageError
+
+    if len(settings["reference"]) > 1:
+        raise UsageError("a bundle's cases expect one answer: give one --reference")
+    target = _free(output or Path(f"{model.stem}.hilb"))
+    choice = chosen_board(settings)
+    plain = ("runtime", "compile_flags", "debug_ir", "inputs", "expected", "seed", "rtol", "atol", "timeout")
+    options = Options(
+        **{name: settings[name] for name in plain},
+        dims=parse_dims(settings["dims"]),
+        input_range=parse_range(settings["input_range"]),
+        references=settings["reference"],
+        recompute=settings["recompute_cache"],
+    )
+    request = Request(model, settings["functions"], options, settings["files"], settings["random"])
+    with _workshop() as shop:
+        with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+            screen.begin(model.stem, 1)
+
+            def connect() -> AnyBoard:
+                wait_s = settings["wait_s"]
+                board = open_board(
+                    choice, runtime=options.runtime, purpose="hil bundle create", wait_s=wait_s, say=screen.note
+                )
+                if board.target:
+                    screen.note(f"compiling for {board.target}")
+                return board
+
+            progress = functools.partial(screen.stage, model.stem, 0)
+            bundle = create_bundle(request, choice, shop, connect=connect, say=progress)
+        return _save(bundle, target, key, as_json)
+
+
+@click.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
+@click.argument("bundle", type=_FILE)
+@click.argument("path", type=_FILE)
+@click.option("--to", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
+@json_option
+def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
+    """Write a BUNDLE at PATH in another tool's form."""
+    from hil.controller.bundles.formats import formats, write_format
+    from hil.controller.bundles.opening import open_bundle
+    from hil.controller.bundles.show import counted
+    from hil.controller.cli.screen import print_json
+    from hil.controller.registry import pick
+    from hil.controller.runs import storing
+    from hil.errors import UsageError
+
+    is_folder = pick("bundle format", formats(), form).is_folder
+    if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{path} is there already", hint="name a place where nothing is")
+    opened = open_bundle(bundle)
+    with _workshop() as shop, storing(path):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        write_format(form, opened, path, shop=shop)
+    count = sum(len(method.cases) for method in opened.methods)
+    if as_json:
+        print_json({"schema": 1, "path": str(path), "format": form, "cases": count, "exit_code": 0})
+    else:
+        click.echo(f"{path}: {form}, {counted(opened)}")
+    return 0
+
+
+@click.command("import", epilog="Example: hil bundle import model_folder --from onnx -o model.hilb")
+@click.argument("path", type=_FILE)
+@click.option("--from", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: PATH's name .hilb).")
+@_sign
+@json_option
+def import_from(path: Path, form: str, output: Path | None, key: Path | None, as_json: bool) -> int:
+    """Make a bundle of what another tool wrote at PATH: program, inputs and expected outputs as they are."""
+    from hil.controller.bundles.formats import read_format
+    from hil.errors import UsageError
+
+    if not path.exists():
+        raise UsageError(f"there is no {path}")
+    target = _free(output or Path(f"{path.absolute().stem}.hilb"))
+    with _workshop() as shop:
+        bundle = read_format(form, path, shop=shop)
+        return _save(bundle, target, key, as_json)
+
+
+@contextmanager
+def _workshop() -> Iterator[Workshop]:
+    from hil.controller.cache import Cache
+    from hil.controller.case import Workshop
+    from hil.controller.isolated import Isolated
+
+    with Isolated() as isolated:
+        yield Workshop(Cache(), isolated)
+
+
+def _free(path: Path) -> Path:
+    """Where a bundle can go: found out before the work is done."""
+    from hil.errors import UsageError
+
+    if path.is_dir():
+        raise UsageError(f"-o {path} is a folder", hint="name the bundle's file")
+    return path
+
+
+def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
+    from hil.bundles.signature import fingerprint
+    from hil.controller.bundles.show import counted, document_of
+    from hil.controller.cli.screen import print_json
+    from hil.controller.runs import storing
+
+    with storing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    head = bundle.save(path, key=key)
+    if as_json:
+        from hil.bundles import Bundle
+
+        print_json(document_of(Bundle.open(path), path))
+        return 0
+    signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
+    click.echo(f"{path}: {head.size:,} bytes, {counted(bundle)}{signed}")
+    return 0

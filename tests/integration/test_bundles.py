@@ -1,0 +1,350 @@
+"""`hil bundle` from a model to a verdict: on the simulator, on a board, and on a board all by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import DIGITS
+
+from hil.bundles import Bundle
+from hil.errors import UsageError
+
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+TWO = """
+func.func @add(%x: tensor<?x4xf32> {iree.abi.name = "x"}, %y: tensor<?x4xf32> {iree.abi.name = "y"})
+    -> (tensor<?x4xf32> {iree.abi.name = "sum"}) {
+  %0 = arith.addf %x, %y : tensor<?x4xf32>
+  return %0 : tensor<?x4xf32>
+}
+func.func @twice(%x: tensor<3xi32>) -> tensor<3xi32> {
+  %0 = arith.addi %x, %x : tensor<3xi32>
+  return %0 : tensor<3xi32>
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, shared_cache) -> Path:
+    """A folder of bundles: digits.hilb and two.hilb, with what the latter was made of, and its flag files in flags/."""
+    folder = tmp_path_factory.mktemp("bundles")
+    (folder / "two.mlir").write_text(TWO)
+    x, y = np.ones((5, 4), np.float32), np.full((5, 4), 2, np.float32)
+    np.savez(folder / "add5.npz", x=x, y=y, sum=x + y)
+    for command in (
+        ["create", str(DIGITS_CNN), "--cases", "3", "-o", "digits.hilb"],
+        ["create", "two.mlir", "--case", "add=add5.npz", "-o", "two.hilb"],
+        ["export", "two.hilb", "flags", "--to", "flagfile"],
+    ):
+        call = [sys.executable, "-m", "hil.controller.cli.main", "bundle", *command]
+        subprocess.run(call, cwd=folder, env={**os.environ, "HIL_CACHE_DIR": str(shared_cache)}, check=True)
+    return folder
+
+
+@pytest.fixture
+def digits(made: Path) -> Path:
+    return made / "digits.hilb"
+
+
+@pytest.fixture
+def two(made: Path) -> Path:
+    """A module of two functions, one of them with a dynamic dimension."""
+    return made / "two.mlir"
+
+
+@pytest.fixture
+def flags(made: Path, tmp_path: Path) -> Path:
+    """The two functions with a case each, as a folder of flag files of one's own."""
+    return Path(shutil.copytree(made / "flags", tmp_path / "flags"))
+
+
+def outcomes(document: dict) -> list[str]:
+    return [case["outcome"] for case in document["cases"]]
+
+
+def corrupt(folder: Path, output: str) -> None:
+    array = np.load(folder / output)
+    array.flat[3] += 1
+    np.save(folder / output, array)
+
+
+def test_a_bundle_of_a_model_passes_where_it_was_made_for(hil, digits):
+    document = hil("bundle", "inspect", digits, "--json").document
+    (method,) = document["methods"]
+    assert [case["name"] for case in method["cases"]] == ["seed0", "seed1", "seed2"]
+    assert all(case["source"].startswith("onnxruntime ") for case in method["cases"])
+    assert document["made"]["model"]["name"] == "digits_cnn.onnx"
+    ended = hil("bundle", "run", digits)
+    assert ended.code == 0, ended.err
+    assert "3 of 3 cases passed on sim" in ended.out
+    stored = hil("runs", "show", "latest", "--json").document
+    assert outcomes(stored) == ["PASS"] * 3
+    assert stored["cases"][0]["model"]["digest"] == document["digest"]
+    # One session: what the first case sent and loaded, the others used.
+    assert [case["timings"]["load_s"] is not None for case in stored["cases"]] == [True, False, False]
+
+
+def test_the_same_bundle_is_made_again(hil, digits, tmp_path):
+    assert hil("bundle", "create", DIGITS_CNN, "--cases", 3, "-o", "again.hilb").code == 0
+    assert (tmp_path / "again.hilb").read_bytes() == digits.read_bytes()
+
+
+def test_every_method_has_its_cases_and_may_be_run_alone(hil, made):
+    document = hil("bundle", "run", made / "two.hilb", "--json").document
+    assert [(case["name"], case["outcome"]) for case in document["cases"]] == [
+        ("add-add5", "PASS"),
+        ("twice-seed0", "PASS"),
+    ]
+    document = hil("bundle", "run", made / "two.hilb", "--method", "twice", "--json").document
+    assert [case["name"] for case in document["cases"]] == ["twice-seed0"]
+
+
+def test_what_does_not_fit_ends_with_2_and_no_file(hil, two, tmp_path):
+    np.savez(tmp_path / "f64.npz", x=np.ones((2, 4)), y=np.ones((2, 4), np.float32))
+    for options, message in {
+        ("--case", "add=f64.npz"): "method 'add', case 'f64', input 'x' is 2x4 float64",
+        ("--input", "x=2x4xf32=1"): "of one method",
+    }.items():
+        ended = hil("bundle", "create", two, *options, "-o", "out.hilb")
+        assert ended.code == 2, ended.out
+        assert message in ended.err
+    assert not (tmp_path / "out.hilb").exists()
+
+
+def test_a_program_that_was_compiled_elsewhere_tells_its_own_signature(hil, made, tmp_path):
+    case = made / "add5.npz"
+    ended = hil("bundle", "create", made / "flags" / "main.vmfb", "--case", f"add={case}", "--cases", 0, "-o", "b.hilb")
+    assert ended.code == 0, ended.err
+    assert hil("bundle", "run", "b.hilb").code == 0
+    (method, other) = Bundle.open(tmp_path / "b.hilb").methods
+    assert str(method.signature.inputs[1]) == "y: ?x4 float32" and other.name == "twice"
+
+
+def test_a_crash_costs_one_case_and_a_program_that_does_not_load_all_of_its_method(hil, digits):
+    ended = hil("bundle", "run", digits, "--fault", "crash:times=1", "--json")
+    assert (ended.code, outcomes(ended.document)) == (3, ["RUN_CRASH", "PASS", "PASS"])
+    ended = hil("bundle", "run", digits, "--fault", "crash:at=load,times=1", "--json")
+    assert (ended.code, outcomes(ended.document)) == (3, ["RUN_CRASH"] * 3)
+
+
+def test_a_board_that_is_lost_is_looked_for_again(hil, digits):
+    ended = hil("bundle", "run", digits, "--fault", "kill-agent:times=1", "--json")
+    assert ended.code == 4
+    assert outcomes(ended.document) == ["BOARD_LOST"] * 3, "another simulator has faults of its own"
+
+
+def test_ctrl_c_keeps_what_had_ended(digits, environment, tmp_path):
+    command = [sys.executable, "-m", "hil.controller.cli.main", "bundle", "run", digits, "--fault", "hang", "--json"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("hil-runs/*/*/inputs/*.npy")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["kind"] == "Interrupted"
+    (record,) = tmp_path.glob("hil-runs/*/run.json")
+    assert json.loads(record.read_text())["exit_code"] == 130
+
+
+def test_a_damaged_bundle_reaches_no_board(hil, digits, tmp_path):
+    raw = digits.read_bytes()
+    at = raw.index(b"main.vmfb")
+    for name, data in {
+        "cut.hilb": raw[:-1],
+        "escaping.hilb": raw[:at] + b"../x.vmfb" + raw[at + 9 :],
+        "zip.hilb": b"PK\x03\x04" + b"\0" * 5000,
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        ended = hil("bundle", "run", name, "--board", "unix:/nowhere.sock")
+        assert ended.code == 2, (name, ended.out, ended.err)
+        assert name in ended.err
+    assert hil("bundle", "verify", "cut.hilb").code == 2
+    assert not (tmp_path / "hil-runs").exists()
+
+
+def test_a_folder_is_exported_once(hil, digits, tmp_path):
+    assert hil("bundle", "export", digits, "golden", "--to", "golden").code == 0
+    assert hil("bundle", "export", digits, "golden", "--to", "golden").code == 2
+    assert hil("bundle", "import", "golden", "--from", "golden", "-o", "back.hilb").code == 0
+    assert (tmp_path / "back.hilb").read_bytes() == digits.read_bytes()
+
+
+def test_what_iree_s_own_tool_says_of_a_flag_file_hil_says_too(hil, flags, tmp_path):
+    def stock(name: str) -> int:
+        tool = Path(sys.executable).parent / "iree-run-module"
+        return subprocess.run([tool, f"--flagfile={name}.flagfile"], cwd=flags, capture_output=True).returncode
+
+    assert [stock("add-add5"), stock("twice-seed0")] == [0, 0]
+    corrupt(flags, "add-add5/output_0.npy")
+    assert stock("add-add5") != 0
+    assert hil("bundle", "import", "flags", "--from", "flagfile", "-o", "wrong.hilb").code == 0
+    ended = hil("bundle", "run", "wrong.hilb")
+    assert ended.code == 1
+    assert "1 of 2 cases passed" in ended.out
+    assert "1 of 20" in ended.out and "worst at [0, 3]: 3, the reference has 4" in ended.out
+
+
+def test_onnx_test_data_goes_in_and_out(hil, digits, tmp_path):
+    assert hil("bundle", "create", DIGITS_CNN, "--runtime", "onnxruntime", "--cases", 2, "-o", "a.hilb").code == 0
+    assert hil("bundle", "export", "a.hilb", "out", "--to", "onnx").code == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["model.onnx", "test_data_set_0", "test_data_set_1"]
+    onnx.checker.check_model(tmp_path / "out" / "model.onnx")
+    assert hil("bundle", "import", "out", "--from", "onnx", "-o", "b.hilb").code == 0
+    assert hil("bundle", "run", "b.hilb").code == 0
+    one, other = (Bundle.open(tmp_path / name).methods[0].cases for name in ("a.hilb", "b.hilb"))
+    assert [case.inputs["image"].tolist() for case in one] == [case.inputs["image"].tolist() for case in other]
+    ended = hil("bundle", "export", digits, "no", "--to", "onnx")
+    assert ended.code == 2 and "no ONNX model" in ended.err
+
+
+def test_an_agent_with_trusted_keys_runs_what_they_signed_and_nothing_else(hil, two, start_agent, tmp_path):
+    for name in ("mine", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    address = start_agent("--trusted-keys", str(tmp_path / "mine.pub"))
+    options = ("bundle", "create", two, "--function", "twice")
+    for name in ("mine", "other"):
+        assert hil(*options, "--sign", name, "-o", f"{name}.hilb").code == 0
+    assert hil("bundle", "run", "mine.hilb", "--board", address).code == 0
+    for path in ("other.hilb", two.parent / "two.hilb"):
+        ended = hil("bundle", "run", path, "--board", address, "--json")
+        assert ended.code == 3
+        assert set(outcomes(ended.document)) == {"LOAD_ERROR"}
+        assert "signed bundles only" in ended.document["cases"][0]["reason"]
+    ended = hil("run", two, "--function", "twice", "--board", address, "--runtime-hw-type", "sim")
+    assert ended.code == 3 and "signed bundles only" in ended.out
+    assert hil("bundle", "run", "mine.hilb", "--key", "other.pub").code == 2
+
+
+def test_a_program_that_dies_on_a_board_alone_costs_its_case_only(tmp_path):
+    """With a vendor's runtime that aborts on a 0, registered as any package registers one."""
+    (tmp_path / "vendor.py").write_text(VENDOR)
+    info = tmp_path / "vendor-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[hil.runtimes]\nvendor = vendor:Runtime\n")
+    make_vendor_bundle(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "hil.agent", "verify", "v.hilb", "--timeout", "5"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines() if " f/" in line] == ["PASS", "RUN_CRASH", "PASS"]
+    assert "SIGABRT" in done.stdout
+
+
+VENDOR = """
+import os
+import numpy as np
+from hil.tensors import TensorSpec
+
+class Runtime:
+    def __init__(self, options): pass
+    @staticmethod
+    def describe(): return {"version": "1", "devices": ["only"]}
+    def prepare(self, device): pass
+    def load(self, folder, main, device, function): return Program()
+
+class Program:
+    inputs = outputs = (TensorSpec("x", "int32", (1,)),)
+    function = "f"
+    def bind(self, inputs): self.given = inputs[0]
+    def run(self):
+        if not self.given.any(): os.abort()
+    def fetch(self): return [np.array(self.given)]
+"""
+
+
+def make_vendor_bundle(folder: Path) -> None:
+    from hil.bundle import Artifact
+    from hil.bundles import MethodTestCase, MethodTestSuite
+    from hil.tensors import TensorSpec
+
+    (folder / "p.bin").write_bytes(b"p")
+    spec = TensorSpec("x", "int32", (1,))
+    program = Artifact("vendor", "p.bin", {"p.bin": folder / "p.bin"}, {}, "f", "none", (), (spec,), (spec,))
+    cases = [MethodTestCase([value], [value]) for value in (np.array([n], np.int32) for n in (1, 0, 2))]
+    Bundle.create(program, [MethodTestSuite("f", cases)]).save(folder / "v.hilb")
+
+
+@pytest.mark.board
+def test_a_board_checks_itself_without_a_controller(hil, board_aarch64, tmp_path):
+    """The agent is there from an earlier run. From then on nothing but a file and a command goes to the board."""
+    board = board_aarch64
+    where = ["--board", f"root@{board.ip}", "--identity", board.identity, "--known-hosts", board.known_hosts]
+    ended = hil("bundle", "create", DIGITS_CNN, *where, "--cases", 2, "-o", "arm.hilb")
+    assert ended.code == 0, ended.err
+    assert "compiling for aarch64" in ended.err
+    ended = hil("bundle", "run", "arm.hilb", *where, "--json")
+    assert ended.code == 0, ended.err
+    assert outcomes(ended.document) == ["PASS", "PASS"]
+    assert ended.document["board"]["info"]["machine"]["arch"] == "aarch64"
+    verify = on_the_board(board)
+    good = (tmp_path / "arm.hilb").read_bytes()
+    done = verify(good)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 cases passed" in done.stdout and "(aarch64)" in done.stdout
+    assert verify(good[:-1]).returncode == 2
+    opened = Bundle.open(tmp_path / "arm.hilb")
+    (case, *_) = opened.methods[0].cases
+    wrong = good.replace(case.expected_outputs["logits"].tobytes(), b"\x01" * 40)
+    assert verify(wrong).returncode == 2, "its digest tells"
+    with pytest.raises(UsageError):
+        (tmp_path / "wrong.hilb").write_bytes(wrong)
+        Bundle.open(tmp_path / "wrong.hilb")
+    assert hil("bundle", "export", "arm.hilb", "golden", "--to", "golden").code == 0
+    (output,) = (tmp_path / "golden").glob("*/0-seed0/output_0.npy")
+    corrupt(output.parent, output.name)
+    assert hil("bundle", "import", "golden", "--from", "golden", "-o", "failing.hilb").code == 0
+    done = verify((tmp_path / "failing.hilb").read_bytes())
+    assert done.returncode == 1
+    assert "1 of 10 out of tolerance" in done.stdout and "1 of 2 cases passed" in done.stdout
+
+
+@pytest.mark.board
+def test_a_board_without_an_agent_runs_a_bundle_too(hil, board_x86, made, tmp_path):
+    board = board_x86
+    where = ["--board", f"root@{board.ip}", "--identity", board.identity, "--known-hosts", board.known_hosts]
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    shutil.copytree(made / "flags", tmp_path / "flags")
+    assert hil("bundle", "import", "flags", "--from", "flagfile", "--sign", "key", "-o", "b.hilb").code == 0
+    ended = hil("bundle", "run", "b.hilb", *where, "--runtime-hw-type", "command", "--json")
+    assert ended.code == 0, ended.err + ended.out
+    assert outcomes(ended.document) == ["PASS", "PASS"]
+    assert "command" in ended.document["cases"][0]["provenance"]
+    corrupt(tmp_path / "flags", "add-add5/output_0.npy")
+    assert hil("bundle", "import", "flags", "--from", "flagfile", "-o", "wrong.hilb").code == 0
+    ended = hil("bundle", "run", "wrong.hilb", *where, "--runtime-hw-type", "command", "--json")
+    assert (ended.code, outcomes(ended.document)) == (1, ["FAIL", "PASS"])
+
+
+def on_the_board(board) -> Callable[[bytes], subprocess.CompletedProcess[str]]:
+    """Puts a file on a board over SSH and has the agent's own Python verify it."""
+    ssh = ["ssh", "-i", board.identity, "-o", f"UserKnownHostsFile={board.known_hosts}", f"root@{board.ip}"]
+    script = (
+        "cd .hil; agent=agents/$(cat agents/current); "
+        "for one in $(sed -n 's/^packages\\t//p' $agent); do path=$path:$HOME/.hil/packages/$one; done; "
+        "PYTHONPATH=$path python3 -m hil.agent verify $HOME/board.hilb"
+    )
+
+    def verify(data: bytes) -> subprocess.CompletedProcess[str]:
+        subprocess.run([*ssh, "cat > board.hilb"], input=data, check=True)
+        return subprocess.run([*ssh, script], capture_output=True, text=True, timeout=120)
+
+    return verify

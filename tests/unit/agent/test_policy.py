@@ -1,0 +1,112 @@
+"""An agent with trusted keys loads what they signed and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bundle_files import bundle, case
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from hil.agent.policy import Policy
+from hil.agent.store import BlobStore
+from hil.bundles.seal import SEAL, sealed
+from hil.digest import digest_of
+from hil.errors import LoadFailed, RunFailed
+from hil.proto.v1 import agent_pb2 as pb
+
+
+@pytest.fixture
+def key(tmp_path) -> Path:
+    path = tmp_path / "key"
+    made = Ed25519PrivateKey.generate()
+    path.write_bytes(made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path) -> BlobStore:
+    return BlobStore(tmp_path / "store")
+
+
+@pytest.fixture
+def asked(tmp_path, key, store):
+    """What a controller asks for with a signed bundle, and the policy that lets it."""
+    made = bundle(tmp_path)
+    head = made.save(tmp_path / "b.hilb", key=key)
+    (tmp_path / "out").mkdir()
+    program = sealed(made.extract(tmp_path / "out"), head, tmp_path)
+    for name, digest in program.digests.items():
+        put(store, digest, program.files[name].read_bytes())
+    request = pb.LoadRequest(main=program.main, runtime=program.runtime, function="f")
+    request.files.extend(pb.ProgramFile(name=name, digest=digest) for name, digest in program.digests.items())
+    return request, Policy((head.public_key,))
+
+
+def put(store: BlobStore, digest: str, data: bytes) -> None:
+    with store.upload(digest, len(data), 0) as upload:
+        upload.write(memoryview(data))
+        upload.finish()
+
+
+def test_what_was_signed_is_loaded(asked, store):
+    request, policy = asked
+    policy.check_load(request, store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda request: request.files.pop(),
+        lambda request: request.files.pop(0),
+        lambda request: request.files.add(name="more", digest=request.files[0].digest),
+        lambda request: request.files.add(name=request.files[0].name, digest=request.files[0].digest),
+        lambda request: setattr(request.files[0], "digest", request.files[1].digest),
+        lambda request: setattr(request.files[1], "name", "other.irpa"),
+        lambda request: setattr(request, "main", request.files[1].name),
+        lambda request: setattr(request, "runtime", "other"),
+        lambda request: setattr(request, "function", "g"),
+        lambda request: setattr(request, "function", ""),
+        lambda request: setattr(request.files[-1], "digest", request.files[0].digest),
+    ],
+)
+def test_what_differs_from_it_in_anything_is_refused(asked, store, change):
+    request, policy = asked
+    change(request)
+    with pytest.raises(LoadFailed, match="signed bundles only"):
+        policy.check_load(request, store)
+
+
+def test_what_another_signed_is_refused(asked, store):
+    request, _ = asked
+    with pytest.raises(LoadFailed, match="not trusted here"):
+        Policy((b"k" * 32,)).check_load(request, store)
+
+
+def test_the_head_of_a_bundle_that_nobody_signed_proves_nothing(asked, store, tmp_path):
+    request, policy = asked
+    data = bundle(tmp_path, case()).head.to_bytes()
+    put(store, digest_of(data), data)
+    (seal,) = [file for file in request.files if file.name == SEAL]
+    seal.digest = digest_of(data)
+    with pytest.raises(LoadFailed, match="is not signed"):
+        policy.check_load(request, store)
+
+
+def test_a_profiler_that_was_sent_is_refused_and_the_boards_own_is_not(asked):
+    _, policy = asked
+    policy.check_profile("")
+    with pytest.raises(RunFailed, match="not signed"):
+        policy.check_profile("blake3:" + "0" * 64)
+
+
+def test_an_agent_does_not_start_without_the_keys_that_it_is_to_trust(tmp_path):
+    (tmp_path / "none.pub").write_text("# nobody\n")
+    for path, message in {"missing.pub": "cannot be read", "none.pub": "holds no key"}.items():
+        command = [sys.executable, "-m", "hil.agent", "--listen", f"unix:{tmp_path}/a.sock", "--store", tmp_path / "s"]
+        done = subprocess.run([*command, "--trusted-keys", tmp_path / path], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert message in done.stderr and "Traceback" not in done.stderr

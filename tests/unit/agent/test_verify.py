@@ -1,0 +1,175 @@
+"""`python -m hil.agent verify`: a machine checks itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from bundle_files import bundle
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from models import save_model
+from onnx import TensorProto, helper
+
+from hil.agent import verify
+from hil.bundle import Artifact
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
+from hil.tensors import TensorSpec
+
+F32 = np.float32
+VECTOR = TensorSpec("x", "float32", ("N",))
+
+
+def bundled(folder: Path, node: onnx.NodeProto, *cases: MethodTestCase, inputs=(VECTOR,)) -> Path:
+    """A bundle of an ONNX model of one node, for ONNX Runtime."""
+    values = [(spec.name, TensorProto.FLOAT, list(spec.shape)) for spec in inputs]
+    model = save_model(folder / "model.onnx", [node], values, [("y", TensorProto.FLOAT, ["N"])])
+    output = TensorSpec("y", "float32", ("N",))
+    program = Artifact("onnxruntime", "model.onnx", {"model.onnx": model}, {}, "test", "none", (), inputs, (output,))
+    path = folder / "b.hilb"
+    Bundle.create(program, [MethodTestSuite("test", cases)]).save(path)
+    return path
+
+
+@pytest.fixture
+def twice(tmp_path):
+    def make(*expected: list[float], **more) -> Path:
+        x = np.array([1, 2, 3], F32)
+        cases = [MethodTestCase([x], [np.array(one, F32)], **more) for one in expected]
+        return bundled(tmp_path, helper.make_node("Add", ["x", "x"], ["y"]), *cases)
+
+    return make
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = verify.main([str(one) for one in arguments])
+    return code, *capsys.readouterr()
+
+
+def test_a_machine_that_answers_rightly_passes(twice, capsys):
+    code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, 6.000001]))
+    assert code == 0
+    assert "PASS  test/0  0 of 3 out of tolerance" in out
+    assert "2 of 2 cases passed" in out
+
+
+def test_a_wrong_answer_is_told_with_where_it_is_wrong(twice, capsys):
+    code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, 7], [2, np.nan, 6]))
+    assert code == 1
+    assert "FAIL  test/1  1 of 3 out of tolerance" in out
+    assert "worst at [2]: 6, the reference has 7" in out
+    assert "1 value NaN or infinite" in out
+    assert "1 of 3 cases passed" in out
+
+
+def test_a_cases_own_tolerance_counts(twice, capsys):
+    assert call(capsys, twice([2, 4, 6.5], rtol=0.1))[0] == 0
+    assert call(capsys, twice([2, 4, 6.5], rtol=0.01))[0] == 1
+
+
+def test_the_document_holds_every_number(twice, capsys):
+    code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, np.inf]), "--json")
+    document = json.loads(out)
+    assert document["exit_code"] == code == 1
+    assert [one["outcome"] for one in document["cases"]] == ["PASS", "FAIL"]
+    assert document["cases"][1]["outputs"][0]["worst_values"] == [6.0, "inf"]
+    assert document["cases"][0]["device_ns"] > 0
+
+
+def test_a_case_that_the_runtime_refuses_costs_that_case_only(tmp_path, capsys):
+    inputs = (VECTOR, TensorSpec("z", "float32", ("M",)))
+    x = np.ones(3, F32)
+    cases = [MethodTestCase([x, other], [2 * x]) for other in (x, np.ones(2, F32), x)]
+    code, out, _ = call(capsys, bundled(tmp_path, helper.make_node("Add", ["x", "z"], ["y"]), *cases, inputs=inputs))
+    assert code == 3
+    assert [line.split()[0] for line in out.splitlines() if "test/" in line] == ["PASS", "RUN_ERROR", "PASS"]
+
+
+def test_a_program_that_takes_other_inputs_than_the_bundle_says_is_not_run(twice, tmp_path, capsys):
+    path = twice([2, 4, 6])
+    opened = Bundle.open(path)
+    made = opened.extract(_folder(tmp_path))
+    other = TensorSpec("x", "float32", ("N", 2))
+    wrong = MethodTestCase([np.ones((3, 2), F32)], [np.ones(3, F32)])
+    program = Artifact(made.runtime, made.main, made.files, made.digests, "test", "none", (), (other,), made.outputs)
+    Bundle.create(program, [MethodTestSuite("test", [wrong, wrong])]).save(path)
+    code, out, _ = call(capsys, path)
+    assert code == 3
+    assert out.count("LOAD_ERROR") == 2
+    assert "takes N float32, the bundle says Nx2 float32" in out
+
+
+def _folder(tmp_path: Path) -> Path:
+    (tmp_path / "program").mkdir()
+    return tmp_path / "program"
+
+
+def test_a_runtime_that_is_not_here_is_told(tmp_path, capsys):
+    bundle(tmp_path).save(tmp_path / "b.hilb")
+    code, _, err = call(capsys, tmp_path / "b.hilb")
+    assert code == 2
+    assert "this board has no runtime 'none'" in err
+
+
+def test_a_program_that_is_none_fails_to_load(tmp_path, capsys):
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    spec = TensorSpec("x", "float32", (1,))
+    program = Artifact(
+        "onnxruntime", "model.onnx", {"model.onnx": tmp_path / "model.onnx"}, {}, "f", "none", (), (spec,), (spec,)
+    )
+    case = MethodTestCase([np.ones(1, F32)], [np.ones(1, F32)])
+    Bundle.create(program, [MethodTestSuite("f", [case, case])]).save(tmp_path / "b.hilb")
+    code, out, _ = call(capsys, tmp_path / "b.hilb")
+    assert code == 3
+    assert out.count("LOAD_ERROR  f/") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.hilb"], "no such file"),
+        (["b.hilb", "--method", "tets"], "did you mean 'test'?"),
+        (["b.hilb", "--timeout", "0"], "--timeout"),
+        (["b.hilb", "--timeout", "nan"], "--timeout"),
+        (["b.hilb", "--trusted-keys", "missing"], "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bad_usage_ends_with_2_and_a_sentence(twice, tmp_path, monkeypatch, capsys, arguments, message, as_json):
+    twice([2, 4, 6])
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, *arguments, *(["--json"] if as_json else []))
+    assert code == 2
+    assert message in err
+    assert not as_json or json.loads(out)["exit_code"] == 2
+
+
+def test_only_what_a_trusted_key_signed_is_run(twice, tmp_path, capsys):
+    path = twice([2, 4, 6])
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    (tmp_path / "key.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    code, _, err = call(capsys, path, "--trusted-keys", tmp_path / "key.pub")
+    assert (code, "not signed" in err) == (2, True)
+    Bundle.open(path).save(path, key=tmp_path / "key")
+    code, out, _ = call(capsys, path, "--trusted-keys", tmp_path / "key.pub")
+    assert (code, "signed by SHA256:" in out) == (0, True)
+    code, out, _ = call(capsys, path)
+    assert (code, "not checked" in out) == (0, True)
+
+
+def test_it_needs_nothing_but_the_agent(twice):
+    """No controller is imported, and what `python -m` calls is the same."""
+    block = "import sys; sys.modules['hil.controller'] = None; sys.modules['click'] = None\n"
+    script = f"{block}from hil.agent import verify; sys.exit(verify.main(sys.argv[1:]))"
+    path = twice([2, 4, 6])
+    for command in (["-c", script], ["-m", "hil.agent", "verify"]):
+        done = subprocess.run([sys.executable, *command, path], capture_output=True, text=True, env={**os.environ})
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "1 of 1 cases passed" in done.stdout

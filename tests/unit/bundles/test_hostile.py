@@ -1,0 +1,253 @@
+"""Files that were damaged, or made to do harm, are refused with one sentence; nothing of them is believed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bundle_files import bundle, case, digest_patched, forged
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hil.bundles import Bundle
+from hil.bundles.layout import MAX_FILE_BYTES, MAX_MANIFEST_BYTES
+from hil.digest import digest_of
+from hil.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Bundle:
+    return bundle(tmp_path_factory.mktemp("bundle"), case(), case(1, rtol=0.5))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> bytes:
+    """The file of a bundle with one case."""
+    folder = tmp_path_factory.mktemp("small")
+    bundle(folder, case()).save(folder / "b.hilb")
+    return (folder / "b.hilb").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def raw(made, tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("raw") / "b.hilb"
+    made.save(path)
+    return path.read_bytes()
+
+
+def refused(data: bytes, folder: Path) -> str:
+    """The message with which a file is refused."""
+    path = folder / "hostile.hilb"
+    path.write_bytes(data)
+    with pytest.raises(UsageError) as caught:
+        Bundle.open(path)
+    assert caught.value.exit_code == 2
+    return caught.value.message
+
+
+def test_every_flipped_byte_is_found(small, tmp_path):
+    for at in range(len(small)):
+        refused(small[:at] + bytes([small[at] ^ 0x41]) + small[at + 1 :], tmp_path)
+
+
+def test_a_manifest_with_any_byte_flipped_is_refused_or_harmless_though_its_digest_is_right(small, tmp_path):
+    path = tmp_path / "hostile.hilb"
+    (size,) = struct.unpack_from("<Q", small, 24)
+    for at in range(192, 192 + size):
+        path.write_bytes(digest_patched(small[:at] + bytes([small[at] ^ 1 << at % 8]) + small[at + 1 :]))
+        try:
+            opened = Bundle.open(path)
+        except UsageError:
+            continue
+        # Another name, flag or tolerance: what another manifest might have said as well.
+        assert next(iter(opened.methods[0].cases[0].inputs.values())).shape == (3, 2)
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused(small, tmp_path):
+    for size in range(0, len(small), 3):
+        refused(small[:size], tmp_path)
+
+
+@pytest.mark.parametrize("more", [b"\0", b"x" * 64, b"\0" * 4096])
+def test_a_file_that_was_added_to_is_refused(raw, tmp_path, more):
+    assert "added to" in refused(raw + more, tmp_path)
+
+
+FORGERIES = {
+    "a name that leads out": lambda d: d["program"]["files"][0].update(name="../main.bin"),
+    "an absolute name": lambda d: d["program"]["files"][0].update(name="/etc/passwd"),
+    "a name inside a name": lambda d: d["program"]["files"][0].update(name="a/../b"),
+    "a name with a drive": lambda d: d["program"]["files"][0].update(name="c:main.bin"),
+    "a name with backslashes": lambda d: d["program"]["files"][0].update(name="..\\main.bin"),
+    "an empty name": lambda d: d["program"]["files"][0].update(name=""),
+    "the folder itself": lambda d: d["program"]["files"][0].update(name="."),
+    "a name with a line end": lambda d: d["program"]["files"][0].update(name="a\nb"),
+    "a name with a NUL": lambda d: d["program"]["files"][0].update(name="a\0b"),
+    "half a character": lambda d: d["program"]["files"][0].update(name="\ud800"),
+    "an endless name": lambda d: d["program"]["files"][0].update(name="a" * 300),
+    "the seal's name": lambda d: d["program"]["files"][0].update(name="hil:bundle"),
+    "a file that is a folder too": lambda d: d["program"]["files"][1].update(name="main.bin/w"),
+    "two files of one name": lambda d: d["program"]["files"][1].update(name="MAIN.bin"),
+    "a runtime that is a command": lambda d: d["program"].update(runtime="x; reboot"),
+    "a runtime of two words": lambda d: d["program"].update(runtime="iree none"),
+    "a runtime that is an option": lambda d: d["program"].update(runtime="--force"),
+    "no main file": lambda d: d["program"].update(main="other.bin"),
+    "a terminal's escape in a method's name": lambda d: d["methods"][0].update(name="\x1b[2J"),
+    "no method": lambda d: d.update(methods=[]),
+    "a method twice": lambda d: d["methods"].append(copy.deepcopy(d["methods"][0])),
+    "a case twice": lambda d: d["methods"][0]["cases"].append(copy.deepcopy(d["methods"][0]["cases"][0])),
+    "a shape that needs more bytes": lambda d: _tensor(d).update(shape=[4, 2]),
+    "a shape beyond all memory": lambda d: _tensor(d).update(shape=[1 << 40, 1 << 40]),
+    "a shape whose product overflows": lambda d: _tensor(d).update(shape=[1 << 32, 1 << 32, 0]),
+    "a negative shape": lambda d: _tensor(d).update(shape=[-3, -2]),
+    "a shape of many dimensions": lambda d: _tensor(d).update(shape=[1] * 100),
+    "a dimension that is a text": lambda d: _tensor(d).update(shape=["N", 2]),
+    "a dimension that is true": lambda d: _tensor(d).update(shape=[True, 6]),
+    "a dimension that is a fraction": lambda d: _tensor(d).update(shape=[3.0, 2]),
+    "a shape that is not the method's": lambda d: _tensor(d).update(shape=[6]),
+    "another dtype": lambda d: _tensor(d).update(dtype="int32"),
+    "an unknown dtype": lambda d: _tensor(d).update(dtype="object"),
+    "texts that are none": lambda d: _tensor(d).update(dtype="string"),
+    "a blob that is not there": lambda d: _tensor(d).update(blob="blake3:" + "0" * 64),
+    "a blob that is no digest": lambda d: _tensor(d).update(blob="../x"),
+    "a case without a field": lambda d: d["methods"][0]["cases"][0].pop("rtol"),
+    "a case with a field more": lambda d: d["methods"][0]["cases"][0].update(run="rm"),
+    "a tolerance that cannot fail": lambda d: d["methods"][0]["cases"][0].update(rtol=7.0),
+    "a tolerance that is a text": lambda d: d["methods"][0]["cases"][0].update(rtol="1"),
+    "a tolerance that is true": lambda d: d["methods"][0]["cases"][0].update(atol=True),
+    "an expected output less": lambda d: d["methods"][0]["cases"][0].update(outputs=[]),
+    "a signature with one name twice": lambda d: d["methods"][0]["inputs"].append(d["methods"][0]["inputs"][0]),
+    "a signature beyond all memory": lambda d: d["methods"][0]["inputs"][0].update(shape=[1 << 40, 1 << 40]),
+    "a flag that is a number": lambda d: d["program"].update(flags=[1]),
+    "a blob that nothing names": lambda d: d["program"]["files"].pop(1),
+    "a blob twice": lambda d: d["blobs"].append(d["blobs"][0]),
+    "a blob of another size": lambda d: d["blobs"][0].update(size=1 << 40),
+    "a blob of a size that is true": lambda d: d["blobs"][0].update(size=True),
+    "a blob with another digest": lambda d: d["blobs"][0].update(digest="blake3:" + "0" * 64),
+    "a blob with half a digest": lambda d: d["blobs"][0].update(digest="blake3:00"),
+    "a list in place of an object": lambda d: d.update(program=[]),
+    "something more": lambda d: d.update(more={}),
+    "what made it, too deep": lambda d: d.update(made=_deep(100)),
+    "no JSON": lambda d: b"{",
+    "a key twice": lambda d: b'{"a":1,"a":1}',
+    "spaces": lambda d: b'{"a": 1}',
+    "a number that is none": lambda d: b"NaN",
+    "a number without end": lambda d: b'{"a":' + b"9" * 100_000 + b"}",
+    "brackets without end": lambda d: b"[" * 1_000_000,
+    "objects without end": lambda d: b'{"a":' * 200_000,
+}
+
+
+def _tensor(document):
+    return document["methods"][0]["cases"][0]["inputs"][0]
+
+
+def _deep(levels):
+    return {"a": _deep(levels - 1)} if levels else {}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_manifest_that_says_what_cannot_be_is_refused(made, tmp_path, name):
+    data = forged(made, lambda document: result if isinstance(result := FORGERIES[name](document), bytes) else None)
+    tracemalloc.start()
+    try:
+        message = refused(data, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in message
+    assert len(message) < 1000
+    assert peak < 40 << 20
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(data=st.data(), value=values)
+@settings(max_examples=150)
+def test_any_value_in_any_place_of_the_manifest_is_refused_or_harmless(made, tmp_path_factory, data, value):
+    def change(document):
+        place = document
+        while True:
+            keys = list(place) if isinstance(place, dict) else range(len(place))
+            key = data.draw(st.sampled_from(list(keys)))
+            inner = place[key]
+            if not isinstance(inner, (dict, list)) or not inner or data.draw(st.integers(0, 3)) == 0:
+                place[key] = value
+                return
+            place = inner
+
+    path = tmp_path_factory.getbasetemp() / "mutated.hilb"
+    path.write_bytes(forged(made, change))
+    try:
+        opened = Bundle.open(path)
+    except UsageError as error:
+        assert "Traceback" not in str(error)
+    else:
+        assert opened.methods[0].cases[0].inputs["x"].shape == (3, 2)
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_are_refused(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.hilb"
+    path.write_bytes(data)
+    with pytest.raises(UsageError):
+        Bundle.open(path)
+
+
+def test_a_manifest_that_claims_to_be_huge_costs_nothing(raw, tmp_path):
+    data = raw[:24] + struct.pack("<Q", MAX_MANIFEST_BYTES + 1) + raw[32:]
+    assert "are allowed" in refused(data, tmp_path)
+    assert "cut off" in refused(raw[:24] + struct.pack("<Q", MAX_MANIFEST_BYTES) + raw[32:], tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_read(raw, tmp_path):
+    path = tmp_path / "huge.hilb"
+    path.write_bytes(raw[:16] + struct.pack("<Q", MAX_FILE_BYTES + 64) + raw[24:])
+    os.truncate(path, MAX_FILE_BYTES + 64)  # a hole: nothing is written
+    with pytest.raises(UsageError, match="are allowed"):
+        Bundle.open(path)
+    path.unlink()
+
+
+def test_a_newer_version_is_told_as_one(raw, tmp_path):
+    assert "version 9" in refused(raw[:8] + struct.pack("<I", 9) + raw[12:], tmp_path)
+
+
+def test_bytes_that_are_no_value_of_their_dtype_are_refused(made, tmp_path):
+    def change(document):
+        spec = {"name": "x", "dtype": "bool", "shape": ["N", 8]}
+        document["methods"][0]["inputs"][0] = spec
+        for number, one in enumerate(document["methods"][0]["cases"]):
+            one["inputs"][0].update(dtype="bool", shape=[3 - 2 * number, 8])
+
+    assert "no bool" in refused(forged(made, change), tmp_path)
+
+
+@pytest.mark.parametrize("what", ["missing", "folder", "empty", "pipe", "zeros"])
+def test_what_is_no_file_is_no_bundle(tmp_path, what):
+    path = {"missing": tmp_path / "no.hilb", "folder": tmp_path, "zeros": Path("/dev/zero")}.get(what, tmp_path / what)
+    if what == "empty":
+        path.touch()
+    if what == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(UsageError, match=r"no such file|no plain file|is empty|cannot be read"):
+        Bundle.open(path)
+
+
+def test_the_view_of_an_opened_bundle_cannot_be_written_to(made, raw, tmp_path):
+    path = tmp_path / "b.hilb"
+    path.write_bytes(raw)
+    array = Bundle.open(path).methods[0].cases[0].inputs["x"]
+    with pytest.raises(ValueError, match="read-only"):
+        array[0, 0] = np.float32(1)
+    assert digest_of(path.read_bytes()) == digest_of(raw)
