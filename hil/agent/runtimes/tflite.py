@@ -1,0 +1,65 @@
+"""TFLite: the program is the .tflite file itself, run by LiteRT's interpreter; a device is a choice of kernels."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hil.errors import LoadFailed
+from hil.litert import KERNELS, PACKAGE, Signature, open_signature
+from hil.tensors import Array
+
+DEFAULT_DEVICE = "xnnpack"
+
+
+class TfLiteRuntime:
+    """Loads .tflite files; variables that a model keeps from run to run stay as they are as long as it is loaded."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        pass
+
+    @staticmethod
+    def describe() -> dict[str, Any]:
+        """Version and kernels: ``xnnpack`` where it has them, LiteRT's own (``builtin``), or plain loops."""
+        try:
+            return {"version": version(PACKAGE), "devices": list(KERNELS)}
+        except PackageNotFoundError as error:
+            raise ImportError(f"{PACKAGE} is not installed") from error
+
+    def prepare(self, device: str) -> None:
+        """Import the interpreter."""
+        importlib.import_module("ai_edge_litert.interpreter")
+
+    def load(self, folder: Path, main: str, device: str, function: str) -> TfLiteProgram:
+        """Open a signature of the model, or its main graph."""
+        if (device or DEFAULT_DEVICE) not in KERNELS:
+            raise LoadFailed(f"LiteRT has no device {device!r}", hint=f"one of {', '.join(KERNELS)}")
+        return TfLiteProgram(open_signature(folder / main, function, kernels=device or DEFAULT_DEVICE))
+
+
+class TfLiteProgram:
+    """A signature.
+
+    Args:
+        signature: opened.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self.function = signature.name
+        self.inputs = signature.inputs
+        self.outputs = signature.outputs
+
+    def bind(self, inputs: list[Array]) -> None:
+        """Copy the inputs into the interpreter; a new shape plans its memory anew."""
+        self._signature.set_inputs(inputs)
+
+    def run(self) -> None:
+        """One invocation."""
+        self._signature.invoke()
+
+    def fetch(self) -> list[Array]:
+        """The outputs of the last run."""
+        return self._signature.outputs_now()

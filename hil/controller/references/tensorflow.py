@@ -1,0 +1,58 @@
+"""TensorFlow itself, without XLA, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hil.bundle import Model
+from hil.controller.cache import Cache
+from hil.controller.conversions import needed_version
+from hil.controller.isolated import Isolated
+
+
+def source() -> str:
+    """Who speaks."""
+    return f"tensorflow {needed_version('tensorflow', 'tensorflow')}"
+
+
+def compute(
+    model: Model,
+    inputs: Path,
+    outputs: Path,
+    *,
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    timeout: float | None,
+    log: Path,
+) -> None:
+    """Run the model in an isolated process."""
+    arguments = {"model": str(model.path.absolute()), "function": model.function, "dims": dict(model.dims)}
+    folders = {"inputs": str(inputs), "outputs": str(outputs)}
+    isolated.call(f"{__name__}:run", arguments | folders, timeout=timeout, log=log)
+
+
+def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: str) -> None:
+    """Run a model on the tensors of one folder, into another; called in the isolated process.
+
+    Raises:
+        ReferenceFailed: TensorFlow cannot run it.
+    """
+    import tensorflow as tf
+
+    from hil.controller.tensor_folder import load_tensors, save_tensors
+    from hil.controller.tensorflow.lower import array_of, named_outputs, words
+    from hil.controller.tensorflow.source import open_model
+    from hil.errors import ReferenceFailed
+
+    opened = open_model(model, function, dims)
+    arrays = load_tensors(Path(inputs)).values()
+    tensors = [tf.constant(array, spec.dtype) for array, spec in zip(arrays, opened.specs, strict=True)]
+    try:
+        returned = opened.call(tensors)
+    except Exception as error:
+        raise ReferenceFailed(f"TensorFlow failed to run the model: {words(error)}", detail=str(error)) from error
+    names = getattr(opened.model, "output_names", ())
+    save_tensors(
+        Path(outputs), {name: array_of(tf.convert_to_tensor(leaf)) for name, leaf in named_outputs(returned, names)}
+    )

@@ -1,0 +1,161 @@
+"""TFLite models through LiteRT's interpreter (``ai-edge-litert``): for the importer, the runtime and the reference.
+
+The package is imported when a model is opened: naming this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from hil.errors import LoadFailed, RunFailed
+from hil.tensors import Array, Dim, TensorSpec, dtype_name
+
+PACKAGE = "ai-edge-litert"
+# How operators are computed: ours -> LiteRT's. XNNPACK takes those that it has kernels for, LiteRT's own do the rest.
+KERNELS: Mapping[str, str] = MappingProxyType(
+    {"xnnpack": "BUILTIN", "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
+)
+
+
+class Signature:
+    """One function of a model, loaded: a signature, or the main graph of a model that has none.
+
+    Attributes:
+        name: the signature's key; "" where there is none.
+        signatures: every key.
+        inputs, outputs: named as the signature names them, else as the graph does. An open dimension of an input is a
+            symbol such as ``x.dim0``, of an output None.
+    """
+
+    def __init__(self, interpreter: Any, file: str, function: str) -> None:
+        self._owner = interpreter  # which the core does not keep alive
+        # The public methods reach the first subgraph only, and copy more than once.
+        self._core = interpreter._interpreter
+        signatures = self._core.GetSignatureDefs()
+        self.signatures = tuple(signatures)
+        self.name = _choose(file, function, self.signatures)
+        if self.name:
+            self._graph = int(self._core.GetSubgraphIndexFromSignature(self.name))
+            given, made = signatures[self.name]["inputs"], signatures[self.name]["outputs"]
+        else:
+            self._graph = 0
+            given = {self._core.TensorName(index, 0): index for index in self._core.InputIndices()}
+            made = {self._core.TensorName(index, 0): index for index in self._core.OutputIndices()}
+        self._given, self._made = [int(index) for index in given.values()], [int(index) for index in made.values()]
+        self.inputs = tuple(self._spec(name, index, named=True) for name, index in given.items())
+        self.outputs = tuple(self._spec(name, index, named=False) for name, index in made.items())
+        self._sizes: list[tuple[int, ...]] | None = None
+
+    def set_inputs(self, arrays: Sequence[Array]) -> None:
+        """Copy the inputs in, after memory was planned for their shapes where these have changed.
+
+        Raises:
+            RunFailed: LiteRT refuses them, or has no kernel for an operator of the model.
+        """
+        sizes = [tuple(array.shape) for array in arrays]
+        try:
+            if sizes != self._sizes:
+                self._sizes = None
+                for index, spec, size in zip(self._given, self.inputs, sizes, strict=True):
+                    if not spec.is_static:
+                        self._core.ResizeInputTensor(index, np.array(size, np.int32), False, self._graph)
+                self._core.AllocateTensors(self._graph)
+                self._sizes = sizes
+            for index, array in zip(self._given, arrays, strict=True):
+                self._core.SetTensor(index, _to_litert(array), self._graph)
+        except Exception as error:
+            raise RunFailed(f"LiteRT cannot take the inputs: {words(error)}", detail=str(error)) from error
+
+    def invoke(self) -> None:
+        """Run once.
+
+        Raises:
+            RunFailed: an operator failed.
+        """
+        try:
+            self._core.Invoke(self._graph)
+        except Exception as error:
+            raise RunFailed(f"LiteRT failed to run the model: {words(error)}", detail=str(error)) from error
+
+    def outputs_now(self) -> list[Array]:
+        """The outputs of the last run, copied."""
+        return [
+            _from_litert(np.asarray(self._core.GetTensor(index, self._graph)), spec.dtype)
+            for index, spec in zip(self._made, self.outputs, strict=True)
+        ]
+
+    def _spec(self, name: str, index: int, *, named: bool) -> TensorSpec:
+        kind = self._core.TensorType(index, self._graph)
+        try:
+            dtype = "string" if kind is np.bytes_ else dtype_name(kind)
+        except Exception as error:
+            raise LoadFailed(f"tensor {name!r} has elements of type {kind}, which hil cannot pass") from error
+        size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]
+        open_size = [int(dim) for dim in self._core.TensorSizeSignature(index, self._graph)] or size
+        shape: list[Dim] = [
+            dim if dim >= 0 else f"{name}.dim{axis}" if named else None for axis, dim in enumerate(open_size)
+        ]
+        return TensorSpec(name, dtype, tuple(shape))
+
+
+def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threads: int = 0) -> Signature:
+    """Load one function of a .tflite file.
+
+    Args:
+        path: the file.
+        function: a signature's key; "" is the only one.
+        kernels: one of :data:`KERNELS`.
+        threads: of the kernels that use several; 0 is one for each CPU that this process may use.
+
+    Raises:
+        LoadFailed: it is no such file, has no such function, or one whose operators or dtypes cannot be run here.
+    """
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    count = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    try:
+        interpreter = Interpreter(
+            model_path=str(path), num_threads=count, experimental_op_resolver_type=OpResolverType[KERNELS[kernels]]
+        )
+    except Exception as error:
+        raise LoadFailed(f"LiteRT refused {path.name}: {words(error)}", detail=str(error)) from error
+    return Signature(interpreter, path.name, function)
+
+
+def words(error: Exception) -> str:
+    """What LiteRT says, on one line."""
+    return " ".join(str(error).split())[:400] or type(error).__name__
+
+
+def _choose(file: str, function: str, signatures: tuple[str, ...]) -> str:
+    listed = ", ".join(signatures)
+    if function and function not in signatures:
+        raise LoadFailed(
+            f"{file} has no function {function!r}",
+            hint=f"--function with one of: {listed}" if signatures else "it has no signatures: leave --function out",
+        )
+    if not function and len(signatures) > 1:
+        raise LoadFailed(f"{file} has several functions", hint=f"choose one with --function: {listed}")
+    return function or (signatures[0] if signatures else "")
+
+
+def _to_litert(array: Array) -> Array:
+    if array.dtype.kind not in "OU":
+        return array
+    encoded = np.empty(array.shape, object)
+    encoded.reshape(-1)[:] = [str(item).encode() for item in array.ravel()]
+    return encoded
+
+
+def _from_litert(array: Array, dtype: str) -> Array:
+    if dtype != "string":
+        return array
+    decoded = np.empty(array.shape, object)
+    decoded.reshape(-1)[:] = [bytes(item).decode(errors="replace") for item in array.ravel()]
+    return decoded

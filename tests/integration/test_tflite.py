@@ -1,0 +1,130 @@
+"""TFLite models from the command line: on the simulator, on an emulated Arm board, and what cannot be run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import DIGITS
+
+from hil.testing.virtual_board import VirtualBoard
+
+pytest.importorskip("ai_edge_litert")
+
+MODELS = DIGITS.parent / "tflite"
+FLOAT, INT8, SCALER = MODELS / "digits.tflite", MODELS / "digits_int8.tflite", MODELS / "scaler.tflite"
+
+
+def outputs_of(folder: Path) -> dict[str, np.ndarray]:
+    """What the board returned in the newest run of a folder, by name."""
+    newest = max((folder / "hil-runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
+    return {file.stem.partition("-")[2]: np.load(file) for file in sorted(newest.glob("*/outputs/*.npy"))}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """One test image as the float model takes it, and as the int8 one does: (x / scale) - 128, scale 1 / 255."""
+    digits = np.load(DIGITS / "digits_test.npz")
+    image = digits["image"][:1].transpose(0, 2, 3, 1)
+    np.save(tmp_path / "float.npy", image)
+    np.save(tmp_path / "int8.npy", (np.round(image * 255) - 128).astype(np.int8))
+    np.save(tmp_path / "label.npy", digits["label"][:1])
+    return tmp_path
+
+
+@pytest.mark.parametrize(("model", "file"), [(FLOAT, "float.npy"), (INT8, "int8.npy")])
+def test_a_digit_is_recognised_in_float_and_in_int8(hil, simulator, pictures, model, file):
+    # Kernels may round a quantised value the other way.
+    ended = hil(
+        "run", model, "--board", simulator, "--input", file, *(["--atol", "1"] if model == INT8 else []), "--json"
+    )
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+    assert "reference kernels" in ended.out
+    (scores,) = outputs_of(pictures).values()
+    assert scores.dtype == np.load(pictures / file).dtype
+    assert scores.argmax() == np.load(pictures / "label.npy")[0]
+
+
+def test_signatures_are_functions_and_open_dimensions_take_the_inputs_size(hil, simulator, tmp_path):
+    x = np.arange(5, dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    ended = hil(
+        "run", SCALER, "--board", simulator, "--function", "scale", "--input", "x=x.npy", "--input", "by=3", "--json"
+    )
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+    outputs = outputs_of(tmp_path)
+    np.testing.assert_allclose(outputs["scaled"], x * 3)
+    np.testing.assert_allclose(outputs["total"], x.sum() * 3)
+
+
+@pytest.mark.parametrize("device", ["xnnpack", "builtin", "reference"])
+def test_a_board_may_choose_its_kernels(hil, simulator, tmp_path, device):
+    (tmp_path / "bench.toml").write_text(
+        f'[board]\nhw_type = "bench"\nruntime = "tflite"\n[devices]\ntflite = "{device}"\n'
+        f'[connection]\naddress = "{simulator}"\n'
+    )
+    ended = hil("run", FLOAT, "--board", "./bench.toml", "--json")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+
+
+def test_a_wrong_answer_is_found(hil):
+    ended = hil("run", FLOAT, "--runtime-hw-type", "sim", "--fault", "corrupt", "--json")
+    assert (ended.code, ended.case["outcome"]) == (1, "FAIL"), ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([SCALER], "several functions"),
+        ([SCALER, "--function", "triple"], "no function 'triple'"),
+        ([SCALER, "--function", "double", "--dim", "n=3"], "x.dim0"),
+        ([SCALER, "--function", "double"], "--dim x.dim0"),
+        ([INT8, "--input", "float.npy"], "1x8x8x1 int8"),
+        ([FLOAT, "--runtime", "iree"], "iree"),
+        ([FLOAT, "--reference", "onnxruntime"], "tflite"),
+    ],
+)
+def test_bad_usage_is_told_before_anything_runs(hil, simulator, pictures, arguments, words):
+    ended = hil("run", *arguments, "--board", simulator, "--json")
+    assert ended.code == 2, (ended.out, ended.err)
+    assert words in ended.err
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.99])
+def test_a_truncated_model_is_an_import_error(hil, simulator, tmp_path, share):
+    data = FLOAT.read_bytes()
+    (tmp_path / "cut.tflite").write_bytes(data[: int(len(data) * share)])
+    ended = hil("run", "cut.tflite", "--board", simulator, "--json")
+    assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
+    assert "cut.tflite" in ended.case["reason"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_model_ends_in_an_outcome(hil, simulator, tmp_path, seed):
+    data = np.frombuffer(FLOAT.read_bytes(), np.uint8).copy()
+    rng = np.random.default_rng(seed)
+    data[rng.integers(8, data.size, 40)] = rng.integers(0, 256, 40)
+    (tmp_path / "damaged.tflite").write_bytes(data.tobytes())
+    ended = hil("run", "damaged.tflite", "--board", simulator, "--timeout", "30", "--json")
+    assert ended.code in (0, 1, 2, 3), ended.out
+
+
+def test_noise_is_no_model(hil, simulator, tmp_path):
+    (tmp_path / "noise.tflite").write_bytes(np.random.default_rng(0).bytes(5000))
+    ended = hil("run", "noise.tflite", "--board", simulator, "--json")
+    assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
+    assert "no TFLite model" in ended.case["reason"]
+
+
+@pytest.mark.board
+def test_models_run_on_an_aarch64_board(hil, board_aarch64: VirtualBoard, pictures):
+    at = [f"root@{board_aarch64.ip}", "--identity", board_aarch64.identity, "--known-hosts", board_aarch64.known_hosts]
+    assert "aarch64" in hil("board", "info", "--board", *at, "--json").out
+    for model, file in ((FLOAT, "float.npy"), (INT8, "int8.npy")):
+        ended = hil(
+            "run", model, "--board", *at, "--input", file, "--atol", "1e-3" if model == FLOAT else "1", "--json"
+        )
+        assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
+        (scores,) = outputs_of(pictures).values()
+        assert scores.argmax() == np.load(pictures / "label.npy")[0]
