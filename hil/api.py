@@ -14,8 +14,8 @@ from hil.controller.case import Case, Workshop
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import begin, check_options, conclude, execute, prepare, refer_case
+from hil.controller.torch_module import exported, is_torch, save_program
 from hil.errors import UsageError
-from hil.tensors import Array
 
 
 def connect(
@@ -57,9 +57,9 @@ def connect(
 
 
 def run(
-    model: str | Path,
+    model: Any,
     board: AnyBoard,
-    inputs: Mapping[str, Array] | Sequence[str] = (),
+    inputs: Mapping[str, Any] | Sequence[Any] = (),
     *,
     shop: Workshop | None = None,
     **options: Any,
@@ -67,9 +67,10 @@ def run(
     """Compile a model, run it on a board and compare it with its reference.
 
     Args:
-        model: an ONNX, MLIR or .vmfb file.
+        model: the path of a model's file, or a ``torch.nn.Module`` or ``torch.export.ExportedProgram`` itself.
         board: from :func:`connect`.
-        inputs: name -> tensor, or texts as ``hil run --input`` takes; the rest is seeded random.
+        inputs: name -> tensor, or texts as ``hil run --input`` takes; the rest is seeded random. Of a module they are
+            the arguments of its ``forward``, positional as a sequence or by keyword as a mapping, and all are needed.
         shop: a cache and isolated processes to share between runs; a new one where None.
         options: fields of :class:`hil.controller.pipeline.Options`.
 
@@ -80,11 +81,16 @@ def run(
     Raises:
         UsageError: there is no such option or file, an argument is of the wrong kind, or the model does not take these
             inputs.
+        ImportFailed: torch cannot export the module.
     """
     from hil.controller.cache import Cache
     from hil.controller.isolated import Isolated
 
-    path: Path = checked("model", model, ("the path of a model's file", PATH[1]))
+    program = None
+    if is_torch(model):
+        program, inputs = exported(model, inputs)
+    else:
+        path: Path = checked("model", model, ("the path of a model's file", PATH[1]))
     chosen = options_of({"inputs": inputs, **options})
     if not all(hasattr(board, name) for name in ("config", "push", "load")):
         raise UsageError(
@@ -104,5 +110,8 @@ def run(
             shop = replace(shop, cache=Cache(shop.cache.root))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hil-")))
         (folder / "logs").mkdir()
+        if program is not None:
+            path = folder / f"{type(model).__name__}.pt2"
+            save_program(program, path)
         case = prepare(begin(path, chosen, folder, shop), board.config, shop)
         return conclude(refer_case(execute(case, board, shop), shop), shop)

@@ -15,12 +15,13 @@ from typing import Any
 
 from hil.bundle import Artifact, Model
 from hil.controller.cache import META, Cache, digests_in
+from hil.controller.compilers.iree_takes import VIA, as_iree_takes
 from hil.controller.compilers.none import take_as_it_is
-from hil.controller.conversions import can_convert, convert
-from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.compilers.trouble import compiling
+from hil.controller.isolated import Isolated
 from hil.controller.versions import version
 from hil.digest import digest_file
-from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
+from hil.errors import CompileFailed, UsageError
 
 MAIN = "main.vmfb"
 PARAMETERS = "params.irpa"
@@ -83,16 +84,11 @@ def compile_iree(
             timeout=timeout,
             log=log,
         )
-    by = ""
-    if can_convert(model.format, "mlir"):
-        settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "recompute": recompute, "log": log}
-        model, by = convert(model, "mlir", timeout=timeout, **settings)
-    if model.format not in ("onnx", "mlir") or runtime != "iree":
-        raise UsageError(
-            f"the iree compiler makes programs for the runtime iree of models that are or become MLIR, not {runtime} "
-            f"of {model.format}"
-        )
-    recipe = recipe_of(model, flags)
+    if runtime != "iree":
+        raise UsageError(f"the iree compiler makes programs for the runtime iree, not for {runtime}")
+    taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, recompute=recompute, timeout=timeout, log=log)
+    model, by = taken.model, taken.by
+    recipe = recipe_of(model, taken.flags)
     if debug_ir is not None:
         try:
             debug_ir.mkdir(parents=True, exist_ok=True)
@@ -103,7 +99,7 @@ def compile_iree(
 
     def make(folder: Path) -> None:
         start = log.stat().st_size if log.exists() else 0
-        try:
+        with compiling():
             isolated.call(
                 "hil.controller.compilers.iree_build:build",
                 {
@@ -112,6 +108,7 @@ def compile_iree(
                     "dims": dict(model.dims),
                     "declaration": declaration_of(model, model.function),
                     "flags": [*recipe.flags, *_dump_flags(debug_ir)],
+                    "parameters": str(model.files[PARAMETERS].absolute()) if PARAMETERS in model.files else None,
                     "folder": str(folder.absolute()),
                     "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
                     "log": str(log.absolute()),
@@ -119,19 +116,17 @@ def compile_iree(
                 timeout=timeout,
                 log=log,
             )
-        except IsolatedTimeout as error:
-            raise StageTimeout(f"compiling {error.message}", stage="compile", detail=error.detail) from error
-        except IsolatedCrash as error:
-            raise CompileCrashed(f"the compiler died: {error.message}", detail=error.detail) from error
-        except IsolatedFailure as error:
-            raise CompileFailed(f"the model cannot be compiled: {error.message}", detail=error.detail) from error
         with log.open("rb") as file:
             file.seek(start)
             (folder / LOG).write_bytes(file.read())
 
     began = time.monotonic()
     key = recipe.key if debug_ir is not None else cache.shared.get(recipe.key, recipe.key)
-    entry, cached = cache.get_or_make(key, recipe.meta, make, recompute or debug_ir is not None)
+    try:
+        entry, cached = cache.get_or_make(key, recipe.meta, make, recompute or debug_ir is not None)
+    except CompileFailed as error:
+        error.hint = error.hint or taken.hint
+        raise
     digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
     return Artifact(
         runtime="iree",
@@ -140,7 +135,7 @@ def compile_iree(
         digests=digests,
         function=_meta_of(entry).get(FUNCTION, model.function),
         compiler=" after ".join(filter(None, (recipe.compiler, by))),
-        flags=recipe.flags,
+        flags=(*taken.way, *recipe.flags),
         inputs=model.inputs,
         outputs=model.outputs,
         cached=cached,
@@ -156,6 +151,7 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
         UsageError: the compiler is not installed.
     """
     compiler_version = compiler_version_or_fail()
+    flags = [flag for flag in flags if not flag.startswith(VIA)]
     given = {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
     parts: dict[str, Any] = {

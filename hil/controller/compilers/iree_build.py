@@ -16,6 +16,8 @@ from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError, 
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
 _ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
+# `"torch.operator"(%0) <{name = "torch.aten.median.dim"}>`: what torch-mlir has no operation for.
+_TORCH_OP = re.compile(r"<\{name = \"(?P<name>torch\.[\w.]+)\"\}>")
 _WRONG_FLAG = re.compile(r"^iree-compile: (?P<what>Unknown command line argument '[^']*'|for the -.*)", re.M)
 # What iree-compile only warns of before it compiles for some other CPU.
 _IGNORED = re.compile(
@@ -33,6 +35,7 @@ def build(
     dims: Mapping[str, int],
     declaration: str | None,
     flags: Sequence[str],
+    parameters: str | None,
     folder: str,
     debug_ir: str | None,
     log: str,
@@ -45,6 +48,7 @@ def build(
         dims: sizes of symbolic dimensions (ONNX).
         declaration: the function's signature to store in the program (ONNX), or None.
         flags: for iree-compile.
+        parameters: an archive of large weights that came with the model (MLIR), or None.
         folder: an empty one.
         debug_ir: where the imported module is written as text, or None.
         log: the file that standard error goes to.
@@ -59,6 +63,8 @@ def build(
 
     with tempfile.TemporaryDirectory(prefix="hil-compile-") as scratch:
         source = Path(model)
+        if parameters:
+            shutil.copyfile(parameters, Path(folder) / PARAMETERS)
         if format == "onnx":
             from hil.controller.compilers.onnx_to_mlir import convert
 
@@ -150,6 +156,8 @@ def _errors(said: str) -> list[str]:
         near = "\n".join(lines[number : number + 4])
         if (operator := _ONNX_OP.search(near)) and operator["name"] not in text:
             text += f" (onnx.{operator['name']})"
+        if operator := _TORCH_OP.search(near):
+            text += f" ({operator['name']})"
         if (place := _PLACE.search(line)) and place["name"]:
             text += f" at {place['name']!r}"
         if text not in found:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from hil.bundle import Model
-from hil.controller.cache import Cache
-from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.cache import Cache, digests_in
+from hil.controller.compilers.trouble import compiling
+from hil.controller.isolated import Isolated
 from hil.controller.versions import version
-from hil.digest import digest_file
-from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
+from hil.digest import digest_of
+from hil.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Conversion:
         packages: whose versions the result depends on.
         suffix: of the file.
         extra: of hil, which installs the packages.
+        sized: whether the function is told ``dims`` too, sizes of symbolic dimensions by name, and makes use of them.
         version: raise it when the result changes without those.
     """
 
@@ -36,31 +39,41 @@ class Conversion:
     packages: tuple[str, ...]
     suffix: str
     extra: str
+    sized: bool = False
     version: int = 1
 
 
 _TORCH = "hil.controller.conversions.torch_program"
 _TENSORFLOW = "hil.controller.conversions.tensorflow_program"
+
+
+def _from_tensorflow(function: str, by: str, suffix: str, *packages: str) -> Conversion:
+    name = f"{_TENSORFLOW}:{function}"
+    return Conversion(name, by, ("tensorflow", *packages), suffix, "tensorflow", sized=True)
+
+
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
         ("pt2", "mlir"): Conversion(
-            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch"
+            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch", sized=True
         ),
         ("pt2", "onnx"): Conversion(
-            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch"
+            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", sized=True
         ),
-        ("tf", "mlir"): Conversion(f"{_TENSORFLOW}:to_mlir", "tensorflow", ("tensorflow",), ".mlir", "tensorflow"),
-        ("keras", "mlir"): Conversion(f"{_TENSORFLOW}:to_mlir", "tensorflow", ("tensorflow",), ".mlir", "tensorflow"),
-        ("tf", "tflite"): Conversion(
-            f"{_TENSORFLOW}:to_tflite", "tflite converter", ("tensorflow",), ".tflite", "tensorflow"
-        ),
-        ("keras", "tflite"): Conversion(
-            f"{_TENSORFLOW}:to_tflite", "tflite converter", ("tensorflow",), ".tflite", "tensorflow"
-        ),
+        ("tf", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler"),
+        ("keras", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler", "keras"),
+        ("tf", "tflite"): _from_tensorflow("to_tflite", "tflite converter", ".tflite"),
+        ("keras", "tflite"): _from_tensorflow("to_tflite", "tflite converter", ".tflite", "keras"),
     }
 )
 CONVERT_TIMEOUT_S = 1800.0
+# What to try where torch-mlir, or IREE after it, does not know an operator.
+ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
+# What a conversion may write beside the model: large weights, and this, which says of each name in the locations of
+# MLIR what kind of operator or module it is, in the model's order (JSON).
+OP_TYPES = "op_types.json"
+_BESIDE = (".data", ".irpa", OP_TYPES)
 
 
 def can_convert(have: str, want: str) -> bool:
@@ -100,6 +113,7 @@ def convert(
         "conversion",
         model=model.digest,
         function=model.function,
+        dims=dict(model.dims) if conversion.sized else {},
         convert=conversion.convert,
         versions=[needed_version(package, conversion.extra) for package in conversion.packages],
         version=conversion.version,
@@ -107,21 +121,37 @@ def convert(
     name = f"model{conversion.suffix}"
 
     def make(folder: Path) -> None:
-        arguments = {"path": str(model.path.absolute()), "function": model.function, "output": str(folder / name)}
-        try:
+        arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
+        arguments |= {"output": str(folder / name)} | ({"dims": dict(model.dims)} if conversion.sized else {})
+        who = conversion.by
+        with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
             isolated.call(conversion.convert, arguments, timeout=timeout or CONVERT_TIMEOUT_S, log=log)
-        except IsolatedTimeout as error:
-            raise StageTimeout(f"{conversion.by} {error.message}", stage="compile", detail=error.detail) from error
-        except IsolatedCrash as error:
-            raise CompileCrashed(f"{conversion.by} died: {error.message}", detail=error.detail) from error
-        except IsolatedFailure as error:
-            raise CompileFailed(
-                f"{conversion.by} cannot convert {model.path.name} to {want}: {error.message}", detail=error.detail
-            ) from error
 
     entry, _ = cache.get_or_make(key, {"model": model.name, "converted by": by}, make, recompute)
-    files = {path.name: path for path in sorted(entry.iterdir()) if path.name == name or path.suffix in (".data",)}
-    return replace(model, format=want, path=entry / name, files=files, digest=digest_file(entry / name)), by
+    digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}
+    files = {file: entry / file for file in digests}
+    # One digest of them all: large weights lie beside the model.
+    digest = digest_of("\n".join(f"{file}\0{digests[file]}" for file in sorted(digests)).encode())
+    return replace(model, format=want, path=entry / name, files=files, digest=digest), by
+
+
+def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
+    """The model as ONNX, in which it can be taken apart and looked into; a PyTorch program's nodes bear module paths.
+
+    Args:
+        model: what was imported.
+        cache, isolated, log: as for :func:`convert`.
+
+    Raises:
+        UsageError: there is no way to make it one.
+        CompileFailed, CompileCrashed, StageTimeout: it did not work.
+    """
+    if model.format != "onnx" and not can_convert(model.format, "onnx"):
+        raise UsageError(
+            f"{model.path.name} is {model.format}: only ONNX models can be taken apart, and what converts to ONNX",
+            hint="name the ONNX file it was made from",
+        )
+    return convert(model, "onnx", cache=cache, isolated=isolated, recompute=False, timeout=None, log=log)[0]
 
 
 def needed_version(package: str, extra: str) -> str:

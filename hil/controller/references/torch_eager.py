@@ -1,0 +1,105 @@
+"""PyTorch itself, eagerly, on the CPU: what an exported program says as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hil.bundle import Model
+from hil.controller.cache import Cache
+from hil.controller.conversions import needed_version
+from hil.controller.isolated import Isolated
+
+# Sums are split among threads, so their number must not follow the machine: the same answer wherever it is asked for.
+_THREADS = 4
+
+
+def source() -> str:
+    """Who speaks.
+
+    Raises:
+        UsageError: torch is not installed.
+    """
+    return f"torch-eager {needed_version('torch', 'torch')} CPU"
+
+
+def compute(
+    model: Model,
+    inputs: Path,
+    outputs: Path,
+    *,
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    timeout: float | None,
+    log: Path,
+) -> None:
+    """Run the program in an isolated process."""
+    isolated.call(
+        f"{__name__}:run",
+        {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)},
+        timeout=timeout,
+        log=log,
+    )
+
+
+def run(model: str, inputs: str, outputs: str) -> None:
+    """Run a program on the tensors of one folder, into another; called in the isolated process.
+
+    Its state (buffers that it changes) is as it was saved, and the random numbers that it draws are seeded with 0.
+
+    Raises:
+        ReferenceFailed: torch cannot run it on a CPU, or not with these inputs.
+    """
+    import torch
+
+    from hil.controller.importers.pt2 import is_tensor, output_names, user_inputs
+    from hil.controller.importers.pt2_archive import load_program
+    from hil.controller.tensor_folder import load_tensors, save_tensors
+    from hil.errors import ReferenceFailed
+
+    torch.set_num_threads(_THREADS)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(0)
+    program = load_program(model)
+    given = {name: from_numpy(array) for name, array in load_tensors(Path(inputs)).items()}
+    flat = [given[name] if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
+    args, kwargs = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+    try:
+        with torch.no_grad():
+            returned = program.module(check_guards=False)(*args, **kwargs)
+    except Exception as error:  # whatever an operator may raise
+        text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ReferenceFailed(f"torch failed to run the program: {text[:400]}", detail=str(error)) from error
+    values = torch.utils._pytree.tree_leaves(returned)
+    names = output_names(program)
+    results: dict[str, Any] = {
+        name: to_numpy(value) for (name, arg), value in zip(names, values, strict=True) if is_tensor(arg)
+    }
+    save_tensors(Path(outputs), results)
+
+
+def from_numpy(array: Any) -> Any:
+    """A torch tensor with an array's values, of the same dtype."""
+    import torch
+
+    from hil.tensors import ML_DTYPES, dtype_name
+
+    name = dtype_name(array.dtype)
+    if name in ML_DTYPES:
+        return torch.from_numpy(array.view(f"u{array.dtype.itemsize}").copy()).view(getattr(torch, name))
+    return torch.from_numpy(array.copy())
+
+
+def to_numpy(tensor: Any) -> Any:
+    """The reverse of :func:`from_numpy`."""
+    import torch
+
+    from hil.tensors import ML_DTYPES, dtype_of
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if name in ML_DTYPES:
+        bits = {1: torch.uint8, 2: torch.int16}[plain.element_size()]
+        return plain.view(bits).numpy().view(dtype_of(name))
+    return plain.numpy()

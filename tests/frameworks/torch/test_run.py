@@ -1,0 +1,122 @@
+"""PyTorch programs and modules on the simulator: by torch-mlir, by ONNX, and what is told of their modules."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_modules import Branching, Conjugate, Counting, Net, Recurrent, save, save_net  # noqa: E402 (it needs torch)
+
+import hil as library  # noqa: E402
+from hil.controller.torch_module import export_module  # noqa: E402
+from hil.errors import ImportFailed, UsageError  # noqa: E402
+from hil.results import Outcome  # noqa: E402
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    return save_net(tmp_path / "net.pt2")
+
+
+def test_a_program_runs_by_both_ways_and_on_onnx_runtime(hil, net):
+    for arguments, compiler in (
+        ([], "after torch-mlir"),
+        (["--compile-flag=--via=onnx"], "after torch.onnx"),
+        (["--runtime", "onnxruntime"], "torch.onnx"),
+    ):
+        ended = hil("run", net, "--dim", "x.dim0=3", *arguments, "--json")
+        assert ended.code == 0, (ended.out, ended.err)
+        assert compiler in ended.case["artifact"]["compiler"]
+        [verdict] = ended.case["verdicts"]
+        assert verdict["against"].startswith("torch-eager")
+        assert verdict["outputs"][0]["name"] == "output" and verdict["outputs"][0]["elements"] == 6
+
+
+def test_any_size_that_it_was_exported_for_runs(hil, net, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((5, 3, 8, 8), np.float32))
+    ended = hil("run", net, "--input", "x=x.npy")
+    assert ended.code == 0 and "5x2 float32" in ended.out, ended.err
+
+
+def test_what_torch_mlir_does_not_know_is_told_with_the_other_way(hil, tmp_path):
+    path = save(tmp_path / "branching.pt2", Branching(), torch.randn(3))
+    ended = hil("run", path)
+    said = " ".join(ended.out.split())
+    assert ended.code == 3 and "COMPILE_ERROR" in said
+    assert "'cond' not implemented" in said and "--via=onnx" in said
+    assert hil("run", path, "--compile-flag=--via=onnx").code == 0
+    complex_ = save(tmp_path / "complex.pt2", Conjugate(), torch.zeros(3, dtype=torch.complex64))
+    ended = hil("run", complex_)
+    assert ended.code == 3 and "iree-compile refused" in ended.out and "--via=onnx" in ended.out
+    ended = hil("run", path, "--compile-flag=--via=tflite")
+    assert ended.code == 2 and "--via=mlir, --via=onnx" in ended.err
+
+
+def test_state_begins_anew_with_every_call(hil, tmp_path):
+    path = save(tmp_path / "counting.pt2", Counting(), torch.zeros(3))
+    for runtime in ("iree", "onnxruntime"):
+        ended = hil("run", path, "--runtime", runtime, "--iterations", "3", "--warmup", "2")
+        assert ended.code == 0, ended.out
+
+
+def test_a_profile_tells_modules(hil, net, tmp_path):
+    for runtime in ("iree", "onnxruntime"):
+        ended = hil("run", net, "--dim", "x.dim0=1", "--runtime", runtime, "--profile", runtime)
+        assert ended.code == 0, ended.err
+        with (tmp_path / runtime / "ops.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["onnx_nodes"]]
+        told = {node for row in rows for node in row["onnx_nodes"].split(";")}
+        assert {"conv", "softmax"} <= {node.partition(".")[0] for node in told}
+        assert any(node.startswith("head.0") for node in told)
+    # Of ONNX they are ONNX's operators, of MLIR the modules that the user wrote.
+    with (tmp_path / "iree" / "ops.csv").open() as file:
+        types = [row["op_types"] for row in csv.DictReader(file) if "head.1" in row["onnx_nodes"].split(";")]
+    assert types and "Linear" in types[0].split(";")
+
+
+def test_layers_and_bisecting_tell_modules(hil, net):
+    listed = hil("layers", net, "--dim", "x.dim0=2")
+    assert listed.code == 0, listed.err
+    assert "Gemm_head.0" in listed.out and "Softmax_softmax" in listed.out
+    found = hil("bisect", net, "--dim", "x.dim0=2", "--json")
+    assert found.code == 0, found.err
+    assert {"head.0", "head.1"} <= {node for layer in found.document["layers"] for node in layer["nodes"]}
+
+
+def test_a_live_module_runs_as_it_is(tmp_path, monkeypatch, shared_cache):
+    monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
+    torch.manual_seed(0)
+    net, x = Net().eval(), np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    with library.connect("sim") as board:
+        for model, inputs in (
+            (net, (torch.from_numpy(x),)),
+            (net, {"x": x}),
+            (torch.export.export(net, (torch.from_numpy(x),)), {"x": x}),
+        ):
+            case = library.run(model, board, inputs)
+            assert case.outcome is Outcome.PASS, case.reason
+            np.testing.assert_array_equal(case.inputs["x"], x)
+            expected = net(torch.from_numpy(x)).detach().numpy()
+            np.testing.assert_allclose(case.result.outputs["output"], expected, 1e-5, 1e-5)
+        with pytest.raises(ImportFailed, match="cannot export Net"):
+            library.run(net, board)
+        with pytest.raises(UsageError, match="a sequence or a mapping"):
+            library.run(net, board, 3)
+        case = library.run(export_module(net, (x,), tmp_path / "n.pt2"), board)
+        assert case.name == "n" and case.outcome is Outcome.PASS
+
+
+@pytest.mark.board
+def test_a_board_without_torch_runs_a_program(hil, net, tmp_path, board_aarch64):
+    recurrent = save(tmp_path / "recurrent.pt2", Recurrent(), torch.randn(3, 2, 4), (torch.zeros(1, 2, 5),) * 2)
+    where = ["--board", f"root@{board_aarch64.ip}", "--identity", board_aarch64.identity]
+    where += ["--known-hosts", board_aarch64.known_hosts]
+    for path, dims in ((net, ["--dim", "x.dim0=2"]), (recurrent, [])):
+        ended = hil("run", path, *dims, *where, "--json")
+        assert ended.code == 0, (ended.out, ended.err)
+        assert any("aarch64" in flag for flag in ended.case["artifact"]["flags"])
