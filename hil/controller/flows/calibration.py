@@ -17,7 +17,7 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
     """The samples to calibrate with, each every input by name.
 
     Args:
-        model: an imported ONNX model.
+        model: an imported model whose inputs are known.
         given: the caller's; empty takes the file beside the model, or else random ones.
         count: how many random ones.
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600.0
 _FOUND = "quanta.json"
+_FIND = {"onnx": f"{__name__}:find", "pt2": "hil.controller.flows.pt2_quanta:find"}
 # Raise this when what is found out changes.
 _VERSION = 1
 
@@ -46,12 +47,12 @@ def quantum_atol(flow: Flow, path: Path, shop: Workshop, log: Path) -> float | N
     if flow.quanta is None:
         return None
     model = import_model(path, isolated=shop.isolated, cache=shop.cache)
-    if model.format != "onnx":
+    if model.format not in _FIND:
         return None
 
     def make(folder: Path) -> None:
         try:
-            found = shop.isolated.call(f"{__name__}:find", {"path": str(path.absolute())}, timeout=_TIMEOUT_S, log=log)
+            found = shop.isolated.call(_FIND[model.format], {"path": str(path.absolute())}, timeout=_TIMEOUT_S, log=log)
         except IsolatedError as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
         (folder / _FOUND).write_text(json.dumps(found))

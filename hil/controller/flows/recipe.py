@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.flows.calibration import calibration_samples, digest_of_samples
 from hil.controller.flows.flow import Flow
+from hil.controller.flows.notes import FILE as NOTES
 from hil.controller.importers import import_model
 from hil.controller.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.registry import pick, registered
@@ -32,17 +34,19 @@ _SAMPLES = "samples"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to change an ONNX model.
+    """One way to change a model.
 
     Attributes:
         apply: ``module:function``, called in a process of its own with ``model`` (the file), ``output`` (the file to
             write; external data beside it), ``external`` (whether the model keeps data outside its file, and so the
             result must), ``samples`` (a list of folders, each one sample of every input as
             :mod:`hil.controller.tensor_folder` writes it) and every setting but ``samples``. Inputs and outputs keep
-            names, dtypes and shapes. Raises ImportFailed; whatever else it raises becomes one.
+            names, dtypes and shapes. It may return what it tells of its work as a JSON object, which results then hold
+            (:func:`hil.controller.flows.notes.recipe_notes`). Raises ImportFailed; whatever else it raises becomes one.
         settings: name -> default. What a flow gives must be of the default's type.
         calibrated: whether it looks at samples; else ``samples`` is empty.
         packages: whose versions the result depends on.
+        formats: of the models that it takes.
         version: raise it when the result changes without those.
     """
 
@@ -50,6 +54,7 @@ class Recipe:
     settings: Mapping[str, Any] = field(default_factory=dict)
     calibrated: bool = False
     packages: tuple[str, ...] = ("onnx", "onnxruntime")
+    formats: tuple[str, ...] = ("onnx",)
     version: int = 1
 
     @property
@@ -59,6 +64,8 @@ class Recipe:
 
 
 _INT8 = "hil.controller.flows.onnx_int8"
+_PT2E = "hil.controller.flows.pt2_int8"
+_PT2E_PACKAGES = ("torch", "torchao", "executorch")
 _BUILT_IN = MappingProxyType(
     {
         "float16": Recipe("hil.controller.flows.onnx_float16:to_float16"),
@@ -70,6 +77,21 @@ _BUILT_IN = MappingProxyType(
         # uint8: older releases of ONNX Runtime have no ConvInteger for int8 weights.
         "dynamic-int8": Recipe(
             f"{_INT8}:quantize_dynamic", {"per_channel": False, "reduce_range": False, "weights": "uint8"}
+        ),
+        # PyTorch's own way, for what XNNPACK computes in int8.
+        "pt2e-static-int8": Recipe(
+            f"{_PT2E}:quantize_static",
+            {"per_channel": True},
+            calibrated=True,
+            packages=_PT2E_PACKAGES,
+            formats=("pt2",),
+        ),
+        "pt2e-dynamic-int8": Recipe(
+            f"{_PT2E}:quantize_dynamic",
+            {"per_channel": True},
+            calibrated=True,
+            packages=_PT2E_PACKAGES,
+            formats=("pt2",),
         ),
     }
 )
@@ -142,8 +164,12 @@ def apply_recipe(
     settings = check_settings(flow)
     recipe = recipes()[flow.recipe]
     model = import_model(path, dims=dims, isolated=shop.isolated, cache=shop.cache)
-    if model.format != "onnx":
-        raise ImportFailed(f"the recipe {flow.recipe} takes ONNX models: {path.name} is {model.format}", stage="import")
+    if model.format not in recipe.formats:
+        taken = " and ".join(recipe.formats)
+        raise ImportFailed(
+            f"the recipe {flow.recipe} takes models of the format {taken}: {path.name} is {model.format}",
+            stage="import",
+        )
     count = settings.pop(_SAMPLES, 0)
     samples = calibration_samples(model, inputs, count) if recipe.calibrated else []
     key = Cache.key(
@@ -170,17 +196,19 @@ def apply_recipe(
                 "samples": [str(one) for one in folders],
                 **settings,
             }
-            _call(recipe, flow.recipe, model, arguments, shop, log)
+            notes = _call(recipe, flow.recipe, model, arguments, shop, log)
+            if notes:
+                (folder / NOTES).write_text(json.dumps(notes))
 
     meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
     entry, _ = shop.cache.get_or_make(key, meta, make)
     return entry / path.name
 
 
-def _call(recipe: Recipe, name: str, model: Model, arguments: dict[str, Any], shop: Workshop, log: Path) -> None:
+def _call(recipe: Recipe, name: str, model: Model, arguments: dict[str, Any], shop: Workshop, log: Path) -> Any:
     what = f"the recipe {name} cannot be applied to {model.path.name}"
     try:
-        shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
+        return shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
     except IsolatedTimeout as error:
         raise StageTimeout(f"the recipe {name} {error.message}", stage="import", detail=error.detail) from error
     except (ImportFailed, IsolatedCrash, IsolatedFailure) as error:

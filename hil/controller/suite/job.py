@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import hil
 from hil.controller.cache import Cache
 from hil.controller.case import Options, Workshop
 from hil.controller.choice import BoardChoice, choose
@@ -19,6 +16,7 @@ from hil.controller.isolated import Isolated
 from hil.controller.pipeline import check_options
 from hil.controller.suite.engine import Engine, Plan
 from hil.controller.suite.expected import Expectations
+from hil.controller.suite.made_with import versions
 from hil.controller.suite.outcome import record_of
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports import write_reports
@@ -26,7 +24,6 @@ from hil.controller.suite.request import Request
 from hil.controller.suite.sources import open_suite
 from hil.controller.suite.spec import CaseSpec, Suite
 from hil.controller.suite.store import SuiteRun, default_folder
-from hil.controller.versions import version
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, UsageError
 from hil.results import Outcome, exit_code_of
 
@@ -255,17 +252,6 @@ def _run(
 
 def _resume_command(folder: Path) -> str:
     return shlex.join(["hil", "suite", "run", "--resume", str(folder)])
-
-
-def versions() -> dict[str, str]:
-    """What a run was made with: tool -> version."""
-    packages = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
-    return {
-        "hil": hil.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-    }
 
 
 def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:

@@ -18,6 +18,7 @@ from hil.controller.flows import Flow, apply_recipe
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of
+from hil.controller.references import default_references
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.digest import digest_file, digest_of
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
@@ -155,6 +156,11 @@ class _Whole:
         inputs = self.inputs(shop)
         path = self._after_recipe(shop, log)
         expected = _read(self.source.expected)
+        if not expected and not default_references(plain):
+            raise ImportFailed(
+                f"a {plain.format} model has no reference to be compared with",
+                hint=f"say what it should give in {self.source.path.stem}.expected.npz beside it",
+            )
         if path == plain.path:
             return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
         return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)

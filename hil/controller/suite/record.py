@@ -12,7 +12,7 @@ class CaseRecord:
     """One case's end. Everything in it is what JSON can say.
 
     Attributes:
-        id, model, layer, op: of the :class:`~hil.controller.suite.spec.CaseSpec`.
+        id, model, layer, op, params: of the :class:`~hil.controller.suite.spec.CaseSpec`.
         suite, flow, runtime: what it ran in.
         board, hw_type: which board ran it, as results call it, and its hardware type; "" where none did.
         outcome: a word of :class:`hil.results.Outcome`, expected failures taken into account.
@@ -27,6 +27,7 @@ class CaseRecord:
         program: digest of the file that the runtime opens; "" where there is none. What was compiled together has
             the same.
         cached: whether the program came out of the cache, or None where nothing was compiled.
+        notes: what the compiler told of its work: of a program's delegation, say. See :class:`hil.bundle.Artifact`.
         outputs: one comparison an output with the flow's own reference: fields of
             :class:`hil.results.OutputComparison` and ``mismatch_share``; JSON has no inf or nan, they are texts.
         against: who that reference was.
@@ -51,6 +52,7 @@ class CaseRecord:
     ended: str
     layer: str = ""
     op: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
     board: str = ""
     hw_type: str = ""
     stage: str = ""
@@ -64,6 +66,7 @@ class CaseRecord:
     artifact_bytes: int | None = None
     program: str = ""
     cached: bool | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[Mapping[str, Any], ...] = ()
     against: str = ""
     plain_outputs: tuple[Mapping[str, Any], ...] = ()

@@ -12,6 +12,7 @@ from hil.controller.suite.folder import models_at
 from hil.controller.suite.model_cases import LayerChoice, cases_of
 from hil.controller.suite.operators import operator_cases
 from hil.controller.suite.spec import Suite
+from hil.controller.suite.torch_cases import starts_from_torch, torch_cases
 from hil.controller.suite.zoo import zoo_models
 from hil.errors import UsageError, did_you_mean
 
@@ -34,9 +35,10 @@ def open_suite(
     """The cases of a suite, in order. Nothing is compiled yet; models are read, to know their layers.
 
     Args:
-        source: ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), a model's file, or a
-            folder: every model in it and below, but for hidden files. Beside a model may lie ``NAME.inputs.npz``,
-            ``NAME.expected.npz`` (input or output -> tensor) and ``NAME.calibration.npz`` (input -> tensors, stacked).
+        source: ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), both of ExecuTorch's
+            backend tester for a flow that starts from PyTorch; a model's file, or a folder: every model in it and
+            below, but for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or
+            output -> tensor) and ``NAME.calibration.npz`` (input -> tensors, stacked).
         flow: what models are made into: a flow's recipe is applied before a model is cut into layers.
         shop: the cache, and processes to read models in.
         layers: a case for each layer of a model, besides the one for the whole.
@@ -51,6 +53,8 @@ def open_suite(
     Raises:
         UsageError: there is no such suite, file or folder, or the file is no model.
     """
+    if source in BUILT_IN and starts_from_torch(flow):
+        return Suite(source, source, torch_cases(source, flow, shop), _SHIPPED / f"{source}_torch.toml")
     if source == "operators":
         return Suite(source, source, operator_cases(flow, shop), _SHIPPED / "operators.toml")
     choice = LayerChoice(group, layer_inputs) if layers else None

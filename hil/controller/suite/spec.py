@@ -48,6 +48,7 @@ class CaseSpec:
         layer: the layer's name; "" is the whole model.
         op: the operator, or those of a group (``Conv+Relu``); "" is a whole model.
         content: digest of all that it is made from. A run that is gone on with runs a case again where it is another.
+        params: what its test is parametrised by, such as ``dtype``.
     """
 
     id: str
@@ -56,6 +57,7 @@ class CaseSpec:
     layer: str = ""
     op: str = ""
     content: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from hil.controller.runs import jsonable
 from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.reports.delegation import Delegation, lowering_words
 from hil.controller.suite.reports.load import SuiteResults
 from hil.controller.suite.reports.texts import plain, shortened
 from hil.controller.suite.reports.totals import WHOLE_MODEL, Totals, host_seconds, kind_of, worst
@@ -102,6 +103,7 @@ def _data(run: SuiteResults) -> Any:
 
 def _case(record: CaseRecord) -> dict[str, Any]:
     place, plain_place = worst(record.outputs), worst(record.plain_outputs)
+    shared = Delegation.of(record)
     found: dict[str, Any] = {
         **{
             name: getattr(record, name)
@@ -111,7 +113,9 @@ def _case(record: CaseRecord) -> dict[str, Any]:
             name: getattr(record, name)
             for name in ("message", "hint", "against", "confirmed", "repeat", "diff", "folder", "iterations")
         },
-        **{name: getattr(record, name) for name in ("expectation", "attempts", "cached", "started")},
+        **{name: getattr(record, name) for name in ("expectation", "attempts", "cached", "started", "params")},
+        "delegated": "" if shared is None else shared.words,
+        "lowering": lowering_words(record),
         "ended": record.ended if record.ended != record.outcome else "",
         "plainAgainst": record.plain_against,
         "detail": shortened(record.detail),

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.reports.delegation import COLUMNS, cells, is_told
 from hil.controller.suite.reports.load import SuiteResults
 from hil.controller.suite.reports.texts import plain
 from hil.controller.suite.reports.totals import worst
@@ -37,7 +38,12 @@ _OUTPUT_STATISTICS = (
 
 
 def cases_csv(run: SuiteResults) -> str:
-    """A row a case: what it was, where it ended, seconds of each stage, and the statistics of its worst output."""
+    """A row a case: what it was, where it ended, seconds of each stage, and the statistics of its worst output.
+
+    Where compilers told of their work, or tests have parameters, those columns come last:
+    :data:`hil.controller.suite.reports.delegation.COLUMNS`.
+    """
+    told = is_told(run.records)
     header = (
         *_WHAT,
         *_TIMINGS,
@@ -52,8 +58,9 @@ def cases_csv(run: SuiteResults) -> str:
         "confirmed",
         "attempts",
         "message",
+        *(COLUMNS if told else ()),
     )
-    return _csv(header, (_case(record) for record in run.records))
+    return _csv(header, ([*_case(record), *(cells(record) if told else ())] for record in run.records))
 
 
 def outputs_csv(run: SuiteResults) -> str:

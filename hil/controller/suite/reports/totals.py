@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.reports.delegation import summary_words
 from hil.controller.suite.reports.load import SuiteResults
 from hil.controller.suite.reports.texts import counted
 from hil.errors import EXIT_OK, EXIT_STAGE
@@ -49,6 +50,7 @@ class Totals:
         expected: how many failed as expected.
         confirmed: how many mismatches that were run again turned out "always wrong", "flaky", "one bad board".
         retries: how often a case was tried again because the infrastructure failed; of these, ``retried`` cases.
+        delegated: how much of the programs a backend took over, in words; "" where no compiler told.
     """
 
     outcomes: Mapping[str, int]
@@ -60,6 +62,7 @@ class Totals:
     confirmed: Mapping[str, int]
     retries: int
     retried: int
+    delegated: str = ""
 
     @classmethod
     def of(cls, run: SuiteResults) -> Totals:
@@ -82,11 +85,15 @@ class Totals:
             confirmed=_counts(record.confirmed for record in records if record.confirmed),
             retries=sum(retries),
             retried=len(retries),
+            delegated=summary_words(records),
         )
 
     @property
     def words(self) -> list[str]:
-        """What is neither a pass nor a failure and must not be hidden, in words; what did not happen is left out."""
+        """What is neither a pass nor a failure and must not be hidden, in words; what did not happen is left out.
+
+        The share that was delegated is the last of them.
+        """
         said = []
         if self.expected:
             said.append(f"{self.expected} failed as expected")
@@ -98,6 +105,8 @@ class Totals:
         if self.retries:
             times = "once" if self.retries == 1 else f"{self.retries} times"
             said.append(f"the infrastructure failed {times}: {counted(self.retried, 'case')} tried again")
+        if self.delegated:
+            said.append(self.delegated)
         return said
 
 

@@ -30,6 +30,24 @@ def test_models_of_every_format_are_found_at_any_depth_by_path(folder):
     assert names(models_at(place)) == ["a", "b", "d", "c"]
 
 
+def test_models_of_other_frameworks_are_found(folder):
+    place = folder("a.tflite", "b.pte", "c.bpte", "d.pt2", "e.keras")
+    assert names(models_at(place)) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_saved_model_is_called_by_its_folder_and_its_other_files_are_no_models(folder):
+    place = folder("net/saved_model.pb", "net/fingerprint.pb", "net/keras_metadata.pb", "graph.pb")
+    (found,) = models_at(place)
+    assert (found.name, found.path) == ("net", place / "net" / "saved_model.pb")
+    np.savez(place / "net.inputs.npz", x=np.zeros(3, np.float32))
+    assert list(found.given()) == ["x"]
+
+
+def test_one_file_of_a_saved_model_that_is_no_model_is_refused(folder):
+    with pytest.raises(UsageError, match=r"fingerprint\.pb is no kind of model"):
+        models_at(folder("net/fingerprint.pb") / "net" / "fingerprint.pb")
+
+
 def test_what_is_hidden_or_no_model_is_left_out(folder):
     place = folder(".git/a.onnx", ".b.onnx", "expected.toml", "c.calibration.npz", "c.onnx.data", "README.md", "c.onnx")
     assert names(models_at(place)) == ["c"]

@@ -76,6 +76,8 @@ function facts(one) {
     ["device, median", [one.p50 && duration(one.p50 / 1e9), one.iterations > 1 && ` of ${one.iterations} iterations`]],
     ["host", [timings]],
     ["program", [one.bytes && bytes(one.bytes), one.cached !== undefined && (one.cached ? ", from the cache" : ", compiled")]],
+    ["delegated", [one.delegated, one.delegated && one.lowering && `; ${one.lowering}`]],
+    ["parameters", [Object.entries(one.params || {}).map(([name, value]) => `${name} ${value}`).join(", ")]],
     ["kept in", [folder]],
   ];
   return el("section", {}, el("dl", {}, rows.filter(([, words]) => words.some(Boolean))

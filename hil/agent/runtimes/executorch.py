@@ -1,0 +1,186 @@
+"""ExecuTorch: ``.pte`` and ``.bpte`` files by the Python package, with its portable kernels and XNNPACK.
+
+The package's library needs PyTorch's, whose import takes seconds: neither is imported before a program is to be loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.errors import HilError, LoadFailed, RunFailed
+from hil.executorch_file import Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
+from hil.flatbuffer import Damaged
+from hil.tensors import Array, TensorSpec, dtype_of
+from hil.torch_values import from_torch, to_torch
+
+DEVICE = "cpu"
+# The codes of ExecuTorch's error.h that a program can end in.
+_ERRORS = {
+    0x01: "Internal",
+    0x02: "InvalidState",
+    0x10: "NotSupported",
+    0x11: "NotImplemented",
+    0x12: "InvalidArgument",
+    0x13: "InvalidType",
+    0x14: "OperatorMissing",
+    0x20: "NotFound",
+    0x21: "MemoryAllocationFailed",
+    0x22: "AccessFailed",
+    0x23: "InvalidProgram",
+    0x24: "InvalidExternalData",
+    0x25: "OutOfResources",
+    0x30: "DelegateInvalidCompatibility",
+    0x31: "DelegateMemoryAllocationFailed",
+    0x32: "DelegateInvalidHandle",
+}
+_CODE = re.compile(r"(?:0x:?)([0-9a-f]+)\b", re.IGNORECASE)
+
+
+class ExecuTorchRuntime:
+    """Loads programs with ExecuTorch's Python package; what a program delegates, it was compiled for."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        pass
+
+    @staticmethod
+    def describe() -> dict[str, Any]:
+        """The package's version; there is one device, the CPU."""
+        return {"version": version("executorch"), "devices": [DEVICE]}
+
+    @staticmethod
+    def preload() -> None:
+        """Import the library, PyTorch with it: seconds, which a worker forked afterwards does not need."""
+        _library()
+
+    def prepare(self, device: str) -> None:
+        """Nothing: there is one device, and the library is there."""
+
+    def load(self, folder: Path, main: str, device: str, function: str) -> ExecuTorchProgram:
+        """Load a method of a program, ``function``; "" is the only one, or ``forward``."""
+        if device not in ("", DEVICE):
+            raise LoadFailed(f"ExecuTorch has no device {device!r}", hint=f"it has {DEVICE}")
+        library = _library()
+        try:
+            data = mapped(folder / main)
+            methods = read_methods(data)
+            method = pick_method(methods, function)
+            if method is None:
+                raise LoadFailed(
+                    f"{main} has no method {function!r}" if function else f"{main} has {len(methods)} methods",
+                    hint=f"--function with one of {', '.join(methods) or 'none'}",
+                )
+            _check_needs(library, main, method)
+            checked = {"program_verification": library.Verification.InternalConsistency}
+            if is_bundle(data):
+                held = bytes(program_in(data))
+                program = library._load_program_from_buffer(held, **checked)
+            else:
+                held = b""
+                program = library._load_program(str(folder / main), **checked)
+            return ExecuTorchProgram((held, program), program.load_method(method.name), method)
+        except Damaged as error:
+            raise LoadFailed(f"ExecuTorch cannot load {main}: {error}") from error
+        except RuntimeError as error:
+            raise LoadFailed(f"ExecuTorch refused {main}: {_told(error)}") from error
+
+
+class ExecuTorchProgram:
+    """A method, loaded.
+
+    Args:
+        held: the program and, where it was not a file, its bytes, which it points into: they must outlive the method.
+        loaded: the method, as the library has it.
+        method: what the file says of it.
+    """
+
+    def __init__(self, held: tuple[bytes, Any], loaded: Any, method: Method) -> None:
+        self._held = held
+        self._loaded = loaded
+        self._method = method
+        self.function = method.name
+        self._taken, self.inputs = _places(method.input_specs())
+        self._given, self.outputs = _places(method.output_specs())
+        self._arguments: list[Any] = [value.constant for value in method.inputs]
+
+    def bind(self, inputs: list[Array]) -> None:
+        """Make tensors of the inputs that lie in memory as the program wants them.
+
+        The library believes that they do: it would read others wrongly, and say nothing.
+        """
+        for place, spec, array in zip(self._taken, self.inputs, inputs, strict=True):
+            self._arguments[place] = _tensor(spec.name, array, self._method.inputs[place])
+
+    def run(self) -> None:
+        """One execution. It takes the inputs again: their memory may be used for other tensors once they were read."""
+        try:
+            self._loaded.set_inputs(self._arguments)
+            self._loaded.execute()
+        except RuntimeError as error:
+            raise RunFailed(f"ExecuTorch failed to run {self.function}: {_told(error)}") from error
+
+    def fetch(self) -> list[Array]:
+        """The outputs of the last run, copied: the next one writes into the same memory."""
+        found = self._loaded.get_outputs(clone_outputs=True)
+        return [
+            np.asarray(found[place], dtype_of(spec.dtype))
+            if isinstance(found[place], int | float)
+            else from_torch(found[place])
+            for place, spec in zip(self._given, self.outputs, strict=True)
+        ]
+
+
+def _places(specs: list[tuple[int, TensorSpec]]) -> tuple[list[int], tuple[TensorSpec, ...]]:
+    return [place for place, _ in specs], tuple(spec for _, spec in specs)
+
+
+def _library() -> Any:
+    """The package's library.
+
+    ``executorch.extension.pybindings.portable_lib``, which hands it out, would import the exporter as well.
+    """
+    try:
+        import torch  # noqa: F401 (it loads the libraries that the next one needs)
+        from executorch.extension.pybindings import _C
+    except (ImportError, OSError, RuntimeError) as error:
+        raise LoadFailed(
+            f"ExecuTorch's library cannot be imported on this board: {error}", hint="pip install torch executorch"
+        ) from error
+    return _C
+
+
+def _check_needs(library: Any, main: str, method: Method) -> None:
+    """Say what a program needs that is not here, by name; the library itself says a number."""
+    if lacking := [name for name in method.backends if not library._is_available(name)]:
+        there = [name for name in library._get_registered_backend_names() if library._is_available(name)]
+        raise LoadFailed(
+            f"{main} delegates to {' and '.join(lacking)}, which this board's ExecuTorch does not have",
+            hint=f"it has {', '.join(there) or 'none'}: compile the model for that, or with --backend=portable",
+        )
+    known = set(library._get_operator_names())
+    if lacking := [name for name in method.operators if name not in known]:
+        raise LoadFailed(
+            f"{main} calls {', '.join(lacking)}: this board's ExecuTorch has no such operator",
+            hint="its kernels are those of PyTorch's core operators: export the model with those",
+        )
+
+
+def _tensor(name: str, array: Array, value: Value) -> Any:
+    if value.dynamic and any(size > most for size, most in zip(array.shape, value.sizes, strict=True)):
+        most = "x".join(map(str, value.sizes))
+        raise RunFailed(f"{name} is {'x'.join(map(str, array.shape))}: the program was exported for {most} at most")
+    try:
+        return to_torch(array, value.order)
+    except HilError as error:
+        raise RunFailed(f"{name}: {error.message}") from error
+
+
+def _told(error: RuntimeError) -> str:
+    """The library's words, with the name of the error that it gives as a number."""
+    code = _CODE.search(str(error))
+    name = _ERRORS.get(int(code[1], 16), "") if code else ""
+    return f"{error} {name}".rstrip()

@@ -1,0 +1,188 @@
+"""Cases of ExecuTorch's backend tester as hil ran them, beside the tester's own word. `scripts/check-executorch` is it.
+
+The tester compares within atol 0.1 and rtol 0.04, does not run what was not delegated, and skips what it knows the
+portable kernels lack; hil does all of that, more strictly. So a case may end worse in hil, but never better.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cache import Cache
+from hil.controller.case import Workshop
+from hil.controller.flows import load_flow
+from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.controller.suite.record import CaseRecord
+from hil.controller.suite.reports.delegation import Delegation
+from hil.controller.suite.store import SuiteRun
+from hil.controller.suite.torch_cases import TorchTest, torch_tests
+from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
+from hil.testing import stock_executorch
+
+TIMEOUT_S = 900.0
+_RUN = f"{stock_executorch.__name__}:run"
+_SHOWN = 100
+CRASHED = "CRASHED"
+# The tester's result -> what hil's outcome may be beside it.
+OUTCOMES: Mapping[str, tuple[str, ...]] = {
+    "SUCCESS": ("PASS",),
+    "SUCCESS_UNDELEGATED": ("PASS",),
+    "SKIPPED": ("IMPORT_ERROR", "SKIP"),
+    "QUANTIZE_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "IMPORT_ERROR"),
+    "LOWER_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH"),
+    "PTE_LOAD_FAIL": ("LOAD_ERROR",),
+    # The tester loads in the same breath as it runs.
+    "PTE_RUN_FAIL": ("LOAD_ERROR", "RUN_ERROR", "RUN_CRASH"),
+    "OUTPUT_MISMATCH_FAIL": ("FAIL",),
+    "UNKNOWN_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "LOAD_ERROR", "RUN_ERROR"),
+    CRASHED: ("COMPILE_CRASH", "RUN_CRASH"),
+}
+SAME = "the same"
+STRICTER = "wrong in hil's tolerance, not in the tester's"
+NOT_RUN = "the tester does not run it"
+DIFFERENT = "DIFFERENT"
+KINDS = (SAME, STRICTER, NOT_RUN, DIFFERENT)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How hil's outcome and the tester's result compare."""
+
+    id: str
+    kind: str
+    hil: str
+    tester: str
+
+
+def compare_outcomes(record: CaseRecord, stock: Mapping[str, Any]) -> Finding:
+    """Whether hil finds what the tester finds, and shares a program out as it does."""
+    result, ended = stock["result"], record.ended
+    told = f"{ended}: {record.message}" if record.message else ended
+    words = f"{result}: {stock['message'][:300]}" if stock["message"] else result
+    mine, other = _shares(record), _stock_shares(stock)
+    if mine is not None and other is not None and mine != other:
+        return Finding(record.id, DIFFERENT, f"{told}; {_told(mine)}", f"{words}; {_told(other)}")
+    if ended in OUTCOMES[result]:
+        kind = SAME
+    elif result in ("SKIPPED", "SUCCESS_UNDELEGATED"):
+        kind = NOT_RUN
+    elif result == "SUCCESS" and ended == "FAIL":
+        kind = STRICTER
+    else:
+        kind = DIFFERENT
+    return Finding(record.id, kind, told, words)
+
+
+Shares = tuple[dict[str, int], dict[str, int]]
+
+
+def _shares(record: CaseRecord) -> Shares | None:
+    """What was delegated and what was left, operators by the names that both have for them."""
+    shared = Delegation.of(record)
+    return None if shared is None else (_plain(shared.delegated), _plain(shared.undelegated))
+
+
+def _stock_shares(stock: Mapping[str, Any]) -> Shares | None:
+    return None if stock["delegated"] is None else (_plain(stock["delegated"]), _plain(stock["undelegated"]))
+
+
+def _plain(counts: Mapping[str, int]) -> dict[str, int]:
+    """hil says ``aten.sin.default`` where the tester says ``aten::sin``."""
+    return {name.replace("::", ".").removesuffix(".default"): count for name, count in counts.items()}
+
+
+def _told(shares: Shares) -> str:
+    return f"delegated {shares[0]}, left {shares[1]}"
+
+
+def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> Mapping[str, Any]:
+    """The tester's own word on a test."""
+    where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
+    nothing: dict[str, Any] = {"delegated": None, "undelegated": None, "outputs": []}
+    if test.skipped or test.problem:
+        return {**nothing, "result": "SKIPPED", "message": test.skipped or test.problem}
+    try:
+        found: Mapping[str, Any] = isolated.call(_RUN, {**where, "flow": flow}, timeout=TIMEOUT_S, log=log)
+    except IsolatedError as error:
+        result = CRASHED if isinstance(error, IsolatedCrash) else "UNKNOWN_FAIL"
+        return {**nothing, "result": result, "message": error.message}
+    return found
+
+
+def stock_name(flow: str) -> str:
+    """What the tester calls one of hil's flows: ``xnnpack_static_int8_per_channel``, ``portable``."""
+    return flow.removeprefix("executorch-").replace("-", "_")
+
+
+@click.command(epilog="Example: scripts/check-executorch --flow xnnpack --filter 'add*'")
+@click.argument("suite", type=click.Choice(["operators", "models"]), default="operators")
+@click.option("--flow", default="xnnpack", show_default=True, help="One of hil's flows that the tester has as well.")
+@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="As for hil suite run; repeats.")
+@click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def main(suite: str, flow: str, patterns: tuple[str, ...], jobs: int | None, as_json: bool) -> int:
+    """Run ExecuTorch's backend tester and hil on the same cases, and compare outcomes and what was delegated.
+
+    Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.
+    """
+    with tempfile.TemporaryDirectory(prefix="hil-check-") as folder, Isolated(jobs) as isolated:
+        shop = Workshop(Cache(), isolated)
+        tests = {test.id: test for test in torch_tests(suite, load_flow(flow), shop)}
+        records = _run_hil(suite, flow, patterns, jobs, Path(folder) / "run").records()
+        if not records:
+            return EXIT_NOTHING_RAN
+        if strange := next((record.id for record in records if record.id not in tests), None):
+            raise UsageError(f"the flow {flow} has no cases of ExecuTorch's tester: {strange}")
+        log = Path(folder) / "stock.log"
+
+        def check(record: CaseRecord) -> Finding:
+            return compare_outcomes(record, stock_result(tests[record.id], stock_name(flow), isolated, log))
+
+        with concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
+            findings = list(pool.map(check, records))
+    counts = {kind: sum(one.kind == kind for one in findings) for kind in KINDS}
+    if as_json:
+        told = {"schema": 1, "suite": suite, "flow": flow, "counts": counts}
+        print(json.dumps({**told, "cases": [asdict(one) for one in findings]}))
+    else:
+        _print(counts, findings)
+    return EXIT_FAIL if counts[DIFFERENT] else EXIT_OK
+
+
+def _run_hil(suite: str, flow: str, patterns: Sequence[str], jobs: int | None, out: Path) -> SuiteRun:
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", suite, "--flow", flow]
+    command += [part for pattern in patterns for part in ("--filter", pattern)]
+    command += ["--out", str(out), *(["-j", str(jobs)] if jobs else [])]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    if not (out / "results.jsonl").exists():
+        raise HilError(f"hil suite run ended with {done.returncode}")
+    return SuiteRun.open(out)
+
+
+def _print(counts: Mapping[str, int], findings: Sequence[Finding]) -> None:
+    for kind, count in counts.items():
+        click.echo(f"{count:6}  {kind}")
+    for one in [one for one in findings if one.kind in (DIFFERENT, STRICTER)][:_SHOWN]:
+        click.echo(f"{one.id} ({one.kind})\n  hil:    {one.hil}\n  tester: {one.tester}")
+
+
+if __name__ == "__main__":
+    try:
+        code = main(standalone_mode=False, prog_name="scripts/check-executorch")
+    except HilError as error:
+        click.echo(f"check-executorch: {error}", err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = EXIT_USAGE
+    sys.exit(code)

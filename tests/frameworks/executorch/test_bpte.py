@@ -1,0 +1,218 @@
+"""Bundled programs to and from stock ExecuTorch: what it writes runs on boards, what hil writes it verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("executorch")
+
+from executorch_programs import Conv, Linear, export, save_bpte, save_pt2, stock_verdict  # noqa: E402
+
+import hil  # noqa: E402
+from hil.bundle import Artifact  # noqa: E402
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite  # noqa: E402
+from hil.controller.bundles.bpte import read_bpte, write_bpte  # noqa: E402
+from hil.controller.cache import Cache  # noqa: E402
+from hil.controller.case import Case, Options, Workshop  # noqa: E402
+from hil.controller.isolated import Isolated  # noqa: E402
+from hil.controller.opening import AnyBoard  # noqa: E402
+from hil.controller.pipeline import conclude  # noqa: E402
+from hil.controller.references import expected_result  # noqa: E402
+from hil.errors import UsageError  # noqa: E402
+from hil.results import RunResult  # noqa: E402
+from hil.tensors import TensorSpec  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+Outputs = list["torch.Tensor"]
+
+
+class Mixed(torch.nn.Module):
+    """Floats and large integers side by side."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x / 3, (x * 1e6).to(torch.int64)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with Isolated(1) as isolated:
+        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+@pytest.fixture(scope="module")
+def board() -> Iterator[AnyBoard]:
+    with hil.connect("sim", runtime="executorch") as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def judged(shop: Workshop, board: AnyBoard) -> Callable[[Bundle, Path], list[bool]]:
+    """What hil says of each case of a bundle, on the simulator."""
+
+    def judge(bundle: Bundle, folder: Path) -> list[bool]:
+        place = folder / "program"
+        place.mkdir(parents=True)
+        artifact = bundle.extract(place)
+        board.push(artifact, lambda sent, total: None)
+        verdicts = []
+        (method,) = bundle.methods
+        with board.load(artifact, timeout=120) as program:
+            for given in method.cases:
+                result, _ = program.run(given.inputs)
+                expected = {"expected": dict(given.expected_outputs), "rtol": given.rtol, "atol": given.atol}
+                verdicts.append(bool(_concluded(result, expected, shop)))
+        return verdicts
+
+    return judge
+
+
+def _concluded(result: RunResult, expected: dict[str, Any], shop: Workshop) -> Case:
+    case = Case("case", Path("case"), Options(**expected), Path())
+    case.result = result
+    case.references = [expected_result(expected["expected"], None)]
+    return conclude(case, shop)
+
+
+def test_a_stock_bundle_runs_on_a_board_and_comes_back_the_same(shop, judged, tmp_path: Path):
+    module = Linear()
+    cases = [([x], list(module(x))) for x in (X, X * 2, -X)]
+    stock = save_bpte(tmp_path / "stock.bpte", export(module, [X]), cases)
+    bundle = read_bpte(stock, shop=shop)
+    (method,) = bundle.methods
+    assert (method.name, len(method.cases)) == ("forward", 3)
+    assert judged(bundle, tmp_path) == [stock_verdict(stock, case) for case in range(3)] == [True] * 3
+    again = tmp_path / "again.bpte"
+    write_bpte(bundle, again, shop=shop)
+    assert again.read_bytes() == stock.read_bytes()
+
+
+def test_a_bundle_of_hil_is_verified_by_stock_executorch(shop, board, tmp_path: Path):
+    x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    model = save_pt2(tmp_path / "conv.pt2", export(Conv(), [x]))
+    case = hil.run(model, board, {"x": x.numpy()}, shop=shop, runtime="executorch")
+    assert case, (case.reason, case.error)
+    right = case.references[0].outputs
+    wrong = {name: value + 1 for name, value in right.items()}
+    cases = [MethodTestCase(case.inputs, right), MethodTestCase(case.inputs, wrong, name="wrong")]
+    bundle = Bundle.create(case.artifact, [MethodTestSuite("forward", cases)])
+    write_bpte(bundle, tmp_path / "conv.bpte", shop=shop)
+    assert stock_verdict(tmp_path / "conv.bpte", 0, 1e-4, 1e-4)
+    assert not stock_verdict(tmp_path / "conv.bpte", 1, 1e-4, 1e-4)
+
+
+def test_cases_with_channels_last_are_judged_where_the_stock_verifier_aborts(shop, judged, tmp_path: Path):
+    x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        y = Conv()(x)
+    stock = save_bpte(
+        tmp_path / "last.bpte", export(Conv(), [x]), [([x], [y]), ([x], [y + 1]), ([x], [y.contiguous()])]
+    )
+    bundle = read_bpte(stock, shop=shop)
+    (method,) = bundle.methods
+    np.testing.assert_array_equal(method.cases[0].inputs["input0"], x.numpy())
+    np.testing.assert_array_equal(method.cases[2].expected_outputs["output0"], y.numpy())
+    loose = replace(method, cases=tuple(replace(case, rtol=1e-4, atol=1e-4) for case in method.cases))
+    assert judged(replace(bundle, methods=(loose,)), tmp_path) == [True, False, True]
+
+
+def test_hil_finds_what_the_stock_verifier_finds(shop, judged, tmp_path: Path):
+    class Third(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 3
+
+    x = X + 3
+    y = x / 3
+    changed = {
+        "as it is": y,
+        "one element": _at(y, 0, 1.0),
+        "not a number": _at(y, 0, float("nan")),
+        "infinite": _at(y, 0, float("inf")),
+        "within the relative tolerance": y * (1 + 0.9e-5),
+        "beyond it": y * (1 + 1.2e-5),
+        "all zero": y * 0,
+        "other signs": -y,
+    }
+    stock = save_bpte(tmp_path / "third.bpte", export(Third(), [x]), [([x], [one]) for one in changed.values()])
+    found = [stock_verdict(stock, case) for case in range(len(changed))]
+    assert [name for name, agrees in zip(changed, found, strict=True) if agrees] == [
+        "as it is",
+        "within the relative tolerance",
+    ]
+    assert judged(read_bpte(stock, shop=shop), tmp_path) == found
+
+
+def test_an_integer_off_by_one_fails_beside_floats_however_large_it_is(shop, judged, tmp_path: Path):
+    x = X + 3
+    fraction, integer = Mixed()(x)
+    assert integer.abs().max() > 1e6
+    stock = save_bpte(
+        tmp_path / "mixed.bpte", export(Mixed(), [x]), [([x], [fraction, integer]), ([x], [fraction, integer + 1])]
+    )
+    assert [stock_verdict(stock, case) for case in (0, 1)] == [True, False]
+    assert judged(read_bpte(stock, shop=shop), tmp_path) == [True, False]
+
+
+def test_not_a_number_where_it_is_expected_agrees_for_both(shop, judged, tmp_path: Path):
+    class Log(torch.nn.Module):
+        def forward(self, x):
+            return torch.log(x)
+
+    expected = torch.log(X)
+    assert expected.isnan().any()
+    stock = save_bpte(tmp_path / "log.bpte", export(Log(), [X]), [([X], [expected]), ([X], [expected.nan_to_num()])])
+    assert [stock_verdict(stock, case) for case in (0, 1)] == [True, False]
+    assert judged(read_bpte(stock, shop=shop), tmp_path) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "said"),
+    [
+        ([torch.zeros(4, 2)], lambda: list(Linear()(X)), "input 'input0' is 4x2 float32, the method takes 2x4 float32"),
+        ([torch.zeros(2, 5)], lambda: list(Linear()(X)), "input 'input0' is 2x5 float32"),
+        ([X], lambda: [Linear()(X)[0].T.contiguous(), X + 1], "output 'output0' is 3x2 float32, the method gives 2x3"),
+        ([X], lambda: [], "0 outputs, the method has 2"),
+    ],
+)
+def test_cases_that_stock_bundling_accepts_are_refused_where_they_do_not_fit(
+    shop, tmp_path: Path, inputs: Outputs, outputs: Callable[[], Outputs], said: str
+):
+    stock = save_bpte(tmp_path / "wrong.bpte", export(Linear(), [X]), [([X], list(Linear()(X))), (inputs, outputs())])
+    with pytest.raises(UsageError, match="case 1") as error:
+        read_bpte(stock, shop=shop)
+    assert said in error.value.message
+
+
+def test_a_number_other_than_the_programs_own_is_refused(shop, tmp_path: Path):
+    class Scaled(torch.nn.Module):
+        def forward(self, x, factor: int):
+            return x * factor
+
+    stock = save_bpte(tmp_path / "scaled.bpte", export(Scaled(), [X, 3]), [([X, 3], [X * 3]), ([X, 4], [X * 4])])
+    with pytest.raises(UsageError, match="case 1: input 1 is 4, the program has 3 there, always"):
+        read_bpte(stock, shop=shop)
+
+
+def test_what_is_no_program_of_executorch_has_no_place_in_a_bpte(shop, tmp_path: Path):
+    file = tmp_path / "a.bin"
+    file.write_bytes(b"x")
+    spec = (TensorSpec("x", "float32", (1,)),)
+    artifact = Artifact("iree", file.name, {file.name: file}, {}, "main", "-", inputs=spec, outputs=spec)
+    one = np.ones(1, np.float32)
+    bundle = Bundle.create(artifact, [MethodTestSuite("main", [MethodTestCase([one], [one])])])
+    with pytest.raises(UsageError, match="this bundle's is for iree"):
+        write_bpte(bundle, tmp_path / "a.bpte", shop=shop)
+
+
+def _at(y: torch.Tensor, index: int, value: float) -> torch.Tensor:
+    changed = y.clone()
+    changed.reshape(-1)[index] = value
+    return changed

@@ -1,0 +1,129 @@
+"""The compiler executorch: programs, what it tells of them, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("executorch")
+
+from executorch_programs import NETS, Residual, export, save_pt2  # noqa: E402
+from rich.console import Console  # noqa: E402
+
+import hil  # noqa: E402
+from hil.bundle import Artifact  # noqa: E402
+from hil.controller.cache import Cache  # noqa: E402
+from hil.controller.case import Workshop  # noqa: E402
+from hil.controller.compilers import compile_model  # noqa: E402
+from hil.controller.importers import import_model  # noqa: E402
+from hil.controller.isolated import Isolated  # noqa: E402
+from hil.controller.report import case_record, print_case  # noqa: E402
+from hil.errors import CompileFailed, UsageError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with Isolated(1) as isolated:
+        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    return save_pt2(folder / "residual.pt2", export(Residual(), [torch.zeros(NETS["residual"][1])]))
+
+
+@pytest.fixture
+def compiled(shop: Workshop, tmp_path: Path) -> Callable[..., Artifact]:
+    """compiled(path, *flags, **more) is the program."""
+
+    def call(path: Path, *flags: str, **more: Any) -> Artifact:
+        model = import_model(path, isolated=shop.isolated, cache=shop.cache)
+        settings = {"runtime": "executorch", "recompute": False, "debug_ir": None, **more}
+        return compile_model(
+            model,
+            compiler="executorch",
+            flags=flags,
+            cache=shop.cache,
+            isolated=shop.isolated,
+            timeout=600,
+            log=tmp_path / "log",
+            **settings,
+        )
+
+    return call
+
+
+def test_a_program_passes_and_tells_what_was_delegated(shop: Workshop, residual: Path):
+    with hil.connect("sim") as board:
+        case = hil.run(residual, board, shop=shop, runtime="executorch")
+    assert case, (case.reason, case.error)
+    assert case.references[0].source.startswith("torch-eager")
+    notes = case.artifact.notes
+    assert notes["delegation"]["backends"] == ["XnnpackBackend"]
+    assert notes["delegation"]["delegated"]["aten.convolution.default"] == 3
+    assert notes["program_bytes"] == case.artifact.files["main.pte"].stat().st_size
+    assert notes["lower_s"] > 0
+    record = json.loads(json.dumps(case_record(case, {}), default=str))
+    assert record["artifact"]["notes"] == notes
+    shown = io.StringIO()
+    print_case(Console(file=shown, width=200), record)
+    assert f"compiled     {notes['text']}" in shown.getvalue()
+
+
+def test_what_is_delegated_is_counted_as_executorchs_own_tool_does(compiled, residual: Path):
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.devtools.backend_debug import get_delegation_info
+    from executorch.exir import to_edge_transform_and_lower
+
+    edge = to_edge_transform_and_lower(torch.export.load(residual), partitioner=[XnnpackPartitioner()])
+    stock = get_delegation_info(edge.exported_program().graph_module)
+    moved = stock.delegation_by_operator["getitem"]  # which does no work
+    counts = compiled(residual).notes["delegation"]
+    assert sum(counts["delegated"].values()) == stock.num_delegated_nodes - moved.delegated
+    assert sum(counts["undelegated"].values()) == stock.num_non_delegated_nodes - moved.non_delegated
+
+
+def test_portable_delegates_nothing_and_notes_outlive_the_cache(compiled, residual: Path, tmp_path: Path):
+    first = compiled(residual, "--backend=portable", debug_ir=tmp_path / "ir")
+    assert first.notes["delegation"]["backends"] == []
+    assert first.notes["text"].startswith("delegated 0 of ")
+    assert "aten_convolution_default" in (tmp_path / "ir" / "lowered.txt").read_text()
+    again = compiled(residual, "--backend=portable")
+    assert again.cached
+    assert again.notes == first.notes
+    assert again.digests == first.digests
+
+
+def test_what_cannot_be_lowered_says_why(compiled, tmp_path: Path):
+    class Complex(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.view_as_real(torch.view_as_complex(x) * 1j)
+
+    path = save_pt2(tmp_path / "complex.pt2", export(Complex(), [torch.ones(3, 2)]))
+    with pytest.raises(CompileFailed, match=r"ExecuTorch cannot lower complex\.pt2: ") as error:
+        compiled(path)
+    assert error.value.detail
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "said", "hint"),
+    [
+        (["--backend=xnnpak"], {}, "no backend 'xnnpak'", "did you mean 'xnnpack'?"),
+        (["--quantize=int8"], {}, "no flag '--quantize=int8'", "it takes --backend="),
+        ([], {"runtime": "iree"}, "not for iree of pt2", "torch.export.save"),
+    ],
+)
+def test_wrong_usage_is_told(compiled, residual: Path, flags: list[str], more: dict[str, Any], said: str, hint: str):
+    with pytest.raises(UsageError) as error:
+        compiled(residual, *flags, **more)
+    assert said in error.value.message
+    assert hint in error.value.hint

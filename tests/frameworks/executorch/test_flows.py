@@ -1,0 +1,116 @@
+"""ExecuTorch's flows: what the board answers beside the program that it was given, and beside the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("executorch")
+
+from executorch_programs import NETS, export, save_pt2  # noqa: E402
+
+import hil  # noqa: E402
+from hil.controller.cache import Cache  # noqa: E402
+from hil.controller.case import Case, Workshop  # noqa: E402
+from hil.controller.flows import Flow, apply_recipe, flows, load_flow, quantum_atol  # noqa: E402
+from hil.controller.importers import import_model  # noqa: E402
+from hil.controller.isolated import Isolated  # noqa: E402
+from hil.controller.opening import AnyBoard  # noqa: E402
+from hil.errors import ImportFailed  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+
+STATIC = "xnnpack-static-int8-per-channel"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with Isolated(1) as isolated:
+        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+@pytest.fixture(scope="module")
+def board() -> Iterator[AnyBoard]:
+    with hil.connect("sim") as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("nets")
+    return {
+        name: save_pt2(folder / f"{name}.pt2", export(module(), [torch.zeros(shape)]))
+        for name, (module, shape) in NETS.items()
+    }
+
+
+@pytest.fixture
+def take(shop: Workshop, board: AnyBoard, tmp_path: Path) -> Callable[[Flow, Path], Case]:
+    """take(flow, model) is the case of a model, ended."""
+
+    def call(flow: Flow, model: Path) -> Case:
+        log = tmp_path / "log"
+        path = apply_recipe(flow, model, [], shop, log)
+        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, shop, log)
+        return hil.run(
+            path,
+            board,
+            shop=shop,
+            runtime=flow.runtime,
+            compile_flags=flow.compile_flags,
+            plain_model=model if path != model else None,
+            min_sqnr_db=flow.min_sqnr_db,
+            rtol=flow.rtol,
+            atol=atol,
+        )
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "net"),
+    [
+        *((name, "mlp") for name, flow in flows().items() if flow.runtime == "executorch"),
+        (STATIC, "residual"),
+        (STATIC, "attention"),
+    ],
+)
+def test_a_flow_passes_beside_both_models(take, nets, name: str, net: str):
+    flow = load_flow(name)
+    case = take(flow, nets[net])
+    assert case, (case.reason, case.error, case.error and case.error.detail)
+    notes = case.artifact.notes
+    assert bool(notes["delegation"]["backends"]) is (name != "executorch-portable")
+    if not flow.recipe:
+        assert "quantise_s" not in notes
+        return
+    assert notes["quantise_s"] > 0
+    assert any("quantize" in name for name in notes["delegation"]["delegated"])
+    (beside_plain,) = case.plain_verdict.outputs
+    assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near to the plain model, and not that model
+
+
+def test_a_quantised_program_keeps_its_signature_and_open_dimensions(shop, tmp_path: Path):
+    module, shape = NETS["residual"]
+    dim = torch.export.Dim("n", min=1, max=8)
+    path = save_pt2(tmp_path / "open.pt2", export(module(), [torch.zeros(2, *shape[1:])], ({0: dim},)))
+    made = apply_recipe(load_flow(STATIC), path, [], shop, tmp_path / "log", dims={"image.dim0": 2})
+    before, after = (import_model(one, isolated=shop.isolated) for one in (path, made))
+    assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
+    assert after.producer["dims"] == before.producer["dims"]
+
+
+def test_what_cannot_be_quantised_says_why(shop, nets, tmp_path: Path):
+    class Plain(torch.nn.Module):
+        def forward(self, x):
+            return torch.sin(x)
+
+    path = save_pt2(tmp_path / "plain.pt2", export(Plain(), [torch.zeros(4)]))
+    with pytest.raises(ImportFailed, match=r"nothing in it that can be quantised; its operators: aten\.sin"):
+        apply_recipe(load_flow(STATIC), path, [], shop, tmp_path / "log")
+    once = apply_recipe(load_flow(STATIC), nets["mlp"], [], shop, tmp_path / "log")
+    with pytest.raises(ImportFailed, match="it is quantised already"):
+        apply_recipe(load_flow(STATIC), once, [], shop, tmp_path / "log")

@@ -1,0 +1,147 @@
+"""`hil suite run` for flows of ExecuTorch, on the simulator: what it reports, and that it misses nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("executorch")
+
+# Some of every kind: delegated, in part, not at all; no kernel on the board, a module that does not run, a skipped one.
+SAMPLE = (
+    "abs_edge_cases",
+    "add_dtype-float32",
+    "add_f32_alpha",
+    "avgpool3d_ceil_mode",
+    "conv1d_basic",
+    "conv2d_basic",
+    "gelu_f32_tanh_approximation",
+    "leaky_relu_dtype-float32",
+    "linear_dtype-float32",
+    "lstm_bidirectional",
+    "sigmoid_dtype-float32",
+    "split_dtype-float32",
+)
+FILTERS = [part for name in SAMPLE for part in ("--filter", f"={name}")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, shared_cache):
+    """A run of the sample with XNNPACK: its folder."""
+    out = tmp_path_factory.mktemp("runs") / "xnnpack"
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "operators", "--flow", "xnnpack"]
+    environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache)}
+    ended = subprocess.run([*command, *FILTERS, "--out", str(out)], env=environment, capture_output=True, text=True)
+    assert (out / "results.csv").exists(), ended.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def rows(run):
+    with (run / "results.csv").open() as file:
+        return {row["id"]: row for row in csv.DictReader(file)}
+
+
+def test_every_case_ends_and_each_in_its_own_way(rows):
+    assert set(rows) == set(SAMPLE)
+    ended = {name: rows[name]["ended"] for name in SAMPLE}
+    assert ended == {
+        **dict.fromkeys(SAMPLE, "PASS"),
+        "abs_edge_cases": "SKIP",
+        "avgpool3d_ceil_mode": "LOAD_ERROR",
+        "gelu_f32_tanh_approximation": "FAIL",
+        "linear_dtype-float32": "IMPORT_ERROR",
+    }
+    assert "mat1 and mat2 shapes cannot be multiplied" in rows["linear_dtype-float32"]["message"]
+    assert "aten::avg_pool3d.out" in rows["avgpool3d_ceil_mode"]["message"]
+
+
+def test_what_fails_is_expected_by_the_list_that_comes_with_hil(rows):
+    assert {row["outcome"] for row in rows.values()} == {"PASS", "SKIP", "XFAIL"}
+
+
+def test_a_row_has_what_the_testers_own_report_has(rows):
+    row = rows["add_dtype-float32"]
+    assert json.loads(row["params"]) == {"dtype": "float32"}
+    assert (row["flow"], row["delegated"], row["delegated_nodes"], row["undelegated_nodes"]) == (
+        "xnnpack",
+        "yes",
+        "1",
+        "0",
+    )
+    assert float(row["lower_s"]) > 0 and int(row["program_bytes"]) > 0 and row["quantise_s"] == ""
+    assert float(row["output_0_max_abs"]) <= 1e-5 and row["output_0_sqnr_db"] == "inf"
+    assert rows["add_f32_alpha"]["delegated"] == "no"
+    assert json.loads(rows["add_f32_alpha"]["undelegated_ops"]) == {"aten.add.Tensor": 1}
+
+
+def test_the_reports_tell_the_share_that_was_delegated(run):
+    for name in ("summary.md", "report.html"):
+        assert "delegated: " in (run / name).read_text()
+
+
+def test_quantised_programs_are_judged_beside_both_models(hil, tmp_path):
+    out = tmp_path / "int8"
+    filters = ("--filter", "=conv2d_basic", "--filter", "=add_dtype-float32")
+    ended = hil("suite", "run", "operators", "--flow", "xnnpack-static-int8-per-channel", *filters, "--out", out)
+    assert ended.code == 0, ended.out + ended.err
+    with (out / "results.csv").open() as file:
+        found = {row["id"]: row for row in csv.DictReader(file)}
+    for row in found.values():
+        assert float(row["quantise_s"]) > 0
+        assert float(row["plain_sqnr_db"]) > 20
+
+
+def test_the_tester_finds_nothing_in_these_that_hil_does_not(environment, tmp_path):
+    command = [sys.executable, "-m", "hil.testing.check_executorch", *FILTERS, "--json"]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = {one["id"]: one["kind"] for one in json.loads(ended.stdout)["cases"]}
+    assert set(found) == set(SAMPLE)
+    assert found["gelu_f32_tanh_approximation"] == "wrong in hil's tolerance, not in the tester's"
+
+
+WRITE = """
+import sys
+import torch
+from executorch.devtools import BundledProgram
+from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer as serialized
+from executorch.exir import to_edge_transform_and_lower
+
+module, inputs = torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)
+program = torch.export.export(module, inputs)
+torch.export.save(program, f"{sys.argv[1]}/exported.pt2")
+lowered = to_edge_transform_and_lower(program).to_executorch()
+open(f"{sys.argv[1]}/lowered.pte", "wb").write(lowered.buffer)
+case = MethodTestCase(inputs=inputs, expected_outputs=(module(*inputs).detach(),))
+bundle = BundledProgram(lowered, [MethodTestSuite(method_name="forward", test_cases=[case])])
+open(f"{sys.argv[1]}/bundled.bpte", "wb").write(serialized(bundle))
+"""
+
+
+def test_a_folder_may_hold_exported_lowered_and_bundled_programs(hil, tmp_path):
+    nets, out = tmp_path / "nets", tmp_path / "out"
+    nets.mkdir()
+    subprocess.run([sys.executable, "-c", WRITE, str(nets)], check=True, capture_output=True)
+    ended = hil("suite", "run", nets, "--flow", "executorch-portable", "--out", out)
+    records = {one["id"]: one for one in map(json.loads, (out / "results.jsonl").read_text().splitlines())}
+    assert {name: one["ended"] for name, one in records.items()} == {
+        "bundled_full_model": "PASS",
+        "exported_full_model": "PASS",
+        "lowered_full_model": "IMPORT_ERROR",
+    }, ended.out
+    assert records["bundled_full_model"]["against"] == "expected"
+    assert "lowered.expected.npz" in records["lowered_full_model"]["hint"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flow", ["xnnpack", "executorch-portable"])
+def test_the_whole_suite_ends_as_expected(flow, hil, tmp_path):
+    ended = hil("suite", "run", "operators", "--flow", flow, "--out", tmp_path / "all")
+    assert ended.code == 0, ended.out[-5000:]
