@@ -33,10 +33,18 @@ class Compiler(Protocol):
 
 def compilers() -> dict[str, Compiler]:
     """Every compiler by name: the built-in ones and those of the entry point group ``hil.compilers``."""
+    from hil.controller.compilers.executorch import compile_executorch
     from hil.controller.compilers.iree import compile_iree
     from hil.controller.compilers.none import take_as_it_is
+    from hil.controller.compilers.tfcompile import compile_tfcompile
 
-    return registered("hil.compilers", {"iree": compile_iree, "none": take_as_it_is})
+    built_in: dict[str, Compiler] = {
+        "iree": compile_iree,
+        "none": take_as_it_is,
+        "tfcompile": compile_tfcompile,
+        "executorch": compile_executorch,
+    }
+    return registered("hil.compilers", built_in)
 
 
 def compile_model(

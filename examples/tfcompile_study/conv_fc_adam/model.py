@@ -1,0 +1,11 @@
+"""Convolutions and fully connected layers, trained by Adam."""
+
+from __future__ import annotations
+
+import numpy as np
+from common import Adam, Training, convolutional
+
+
+def training(random: np.random.Generator) -> Training:
+    """The model and its training step, with first values drawn from ``random``."""
+    return convolutional(random, Adam)

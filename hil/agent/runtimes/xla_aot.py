@@ -1,0 +1,154 @@
+"""Programs that XLA compiled ahead of time (tfcompile): shared libraries; the board needs no TensorFlow."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.errors import LoadFailed, RunFailed
+from hil.tensors import Array, from_bytes
+from hil.xla_program import ABI, VALUES, Signature, read_signature, shape_of, size_of
+
+DEFAULT_DEVICE = "cpu"
+# What XLA's code expects of its arguments.
+_ALIGNMENT = 64
+# The machine in an ELF header, as `uname -m` calls it.
+_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0xF3: "riscv64", 0x28: "arm", 0x03: "i386"}
+_CALLS: dict[str, tuple[list[Any], Any]] = {
+    "hil_xla_signature": ([], ctypes.c_char_p),
+    "hil_xla_new": ([], ctypes.c_void_p),
+    "hil_xla_argument_size": ([ctypes.c_void_p, ctypes.c_int], ctypes.c_int64),
+    "hil_xla_result_size": ([ctypes.c_void_p, ctypes.c_int], ctypes.c_int64),
+    "hil_xla_set": ([ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p], None),
+    "hil_xla_run": ([ctypes.c_void_p], ctypes.c_int),
+    "hil_xla_result": ([ctypes.c_void_p, ctypes.c_int], ctypes.c_void_p),
+}
+
+
+class XlaAotRuntime:
+    """Loads shared libraries of this machine; they run on one thread of its CPU."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        pass
+
+    @staticmethod
+    def describe() -> dict[str, Any]:
+        """The version of the interface between the runtime and its programs: all else comes with each program."""
+        return {"version": str(ABI), "devices": [DEFAULT_DEVICE]}
+
+    def prepare(self, device: str) -> None:
+        """Nothing: there is only the CPU."""
+
+    def load(self, folder: Path, main: str, device: str, function: str) -> XlaAotProgram:
+        """Load the library, and its variables' values where they lie beside it."""
+        if device not in ("", DEFAULT_DEVICE):
+            raise LoadFailed(f"xla-aot has no device {device!r}", hint=f"it has {DEFAULT_DEVICE}")
+        path = folder / main
+        _check_machine(path)
+        try:
+            library = ctypes.CDLL(str(path.absolute()))
+            for name, (arguments, result) in _CALLS.items():
+                call = getattr(library, name)
+                call.argtypes, call.restype = arguments, result
+        except (OSError, AttributeError) as error:
+            text = str(error).replace(f"{folder.absolute()}/", "")
+            raise LoadFailed(f"the library {main} cannot be loaded: {text}") from error
+        try:
+            signature = read_signature(library.hil_xla_signature().decode())
+        except ValueError as error:
+            raise LoadFailed(f"{main}: {error}", hint="compile it again with this version of hil") from error
+        if function and function != signature.function:
+            raise LoadFailed(f"{main} has no function {function!r}", hint=f"it has {signature.function!r}")
+        return XlaAotProgram(library, signature, folder / VALUES)
+
+
+class XlaAotProgram:
+    """The one function of a library.
+
+    Variables are assigned in place. Every run starts from the same values of them all the same: those that lie beside
+    the library, or those that it was given as inputs.
+    """
+
+    def __init__(self, library: Any, signature: Signature, values: Path) -> None:
+        self._library = library
+        self._signature = signature
+        outside = not values.is_file()
+        self.function = signature.function
+        self.inputs = signature.inputs(variables=outside)
+        self.outputs = signature.results(variables=outside)
+        self._handle = library.hil_xla_new()
+        self._check_sizes()
+        # What each argument is set to, in XLA's memory or the caller's.
+        self._arguments: list[Array] = []
+        # Buffers that running changes, and what is in them before each run.
+        self._restored: list[tuple[Array, Array]] = []
+        try:
+            self._values = [] if outside else list(signature.values(values.read_bytes()).values())
+        except ValueError as error:
+            raise LoadFailed(str(error)) from error
+
+    def _check_sizes(self) -> None:
+        told = self._signature
+        for kind, specs, told_size in (
+            ("argument", told.inputs(variables=True), self._library.hil_xla_argument_size),
+            ("result", told.results(variables=True), self._library.hil_xla_result_size),
+        ):
+            for number, spec in enumerate(specs):
+                size, expected = told_size(self._handle, number), size_of(spec)
+                if size != expected:
+                    raise LoadFailed(f"{kind} {spec} of the program takes {size} bytes, expected were {expected}")
+
+    def bind(self, inputs: list[Array]) -> None:
+        """Set the arguments: without a copy where the array is aligned and nothing writes to it."""
+        given = [*inputs, *self._values]
+        self._arguments, self._restored = [], []
+        for number, (argument, array) in enumerate(zip(self._signature.arguments, given, strict=True)):
+            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            if argument.assigned or raw.ctypes.data % _ALIGNMENT:
+                raw, source = _aligned(raw.nbytes), raw
+                raw[:] = source
+                if argument.assigned:
+                    self._restored.append((raw, source))
+            self._arguments.append(raw)
+            self._library.hil_xla_set(self._handle, number, raw.ctypes.data)
+
+    def run(self) -> None:
+        """Put the variables back to their first values and call the function."""
+        for buffer, source in self._restored:
+            buffer[:] = source
+        if not self._library.hil_xla_run(self._handle):
+            raise RunFailed(f"{self.function} reported an error", hint="XLA does not say which")
+
+    def fetch(self) -> list[Array]:
+        """The results, in XLA's memory: good until the next run."""
+        arrays = []
+        for number, spec in enumerate(self.outputs):
+            size = size_of(spec)
+            where = self._library.hil_xla_result(self._handle, number)
+            data = (ctypes.c_uint8 * size).from_address(where) if size else b""
+            arrays.append(from_bytes(data, spec.dtype, shape_of(spec)))
+        return arrays
+
+
+def _check_machine(path: Path) -> None:
+    with path.open("rb") as file:
+        head = file.read(20)
+    if head[:4] != b"\x7fELF" or len(head) < 20:
+        raise LoadFailed(f"{path.name} is no shared library of Linux")
+    number = int.from_bytes(head[18:20], "little")
+    machine, here = _MACHINES.get(number, f"machine {number}"), platform.machine()
+    if machine != here:
+        raise LoadFailed(
+            f"the program was compiled for {machine}, and this board is {here}",
+            hint=f"--compile-flag=--target-triple={here}-unknown-linux-gnu",
+        )
+
+
+def _aligned(size: int) -> Array:
+    whole = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % _ALIGNMENT
+    return whole[start : start + size]

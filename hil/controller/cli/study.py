@@ -1,0 +1,109 @@
+"""`hil study`: training steps through several compilers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cli.options import board_options, json_option, seconds, seed_option, wait_option
+
+
+@click.group()
+def study() -> None:
+    """Take training steps through several compilers, and compare them with TensorFlow's own training.
+
+    See docs/tfcompile.md.
+    """
+
+
+@study.command(epilog="Example: hil study run examples/tfcompile_study --experiment fc -o fc-study")
+@click.argument("folder", metavar="STUDY", type=click.Path(path_type=Path))
+@click.option(
+    "--compiler",
+    "compilers",
+    default="tfcompile,iree",
+    show_default=True,
+    metavar="NAME,...",
+    help="tfcompile and iree, in the order of the table's rows.",
+)
+@click.option("--experiment", "only", multiple=True, metavar="NAME", help="Only this one. Repeats.")
+@click.option("--steps", default=5, show_default=True, help="Training steps to compare.")
+@seed_option
+@click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
+@click.option(
+    "--atol",
+    default=1e-5,
+    show_default=True,
+    help="Absolute tolerance, of tensors below 1 a share of the largest value.",
+)
+@board_options
+@wait_option
+@click.option(
+    "--timeout",
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    callback=seconds,
+    help="Limit of loading, and of each step.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("hil-study"),
+    show_default=True,
+    metavar="DIR",
+    help="Where the table (study.json, .csv, .md) and everything else is stored, as it comes.",
+)
+@click.option("--resume", is_flag=True, help="Keep the rows that --out has already.")
+@json_option
+def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **settings: Any) -> int:
+    """Take the experiments of a STUDY through compilers onto a board, and compare every training step.
+
+    A row for each experiment and compiler: the stage that failed and its message, or how near the values came.
+    """
+    import sys
+
+    from hil.controller.choice import choose
+    from hil.controller.cli.screen import Screen, print_json
+    from hil.controller.study.plan import Asked, read_study
+    from hil.controller.study.run import run_study
+    from hil.controller.study.ways import WAYS
+    from hil.errors import UsageError, did_you_mean
+
+    ways = [name.strip() for name in compilers.split(",")]
+    for name in ways:
+        if name not in WAYS:
+            raise UsageError(
+                f"a study has no compiler {name!r}", hint=f"{did_you_mean(name, WAYS)}one of {', '.join(WAYS)}"
+            )
+    asked = Asked(
+        read_study(folder, only),
+        list(dict.fromkeys(ways)),
+        **{name: settings[name] for name in ("steps", "seed", "rtol", "atol", "timeout", "out", "resume")},
+    )
+    board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
+    choice = choose(*(settings[name] for name in board[:2]), **{name: settings[name] for name in board[2:]})
+    with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+        document, rows = run_study(asked, choice, wait_s=settings["wait_s"], screen=screen)
+    if as_json:
+        print_json(document)
+    else:
+        _print(rows, asked.out)
+    return int(document["exit_code"])
+
+
+def _print(rows: Any, out: Path) -> None:
+    import sys
+
+    from rich.console import Console
+
+    from hil.controller.study.record import summary
+    from hil.controller.study.show import failures, terminal_table
+
+    Console(width=None if sys.stdout.isatty() else 2000).print(terminal_table(rows))
+    for line in failures(rows):
+        click.echo(line)
+    click.echo(f"{summary(rows)}; stored in {out}")

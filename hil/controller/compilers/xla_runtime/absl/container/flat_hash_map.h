@@ -1,0 +1,13 @@
+// In the place of Abseil's own header, whose sources TensorFlow's wheel does not bring: the part that XLA's runtime uses.
+#pragma once
+
+#include <unordered_map>
+
+#include "absl/base/config.h"
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+template <typename Key, typename Value, typename... Rest>
+using flat_hash_map = std::unordered_map<Key, Value>;
+ABSL_NAMESPACE_END
+}  // namespace absl

@@ -1,0 +1,53 @@
+// In the place of Abseil's own header, whose sources TensorFlow's wheel does not bring: the part that XLA's runtime uses.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+namespace hil_xla {
+// Says why and ends the process: a board tells it as the crash of its worker.
+class Fatal {
+ public:
+  Fatal(const char* file, int line, const char* what) { text_ << file << ":" << line << ": " << what << " "; }
+  [[noreturn]] ~Fatal() {
+    std::fprintf(stderr, "%s\n", text_.str().c_str());
+    std::abort();
+  }
+  std::ostream& stream() { return text_; }
+
+ private:
+  std::ostringstream text_;
+};
+struct Ignore {
+  template <typename T>
+  Ignore& operator<<(const T&) { return *this; }
+};
+// Lower than <<, so that all of a message is said before.
+struct Voidify {
+  void operator&(std::ostream&) const {}
+  void operator&(const Ignore&) const {}
+};
+}  // namespace hil_xla
+
+#define HIL_CHECK(condition, what) \
+  (condition) ? (void)0 : hil_xla::Voidify() & hil_xla::Fatal(__FILE__, __LINE__, "check failed: " what).stream()
+#define HIL_NO_CHECK(condition) true || (condition) ? (void)0 : hil_xla::Voidify() & hil_xla::Ignore()
+#ifndef CHECK
+#define CHECK(condition) HIL_CHECK(condition, #condition)
+#define CHECK_EQ(a, b) HIL_CHECK((a) == (b), #a " == " #b)
+#define CHECK_NE(a, b) HIL_CHECK((a) != (b), #a " != " #b)
+#define CHECK_LE(a, b) HIL_CHECK((a) <= (b), #a " <= " #b)
+#define CHECK_LT(a, b) HIL_CHECK((a) < (b), #a " < " #b)
+#define CHECK_GE(a, b) HIL_CHECK((a) >= (b), #a " >= " #b)
+#define CHECK_GT(a, b) HIL_CHECK((a) > (b), #a " > " #b)
+#define CHECK_OK(status) HIL_CHECK((status).ok(), #status)
+#define DCHECK(condition) HIL_NO_CHECK(condition)
+#define DCHECK_EQ(a, b) HIL_NO_CHECK((a) == (b))
+#define DCHECK_NE(a, b) HIL_NO_CHECK((a) != (b))
+#define DCHECK_LE(a, b) HIL_NO_CHECK((a) <= (b))
+#define DCHECK_LT(a, b) HIL_NO_CHECK((a) < (b))
+#define DCHECK_GE(a, b) HIL_NO_CHECK((a) >= (b))
+#define DCHECK_GT(a, b) HIL_NO_CHECK((a) > (b))
+#define DCHECK_OK(status) HIL_NO_CHECK((status).ok())
+#endif

@@ -1,0 +1,1 @@
+"""Studies: training steps through several compilers, stage by stage, beside TensorFlow's own training."""

@@ -1,0 +1,111 @@
+"""What a study does in isolated processes: TensorFlow's own eager training, and lowering a step for IREE."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hil.controller.tensor_folder import save_tensors
+from hil.controller.tensorflow.lower import lower, words
+from hil.controller.tensorflow.program import prepare
+from hil.controller.tensorflow.source import open_model
+from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
+
+STEP = "step"
+# In the folder that :func:`train` writes: the model, and for each step what went in and what came out.
+SAVED, BATCH, RESULT = "saved", "batch-{}", "result-{}"
+# In the folder that :func:`lower_step` writes.
+MLIR, SIGNATURE, VALUES = "step.mlir", "step.json", "values"
+
+
+def train(model: str, seed: int, steps: int, folder: str) -> None:
+    """Save the model of an experiment before its training, then train it in TensorFlow, eagerly.
+
+    Args:
+        model: its model.py; ``training(random)`` gives a module with a tf.function ``step`` of fixed shapes, which
+            returns its outputs by name, and ``batches(random)``, the arguments of one call after another.
+        seed: of the first values and of the data.
+        steps: how many.
+        folder: where the SavedModel, the batches and each step's outputs and variables (``variable NAME``) go.
+
+    Raises:
+        ImportFailed: it is no such experiment.
+        ReferenceFailed: TensorFlow, or the experiment itself, failed.
+    """
+    try:
+        _train(Path(model), seed, steps, Path(folder))
+    except HilError:
+        raise
+    except Exception as error:  # whatever the experiment raises, and TensorFlow's own many
+        raise ReferenceFailed(f"the experiment failed: {words(error)}", detail=str(error)) from error
+
+
+def _train(model: Path, seed: int, steps: int, where: Path) -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    made = _load(model).training(np.random.default_rng(seed))
+    batches = list(itertools.islice(made.batches(np.random.default_rng(seed + 1)), steps))
+    tf.saved_model.save(made, str(where / SAVED), signatures={STEP: made.step})
+    concrete = made.step.get_concrete_function()
+    names = [spec.name for spec in concrete.structured_input_signature[0]]
+    # The saved model knows its variables by these names too: see hil.controller.tensorflow.lower.
+    variables = {str(variable.name).split(":")[0]: variable for variable in concrete.graph.variables}
+    if len(variables) < len(concrete.graph.variables):
+        raise ImportFailed(f"{model}: two variables have the same name", hint="give each module a name of its own")
+    # The worker lives on.
+    tf.config.run_functions_eagerly(True)
+    try:
+        for step, batch in enumerate(batches):
+            save_tensors(where / BATCH.format(step), dict(zip(names, batch, strict=True)))
+            outputs = {name: value.numpy() for name, value in made.step(*map(tf.constant, batch)).items()}
+            state = {f"variable {name}": variable.numpy() for name, variable in variables.items()}
+            save_tensors(where / RESULT.format(step), outputs | state)
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def lower_step(saved: str, folder: str) -> None:
+    """Write the step of a saved model as StableHLO for IREE, with its signature and its variables' values.
+
+    Raises:
+        CompileFailed: TensorFlow has no translation for it.
+    """
+    source = open_model(saved, STEP, {})
+
+    def flat(*tensors: Any) -> Any:
+        return source.call(list(tensors))
+
+    try:
+        live = lower(flat, source.sized())
+    except CompileFailed as error:
+        # XLA says first what it refuses, and then at length where that came from.
+        lines = [line.strip() for line in error.detail.splitlines() if line.strip()]
+        told = f"TensorFlow: {' '.join(lines)[:400]}" if lines else error.message
+        raise CompileFailed(told, detail=error.detail) from error
+    where, lowered = Path(folder), live.function
+    (where / MLIR).write_text(prepare(lowered.mlir))
+    names = [spec.name for spec in source.inputs]
+    state = [{**asdict(state), "spec": asdict(state.spec)} for state in lowered.state]
+    outputs = [spec.name for spec in source.outputs()]
+    (where / SIGNATURE).write_text(json.dumps({"inputs": names, "outputs": outputs, "state": state}))
+    values = zip(lowered.state, live.values(), strict=True)
+    save_tensors(where / VALUES, {one.spec.name: value for one, value in values})
+
+
+def _load(path: Path) -> Any:
+    # What the experiments share lies beside their folders.
+    sys.path[:] = [str(path.parent.parent), *(entry for entry in sys.path if entry != str(path.parent.parent))]
+    spec = importlib.util.spec_from_file_location(f"experiment_{path.parent.name}", path)
+    if spec is None or spec.loader is None:
+        raise ImportFailed(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "training"):
+        raise ImportFailed(f"{path} has no function training(random)")
+    return module
