@@ -1,64 +1,197 @@
-"""iree-run-module's flag files: one ``--flag=value`` a line."""
+"""Flag files of IREE's tools, iree-run-module and iree-benchmark-module: one ``--flag=value`` a line.
+
+What hil writes they run, and hil runs what they do. They take files relative to the folder they are called in, hil
+relative to the flag file: absolute paths mean the same to both.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.errors import UsageError
+from hil.controller.runs import storing
+from hil.errors import UsageError, did_you_mean
+from hil.iree_command import PARAMETER_SCOPE
 
 if TYPE_CHECKING:
     from hil.controller.jobs import Job
 
-# Flags of iree-run-module and iree-benchmark-module that say how, not what: the board config says that here.
-_IGNORED = ("device", "print_statistics", "device_allocator", "benchmark_repetitions", "benchmark_min_time", "output")
+# Flags of iree-run-module and iree-benchmark-module that say how, not what -> what says that here.
+_HOW = {
+    "device": "the board's config does: --board, --runtime-hw-type",
+    "device_allocator": "the board's runtime does",
+    "print_statistics": "hil always tells",
+    "output": "hil keeps outputs with the run",
+    "benchmark_min_time": "--min-time S, or --iterations N",
+    "benchmark_repetitions": "--iterations N",
+}
+# The tools' absolute tolerances, one a dtype; hil has one for all.
+_THRESHOLDS = ("f16", "f32", "f64", "bf16")
 
 
-def read_flagfile(job: Job) -> Job:
+@dataclass(frozen=True)
+class FlagFile:
+    """What the flags of such a file say.
+
+    Attributes:
+        modules: programs.
+        function: which function; "" is the only one.
+        inputs, expected: tensors as the tools take them: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
+        parameters: files of weights.
+        device: what to run on; "" says nothing. Of a board hil's config says that.
+        rtol, atol: what an output may be off by; None is the reader's default.
+    """
+
+    modules: tuple[Path, ...] = ()
+    function: str = ""
+    inputs: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
+    parameters: tuple[Path, ...] = ()
+    device: str = ""
+    rtol: float | None = None
+    atol: float | None = None
+
+    def lines(self) -> list[str]:
+        """The flags, one a line; paths are made absolute."""
+        thresholds = [f"expected_{dtype}_threshold" for dtype in _THRESHOLDS] if self.atol is not None else []
+        flags = [
+            *(("module", str(path.absolute())) for path in self.modules),
+            *(("parameters", f"{PARAMETER_SCOPE}={path.absolute()}") for path in self.parameters),
+            ("function", self.function),
+            ("device", self.device),
+            *(("input", text) for text in self.inputs),
+            *(("expected_output", text) for text in self.expected),
+            ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
+            *((name, repr(float(self.atol or 0.0))) for name in thresholds),
+        ]
+        return [f"--{name}={value}" for name, value in flags if value]
+
+
+def write_flagfile(path: Path, flags: FlagFile) -> None:
+    """Write a flag file.
+
+    Raises:
+        StorageError: it cannot be written.
+        UsageError: a value would be more than one line.
+    """
+    lines = flags.lines()
+    for line in lines:
+        if len(line.splitlines()) != 1:
+            raise UsageError(f"a flag file cannot hold {line[:60]!r}: it is more than one line")
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+
+
+def parse_flagfile(path: Path) -> FlagFile:
+    """Read a flag file. Of a flag that is given twice the later one counts; inputs and the like add up.
+
+    Raises:
+        UsageError: the file is missing, or a flag is none that hil can honour.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the flag file {path} cannot be read: {error}") from error
+    stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
+    flags = ((f"{path}:{number}: ", line) for number, line in stripped if line and not line.startswith("#"))
+    return parse_flags(flags, path.parent)
+
+
+def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool = False) -> FlagFile:
+    """What flags of the tools say.
+
+    Args:
+        flags: where each stands, for messages, and its text ``--flag=value``.
+        folder: files are relative to it.
+        strict: refuse flags that only say how to run too.
+
+    Raises:
+        UsageError: one is no such flag.
+    """
+    found: dict[str, list[str]] = {}
+    for where, text in flags:
+        name, equals, value = text.lstrip("-").partition("=")
+        if not text.startswith("--") or not equals:
+            raise UsageError(f"{where}{text[:60]!r} is not --flag=value")
+        if strict and name in _HOW:
+            raise UsageError(f"--{name} is none of hil's flags", hint=_HOW[name])
+        if name not in (*_KNOWN, *_HOW):
+            raise UsageError(f"{where}hil does not know --{name}", hint=did_you_mean(name, _KNOWN))
+        found.setdefault(name, []).append(value)
+
+    def last(name: str) -> str:
+        return found.get(name, [""])[-1]
+
+    return FlagFile(
+        tuple(folder / value for value in found.get("module", ())),
+        last("function"),
+        tuple(_located(value, folder) for value in found.get("input", ())),
+        tuple(_located(value, folder) for value in found.get("expected_output", ())),
+        tuple(folder / value.rpartition("=")[2] for value in found.get("parameters", ())),
+        last("device"),
+        _number("expected_rtol", last("expected_rtol")),
+        _atol(found),
+    )
+
+
+def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     """The job with what its flag file says; what the command line says stands.
 
-    ``--module``, ``--function``, ``--input`` and ``--expected_output`` are taken (files relative to the flag file),
-    flags that only say how to run are left to the board's config.
+    ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are taken (files relative to the
+    flag file), flags that only say how to run are left to the board's config.
+
+    Args:
+        job: with a flag file.
+        later: flags of IREE's tools after it: each takes the place of the file's.
 
     Raises:
         UsageError: the file is missing, or a flag is none that hil can honour.
     """
     assert job.flagfile is not None
-    try:
-        lines = job.flagfile.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the flag file {job.flagfile} cannot be read: {error}") from error
-    folder = job.flagfile.parent
-    modules: list[Path] = []
-    inputs: list[str] = []
-    expected: list[str] = []
-    function = ""
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        name, equals, value = text.lstrip("-").partition("=")
-        if not text.startswith("--") or not equals:
-            raise UsageError(f"{job.flagfile}:{number}: {text[:60]!r} is not --flag=value")
-        if name == "module":
-            modules.append(folder / value)
-        elif name == "function":
-            function = value
-        elif name == "input":
-            inputs.append(_located(value, folder))
-        elif name == "expected_output":
-            expected.append(_located(value, folder))
-        elif name not in _IGNORED:
-            raise UsageError(f"{job.flagfile}:{number}: hil does not know --{name}")
+    flags = parse_flagfile(job.flagfile)
+    over = parse_flags((("", text) for text in later), Path(), strict=True)
+    flags = replace(flags, **{name: value for name, value in vars(over).items() if value not in ((), "", None)})
+    if flags.parameters:
+        raise UsageError(
+            f"{job.flagfile} names files of parameters, which hil keeps beside the program itself",
+            hint="run the model instead of its program: hil bench MODEL.onnx",
+        )
     return replace(
         job,
-        models=job.models or tuple(modules),
-        function=job.function or function,
-        inputs=job.inputs or tuple(inputs),
-        expected=job.expected or tuple(expected),
+        models=job.models or flags.modules,
+        function=job.function or flags.function,
+        inputs=job.inputs or flags.inputs,
+        expected=job.expected or flags.expected,
+        rtol=flags.rtol if job.rtol is None else job.rtol,
+        atol=flags.atol if job.atol is None else job.atol,
         flagfile=None,
     )
+
+
+def _number(name: str, text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise UsageError(f"--{name}={text[:60]} is no number") from None
+
+
+def _atol(found: dict[str, list[str]]) -> float | None:
+    names = [f"expected_{dtype}_threshold" for dtype in _THRESHOLDS]
+    given = {name: _number(name, found[name][-1]) for name in names if name in found}
+    if len(set(given.values())) > 1:
+        raise UsageError(
+            f"hil has one absolute tolerance for all dtypes, and these differ: {', '.join(given)}", hint="give --atol"
+        )
+    return next(iter(given.values()), None)
+
+
+_KNOWN = (
+    *("module", "function", "input", "expected_output", "parameters", "expected_rtol"),
+    *(f"expected_{dtype}_threshold" for dtype in _THRESHOLDS),
+)
 
 
 def _located(value: str, folder: Path) -> str:

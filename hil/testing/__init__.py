@@ -1,1 +1,41 @@
-"""Suites of test cases over the controller's pipeline."""
+"""Testing: traces of modules on several backends, and the pytest plugin.
+
+Nothing is imported before it is used: pytest loads its plugin from here wherever hil is installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hil.testing.traces.model_files import ModelFile as ModelFile
+    from hil.testing.traces.seeds import ndarange as ndarange
+    from hil.testing.traces.seeds import set_random_seed as set_random_seed
+    from hil.testing.traces.seeds import uniform as uniform
+    from hil.testing.traces.session import ModuleTraces as ModuleTraces
+    from hil.testing.traces.session import compare_backends as compare_backends
+    from hil.testing.traces.testcase import TracedModuleTestCase as TracedModuleTestCase
+    from hil.testing.traces.testcase import compile_module as compile_module
+    from hil.testing.traces.testcase import main as main
+    from hil.testing.traces.trace import ModuleCall as ModuleCall
+    from hil.testing.traces.trace import Trace as Trace
+    from hil.testing.traces.traced import TracedModule as TracedModule
+
+_HOMES = {
+    "model_files": ("ModelFile",),
+    "seeds": ("ndarange", "set_random_seed", "uniform"),
+    "session": ("ModuleTraces", "compare_backends"),
+    "testcase": ("TracedModuleTestCase", "compile_module", "main"),
+    "trace": ("ModuleCall", "Trace"),
+    "traced": ("TracedModule",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'hil.testing' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"hil.testing.traces.{_HOME[name]}"), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from hil.controller.cli.options import (
     parse_dims,
     parse_range,
     range_option,
+    reference_options,
+    runs_option,
     seconds,
     seed_option,
     timeout_option,
@@ -26,9 +29,19 @@ from hil.controller.cli.options import (
 from hil.errors import UsageError
 
 
-@click.command(epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5")
-@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="MODEL [MODEL_B]")
+@click.command(
+    epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5",
+    # After --flagfile come flags of IREE's tools as well.
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("words", nargs=-1, metavar="[MODEL [MODEL_B]]")
 @board_options
+@click.option(
+    "--flagfile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Program, function, inputs and expected outputs as iree-benchmark-module takes them; its flags may follow.",
+)
 @click.option(
     "--min-time",
     "min_time_s",
@@ -57,14 +70,7 @@ from hil.errors import UsageError
 @input_option
 @seed_option
 @range_option
-@click.option(
-    "--reference",
-    "references",
-    multiple=True,
-    metavar="NAME",
-    help="onnxruntime, iree-llvm-cpu, onnx-reference; repeats.",
-)
-@click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference.")
+@reference_options
 @tolerance_options
 @timeout_option
 @wait_option
@@ -72,11 +78,9 @@ from hil.errors import UsageError
 @click.option(
     "--benchmark-out", type=click.Path(path_type=Path), metavar="FILE", help="Google Benchmark's JSON goes here."
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
-)
+@runs_option
 @json_option
-def bench(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
+def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """Measure how fast MODEL is on a board, by the board's own clock; with MODEL_B, whether that is faster.
 
     Two programs are measured in turns on the same board, loaded anew for each round, and a difference is told only
@@ -85,8 +89,10 @@ def bench(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.bench.job import run_bench
     from hil.controller.bench.model import BenchJob
     from hil.controller.cli.screen import Screen, print_json
+    from hil.controller.flagfiles import read_flagfile
     from hil.controller.jobs import Job
 
+    models, later = _sorted(words, bool(settings["flagfile"]))
     source = click.get_current_context().get_parameter_source("min_time_s")
     if settings["iterations"] is not None and source is not click.core.ParameterSource.DEFAULT:
         raise UsageError("--iterations and --min-time both say how much is measured", hint="give one of them")
@@ -103,6 +109,8 @@ def bench(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
         recompute=settings.pop("recompute_cache"),
         **settings,
     )
+    if job.flagfile:
+        job = read_flagfile(job, later)
     with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
         document = run_bench(BenchJob(job, **own), screen=screen)
     if as_json:
@@ -114,3 +122,21 @@ def bench(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
 
         print_bench(Console(), document)
     return int(document["exit_code"])
+
+
+def _sorted(words: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
+    """The models, and the flags of IREE's tools, which only a flag file's can be.
+
+    Raises:
+        click.UsageError: there is no such option, or no model.
+    """
+    flags = [word for word in words if word.startswith("-")]
+    if flags and not has_flagfile:
+        context = click.get_current_context()
+        known = [name for option in context.command.params for name in option.opts]
+        name = flags[0].partition("=")[0]
+        raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known), ctx=context)
+    models = tuple(Path(word) for word in words if not word.startswith("-"))
+    if not models and not has_flagfile:
+        raise click.MissingParameter(ctx=click.get_current_context(), param_type="argument", param_hint="'MODEL'")
+    return models, flags

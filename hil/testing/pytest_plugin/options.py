@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from hil.testing.traces.options import TEXTS, backends_text
 
 if TYPE_CHECKING:
     from hil.controller.suite.request import Request
@@ -150,6 +153,26 @@ def add_options(parser: pytest.Parser, config: Any) -> None:
             except CONFLICTS:
                 taken.append(option.known)
         group.addoption(option.name, **option.settings)
+    config.pluginmanager.register(LateOptions(), "hil-late-options")
+
+
+class LateOptions:
+    """The options of traces, added after all others: a project that has one of these names for its own keeps it."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self, parser: pytest.Parser) -> Iterator[None]:
+        """Once the project's own options are there."""
+        yield
+        group = parser.getgroup("hil-traces", "modules on backends (hil.testing.TracedModuleTestCase)")
+        for name, text in TEXTS.items():
+            is_folder = name == "artifacts_dir"
+            with contextlib.suppress(*CONFLICTS):
+                group.addoption(
+                    f"--{name}",
+                    help=text,
+                    metavar="DIR" if is_folder else "NAMES",
+                    type=str if is_folder else backends_text,
+                )
 
 
 def request_of(config: pytest.Config) -> Request:

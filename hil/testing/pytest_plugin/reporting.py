@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.runs import jsonable, storing
-from hil.controller.suite.job import versions
+from hil.controller.suite.made_with import versions
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports import write_reports
 from hil.controller.suite.sources import EXPECTED

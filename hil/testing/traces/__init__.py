@@ -1,0 +1,1 @@
+"""Traces: a module's calls on several backends, recorded, kept, compared (docs/traces.md)."""

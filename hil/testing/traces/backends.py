@@ -1,0 +1,148 @@
+"""Backends by name: who runs a module's methods."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from hil.boards import BoardConfig
+from hil.controller.choice import BoardChoice, choose
+from hil.errors import UsageError, did_you_mean
+
+TF = "tf"
+TFLITE = "tflite"
+_BOARD = "board:"
+# What a module's programs can be for on a board; named after the board where it is not the board's own choice.
+RUNTIMES = ("iree", TFLITE)
+# Name -> IREE's driver and the compiler's flags, on this machine; none is what the simulated board is compiled for.
+_IREE = MappingProxyType(
+    {
+        "iree_llvmcpu": ("local-task", ()),
+        "iree_vmvx": (
+            "local-task",
+            ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"),
+        ),
+        "iree_cuda": ("cuda", ("--iree-hal-target-device=cuda",)),
+        "iree_vulkan": ("vulkan", ("--iree-hal-target-device=vulkan",)),
+    }
+)
+PLAIN = (TF, *_IREE, TFLITE)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend.
+
+    Attributes:
+        name: as it was asked for, such as ``board:rpi5``.
+        id: its folder's name: the name, numbered where it was asked for several times; of the reference with ``_ref``.
+        runtime: ``tf``, ``iree`` or ``tflite``; of a reference of hil's its name.
+        choice: the board that it runs on; None where it is no board.
+    """
+
+    name: str
+    id: str
+    runtime: str
+    choice: BoardChoice | None = None
+
+    @property
+    def hw_type(self) -> str:
+        """The kind of hardware; "" of what is no board."""
+        return self.choice.config.hw_type if self.choice else ""
+
+    @property
+    def board(self) -> str:
+        """The board's name; "" of what is no board."""
+        return self.choice.name if self.choice else ""
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it is a board that nobody else can have meanwhile: no simulator that is started for it alone."""
+        return self.choice is not None and (bool(self.choice.address) or not self.choice.config.is_simulator)
+
+
+def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
+    """A backend by its name.
+
+    ``tf`` is TensorFlow in this process; ``iree_llvmcpu``, ``iree_vmvx``, ``iree_cuda``, ``iree_vulkan`` and
+    ``tflite`` run on this machine, behind a simulated board; ``board:NAME`` is any board that ``hil --board`` takes,
+    and ``board:NAME:tflite`` or ``board:NAME:iree`` one with another runtime than its own.
+
+    Args:
+        name: as typed.
+        references: names of hil's references that are backends as well, for modules that consist of files.
+
+    Raises:
+        UsageError: there is no such backend or board, or the board has no such runtime.
+    """
+    if name == TF or name in references:
+        return Backend(name, name, name)
+    if name in _IREE:
+        choice = choose("", "sim")
+        device, flags = _IREE[name]
+        return Backend(name, name, "iree", _changed(choice, "iree", device, flags))
+    if name == TFLITE:
+        return Backend(name, name, TFLITE, _changed(choose("", "sim"), TFLITE, "", ()))
+    if name.startswith(_BOARD) and name != _BOARD:
+        return _board(name)
+    known = tuple(dict.fromkeys((*PLAIN, *references)))
+    raise UsageError(
+        f"there is no backend {name!r}", hint=f"{did_you_mean(name, known)}one of {', '.join(known)}, board:NAME"
+    )
+
+
+def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, ...]:
+    """Backends by a list of names with commas; one that is named several times is numbered from 0.
+
+    Raises:
+        UsageError: as :func:`parse_backend`, or the list is empty.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--target_backends names none", hint="for example --target_backends=iree_llvmcpu")
+    counts, seen = Counter(names), Counter[str]()
+    found = []
+    for name in names:
+        backend = parse_backend(name, references)
+        number = f"_{seen[name]}" if counts[name] > 1 else ""
+        found.append(replace(backend, id=folder_name(name) + number))
+        seen[name] += 1
+    return tuple(found)
+
+
+def parse_reference(name: str, references: Sequence[str] = ()) -> Backend:
+    """The backend that the others are compared with.
+
+    Raises:
+        UsageError: as :func:`parse_backend`.
+    """
+    return replace(parse_backend(name, references), id=f"{folder_name(name)}_ref")
+
+
+def folder_name(name: str) -> str:
+    """A backend's name as a folder is called."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
+
+
+def _board(name: str) -> Backend:
+    where, colon, runtime = name.removeprefix(_BOARD).rpartition(":")
+    if not colon or runtime not in RUNTIMES:
+        where, runtime = name.removeprefix(_BOARD), ""
+    choice = choose(where)
+    config = choice.config
+    runtime = runtime or (config.runtime if config.runtime in RUNTIMES else RUNTIMES[0])
+    if config.devices and runtime not in config.devices:
+        raise UsageError(
+            f"board {choice.name} has no runtime {runtime!r}", hint=f"its config has {', '.join(config.devices)}"
+        )
+    return Backend(name, name, runtime, choice)
+
+
+def _changed(choice: BoardChoice, runtime: str, device: str, flags: tuple[str, ...]) -> BoardChoice:
+    config: BoardConfig = choice.config
+    compile_flags = {**config.compile_flags, **({runtime: flags} if flags else {})}
+    return replace(
+        choice, config=replace(config, devices={**config.devices, runtime: device}, compile_flags=compile_flags)
+    )

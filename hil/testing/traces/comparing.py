@@ -1,0 +1,130 @@
+"""Two traces beside one another: every call, every output, by hil's comparer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hil.compare.verdict import compare
+from hil.controller.tensorflow.structure import leaves
+from hil.results import OutputComparison, RunResult, Verdict
+from hil.tensors import type_text
+from hil.testing.traces.structure import arrays_in
+from hil.testing.traces.trace import ModuleCall, Trace
+
+_STATISTICS = {
+    "max_abs": "max abs",
+    "max_rel": "max rel",
+    "max_ulp": "ULP",
+    "mean_abs": "mean abs",
+    "rmse": "RMSE",
+    "cosine": "cosine",
+    "sqnr_db": "SQNR dB",
+}
+
+
+@dataclass(frozen=True)
+class CallComparison:
+    """One call beside the reference's.
+
+    Attributes:
+        number: of the call, from 0.
+        method: its name.
+        reason: what is wrong with the call as such (another method, other outputs); "" where nothing is.
+        verdict: of its tensors; None where there are none to compare.
+    """
+
+    number: int
+    method: str
+    reason: str = ""
+    verdict: Verdict | None = None
+
+    def __bool__(self) -> bool:
+        return not self.reason and (self.verdict is None or bool(self.verdict))
+
+    @property
+    def outputs(self) -> tuple[OutputComparison, ...]:
+        """One comparison a tensor, under its path: ``0``, or ``0.logits`` in a dict."""
+        return self.verdict.outputs if self.verdict is not None else ()
+
+    def lines(self, *, failed_only: bool = False) -> list[str]:
+        """For people: the call, then a line an output with its numbers."""
+        word = "ok" if self else "WRONG"
+        lines = [f"call {self.number} ({self.method}): {word}{self.reason and f': {self.reason}'}"]
+        if self.verdict is not None and not self.verdict.outputs and self.verdict.reason:
+            lines.append(f"  {self.verdict.reason}")
+        for output in self.outputs:
+            if output.passed and failed_only:
+                continue
+            kind = type_text(output.dtype, output.shape)
+            lines.append(f"  output {output.name} ({kind}): {output.reason or 'agrees'}")
+            numbers = [
+                f"{text} {getattr(output, name):.4g}" for name, text in _STATISTICS.items() if _has(output, name)
+            ]
+            if numbers:
+                lines.append(f"    {', '.join(numbers)}")
+        return lines
+
+
+def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
+    """Compare every call of a trace with the reference's, within the tolerances that the calls themselves name.
+
+    Args:
+        reference: the source of truth.
+        target: what is looked at.
+
+    Returns:
+        One comparison a call of the longer of the two; nothing is left out after a call that is wrong.
+
+    Raises:
+        UsageError: a call's tolerance is one that cannot fail.
+    """
+    found = []
+    for number in range(max(len(reference.calls), len(target.calls))):
+        if number >= len(target.calls):
+            method, missing = reference.calls[number].method, f"{target.backend} did not make this call"
+            found.append(CallComparison(number, method, missing))
+        elif number >= len(reference.calls):
+            method, missing = target.calls[number].method, f"{reference.backend} did not make this call"
+            found.append(CallComparison(number, method, missing))
+        else:
+            found.append(_compare(number, reference.calls[number], target.calls[number], reference))
+    return found
+
+
+def reason_of(comparisons: Sequence[CallComparison]) -> str:
+    """Why a trace is wrong, in a line; "" where it is not."""
+    wrong = [one for one in comparisons if not one]
+    if not wrong:
+        return ""
+    first = wrong[0]
+    why = first.reason or (first.verdict.reason if first.verdict is not None else "")
+    more = f" (and {len(wrong) - 1} more of {len(comparisons)} calls)" if len(wrong) > 1 else ""
+    return f"call {first.number} ({first.method}): {why}{more}"
+
+
+def _compare(number: int, reference: ModuleCall, target: ModuleCall, trace: Trace) -> CallComparison:
+    if reference.method != target.method:
+        return CallComparison(number, target.method, f"{trace.backend} called {reference.method} here")
+    wanted, got = arrays_in(reference.outputs), arrays_in(target.outputs)
+    if wanted.keys() != got.keys() or _shape(reference.outputs) != _shape(target.outputs):
+        reason = f"it returned {_told(target.outputs)}, {trace.backend} {_told(reference.outputs)}"
+        return CallComparison(number, target.method, reason)
+    if not wanted:
+        return CallComparison(number, target.method)  # it returned nothing on either side
+    verdict = compare(RunResult("", got), RunResult(trace.backend, wanted), rtol=reference.rtol, atol=reference.atol)
+    return CallComparison(number, target.method, verdict=verdict)
+
+
+def _shape(value: Any) -> list[Any]:
+    """What of a structure is no tensor: the paths, and the values that Python itself has."""
+    return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
+
+
+def _told(outputs: Any) -> str:
+    return ", ".join(path for path, _ in leaves(outputs)) or "nothing"
+
+
+def _has(output: OutputComparison, name: str) -> bool:
+    return getattr(output, name) is not None

@@ -1,0 +1,81 @@
+"""Traces among the artifacts, each call with the flag file that runs it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hil.controller.flagfiles import FlagFile, write_flagfile
+from hil.controller.runs import storing
+from hil.digest import digest_of
+from hil.iree_command import give
+from hil.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
+from hil.testing.traces.runners import Program, same_bits
+from hil.testing.traces.structure import arrays_in
+from hil.testing.traces.trace import ModuleCall, Trace, call_name
+from hil.testing.traces.traced import Traced
+
+FLAGFILE = "flagfile"
+TENSORS = "tensors"
+_DIGITS = 24
+# What IREE runs on where nobody says: the agent's own choice.
+DEFAULT_DEVICE = "local-task"
+
+
+def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) -> None:
+    """Keep a trace, with a flag file for each call that a program of IREE's made.
+
+    ``flagfile`` is the first call's, ``flagfile_call_N`` that of call N. They expect what the reference returned; of
+    new values of variables, which a reference does not tell, what the program itself made.
+
+    Args:
+        traced: the trace and its programs.
+        folder: where it goes.
+        wanted: the reference's trace; None for the reference itself.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    traced.trace.save(folder)
+    for number, (call, program) in enumerate(zip(traced.trace.calls, traced.programs, strict=True)):
+        if program is None:
+            continue
+        reference = wanted.calls[number] if wanted is not None and number < len(wanted.calls) else call
+        flags = _flags(program, _expected(program, call, reference), call, folder / TENSORS)
+        write_flagfile(folder / f"{FLAGFILE}_{call_name(number)}", flags)
+        if number == 0:
+            write_flagfile(folder / FLAGFILE, flags)
+
+
+def _expected(program: Program, call: ModuleCall, reference: ModuleCall) -> Sequence[Array]:
+    """A program's outputs as they should be: the reference's where it made the same call."""
+    wanted, own = arrays_in(reference.outputs), arrays_in(call.outputs)
+    answer = program.answer
+    same = reference.method == call.method and wanted.keys() == own.keys()
+    expected = [*wanted.values(), *answer.returned[len(wanted) :]] if same else answer.returned
+    return [same_bits(dtype, array) for dtype, array in zip(answer.dtypes, expected, strict=True)]
+
+
+def _flags(program: Program, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
+    """A call's flags; its tensors lie in a folder that all calls share: most variables stay what they are."""
+    with storing(folder):
+        folder.mkdir(exist_ok=True)
+        return FlagFile(
+            modules=(program.path,),
+            function=program.function,
+            device=program.device or DEFAULT_DEVICE,
+            inputs=tuple(_tensor(array, folder) for array in program.answer.given),
+            expected=tuple(_tensor(array, folder) for array in expected),
+            parameters=tuple(path for path in program.rest if path.suffix == ".irpa"),
+            rtol=call.rtol,
+            atol=call.atol,
+        )
+
+
+def _tensor(array: Array, folder: Path) -> str:
+    """Write a tensor as IREE's tools take it, and tell how they do."""
+    spec = spec_of("", array)
+    name = digest_of(f"{spec}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
+    # The tools take integers in .npy for signed ones, which IREE's programs do not have: they would never be equal.
+    kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
+    return give(spec, array, name, folder, str(folder.absolute()), tensors=kind).value

@@ -1,0 +1,54 @@
+"""What happens to MLIR in a process of its own: methods become one module, a failing compile leaves a reproducer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from hil.testing.traces.files import write_whole
+
+
+def merge(methods: Mapping[str, str], output: str) -> None:
+    """Make the ``main`` of several modules the functions of one.
+
+    Args:
+        methods: name -> file with a module whose one public function is ``main``, as TensorFlow lowers it.
+        output: the file to write, as text with the places where operations come from.
+
+    Raises:
+        CompileFailed: a module holds what is no StableHLO.
+    """
+    from iree.compiler import ir
+
+    from hil.controller.tensorflow.program import prepare
+
+    with ir.Context() as context, ir.Location.unknown(context):
+        merged = ir.Module.create()
+        for name, path in methods.items():
+            module = ir.Module.parse(prepare(Path(path).read_text()))
+            operations = list(module.body.operations)
+            for operation in operations:
+                old = ir.StringAttr(operation.attributes["sym_name"]).value
+                new = name if old == "main" else f"{name}.{old}"
+                ir.SymbolTable.replace_all_symbol_uses(old, new, module.operation)
+                ir.SymbolTable.set_symbol_name(operation, new)
+            for operation in operations:
+                merged.body.append(operation.detach_from_parent())
+        write_whole(Path(output), merged.operation.get_asm(enable_debug_info=True).encode())
+
+
+def reproduce(source: str, flags: list[str], reproducer: str, log: str) -> None:
+    """Compile again, with MLIR's crash reproducer on: the pass that fails, and what it was given.
+
+    Args:
+        source: the MLIR file.
+        flags: for iree-compile.
+        reproducer: the file to write; nothing is written where no pass failed.
+        log: the file that standard error goes to.
+    """
+    from hil.controller.compilers.iree_build import run_compiler
+
+    extra = [f"--mlir-pass-pipeline-crash-reproducer={reproducer}", "--mlir-disable-threading"]
+    with tempfile.TemporaryDirectory(prefix="hil-reproduce-") as scratch:
+        run_compiler(Path(source), Path(scratch) / "out.vmfb", [*flags, *extra], Path(scratch), Path(log))

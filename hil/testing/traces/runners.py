@@ -1,0 +1,143 @@
+"""What runs a module's methods on one backend, whatever kind of module that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hil.controller.case import Workshop
+from hil.tensors import Array, dtype_of
+from hil.testing.traces.backends import Backend
+from hil.testing.traces.structure import as_numpy
+
+# A call's arguments, a structure of arrays each.
+Inputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program answered.
+
+    Attributes:
+        given: the arrays that it was given, in the program's order.
+        returned: those that it returned, in its order, in the model's dtypes: a call's own first, then new values of
+            variables.
+        dtypes: the program's own for what it returned: it may know no unsigned integers.
+        source: who computed, with version.
+    """
+
+    given: tuple[Array, ...]
+    returned: tuple[Array, ...]
+    dtypes: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program that a call ran, as a flag file names it.
+
+    Attributes:
+        path: its file among the artifacts.
+        function: which of its functions.
+        device: what it ran on; "" is the runtime's own choice.
+        answer: what it was given and returned.
+        rest: files beside it that belong to it.
+    """
+
+    path: Path
+    function: str
+    device: str
+    answer: Answer
+    rest: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a call came to.
+
+    Attributes:
+        outputs: as the method returns them.
+        source: who computed, with version.
+        program: what ran; None where it was no program of IREE's.
+    """
+
+    outputs: Any
+    source: str
+    program: Program | None = None
+
+
+class Runner(Protocol):
+    """Runs methods of a module on one backend."""
+
+    def begin(self) -> None:
+        """A new trace: the module is as it is when it was just made. Random numbers are seeded already."""
+
+    def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
+        """A call's arguments as they are recorded: structures of arrays.
+
+        Raises:
+            UsageError: the method takes no such arguments.
+        """
+
+    def call(self, method: str, inputs: Inputs) -> Called:
+        """Call a method.
+
+        Raises:
+            HilError: it does not work, or not there.
+        """
+
+    def close(self) -> None:
+        """Give back what it holds, a board above all; :meth:`begin` starts again."""
+
+
+class Subject(Protocol):
+    """A module class under test.
+
+    Attributes:
+        name: of the class.
+        reference: name of the backend that the others are compared with where nobody names one.
+        references: names of hil's references that can run it.
+    """
+
+    name: str
+    reference: str
+    references: tuple[str, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods that can be called."""
+
+    def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
+        """What runs it on a backend.
+
+        Args:
+            backend: which.
+            shop: the cache and the isolated processes.
+            folder: of the module's artifacts.
+
+        Raises:
+            UsageError: it cannot run there.
+        """
+
+
+def recorded(method: str, args: Sequence[Any]) -> Inputs:
+    """Arguments as they are recorded.
+
+    Raises:
+        UsageError: an argument is neither a tensor nor a structure of tensors.
+    """
+    return tuple(as_numpy(f"argument {number} of {method}", value) for number, value in enumerate(args))
+
+
+def same_bits(dtype: str, array: Array) -> Array:
+    """An array as a program or its model has it: what the one calls int8 may be a uint8 of the other's.
+
+    Args:
+        dtype: what it should be; "" says nothing.
+        array: what it is.
+    """
+    wanted = dtype_of(dtype) if dtype else array.dtype
+    both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+    return array.view(wanted) if both_integers and array.dtype.itemsize == wanted.itemsize else array

@@ -1,0 +1,250 @@
+"""A module class on several backends: traces are made, kept, compared and judged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hil.controller.cache import Cache
+from hil.controller.case import Workshop
+from hil.controller.isolated import Isolated
+from hil.controller.runs import jsonable
+from hil.controller.suite.expected import Expectations
+from hil.controller.suite.record import CaseRecord
+from hil.errors import UsageError
+from hil.results import Outcome, Stage
+from hil.testing.traces.backends import Backend, parse_reference, parse_targets
+from hil.testing.traces.comparing import CallComparison, compare_traces, reason_of
+from hil.testing.traces.keeping import save_traced
+from hil.testing.traces.options import DEFAULT_TARGETS, TraceOptions
+from hil.testing.traces.runners import Runner, Subject
+from hil.testing.traces.subjects import subject_of
+from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """What a trace came to on one target backend.
+
+    Attributes:
+        record: with the outcome, expected failures taken into account.
+        comparisons: of every call with the reference's.
+        folder: where the trace is kept.
+    """
+
+    record: CaseRecord
+    comparisons: tuple[CallComparison, ...]
+    folder: Path
+
+    @property
+    def outcome(self) -> Outcome:
+        """PASS, FAIL, a stage's error, XFAIL or XPASS."""
+        return Outcome(self.record.outcome)
+
+    def lines(self) -> list[str]:
+        """For people: the outcome, and what is wrong with which call and output."""
+        record = self.record
+        lines = [f"{record.flow}: {record.outcome}{record.message and f': {record.message}'}"]
+        if record.hint and record.outcome != Outcome.PASS.value:
+            lines.append(f"  hint: {record.hint}")
+        for comparison in self.comparisons:
+            if not comparison:
+                lines += [f"  {line}" for line in comparison.lines(failed_only=True)]
+        return [*lines, f"  trace: {self.folder}"]
+
+
+class ModuleTraces:
+    """A module class on a reference backend and several targets. A context manager: boards are given back at the end.
+
+    Args:
+        module_class: a tf.Module's or Keras model's class (or whatever makes one when called), or a class with
+            :class:`hil.testing.ModelFile` attributes.
+        exported_names: its methods; None is all.
+        options: backends, and where artifacts go.
+        expected: a file of expected failures; None expects none.
+
+    Raises:
+        UsageError: there is no such backend, or it cannot run such modules.
+    """
+
+    def __init__(
+        self,
+        module_class: Callable[[], Any],
+        exported_names: Sequence[str] | None = None,
+        *,
+        options: TraceOptions,
+        expected: Path | None = None,
+    ) -> None:
+        self._subject: Subject = subject_of(module_class, exported_names)
+        names = self._subject.references
+        self.reference: Backend = parse_reference(options.reference_backend or self._subject.reference, names)
+        self.targets: tuple[Backend, ...] = parse_targets(options.target_backends or DEFAULT_TARGETS, names)
+        self.folder = options.artifacts_dir.absolute() / self._subject.name
+        self._expectations = Expectations.load(expected)
+        self._isolated = Isolated()
+        self._shop = Workshop(Cache(), self._isolated)
+        self._runners: dict[str, Runner] = {}
+        self._traced: dict[str, str] = {}
+
+    def compare(self, function: TraceFunction) -> list[TargetResult]:
+        """Trace a function on the reference and on every target; keep all traces; compare, then judge.
+
+        Args:
+            function: is called with a :class:`TracedModule`, once for each backend.
+
+        Returns:
+            One result a target, in order.
+
+        Raises:
+            UsageError: a call was made that cannot be, or another trace of this name was made before.
+            HilError: the reference itself failed.
+        """
+        name = trace_name(function)
+        origin = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', name)}"
+        if self._traced.setdefault(name, origin) != origin:
+            raise UsageError(
+                f"{self._subject.name} has two trace functions called {name}: {self._traced[name]} and {origin}",
+                hint="a trace is kept under its function's name: give them different ones",
+            )
+        wanted = self._trace(function, self.reference)
+        save_traced(wanted, self._place(self.reference, name))
+        if wanted.error is not None:
+            raise wanted.raised or wanted.error
+        if not wanted.trace.calls:
+            raise UsageError(f"{name} called nothing", hint="call methods of the module that it is given")
+        traces = []
+        for target in self.targets:
+            traced = self._trace(function, target)
+            save_traced(traced, self._place(target, name), wanted=wanted.trace)
+            traces.append(traced)
+        return [self._judged(target, wanted, traced) for target, traced in zip(self.targets, traces, strict=True)]
+
+    def close(self) -> None:
+        """Give boards back, end processes."""
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+        self._isolated.close()
+
+    def __enter__(self) -> ModuleTraces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _trace(self, function: TraceFunction, backend: Backend) -> Traced:
+        runner = self._runners.get(backend.id)
+        if runner is None:
+            runner = self._runners[backend.id] = self._subject.runner(backend, self._shop, self.folder)
+        traced = run_trace(function, runner, self._subject.name, lambda: self._subject.methods, backend.name)
+        if self._is_shared(backend):
+            runner.close()  # the next backend wants the same board
+        return traced
+
+    def _is_shared(self, backend: Backend) -> bool:
+        """Whether another backend runs on the same board; of simulators each has its own."""
+        everyone = (self.reference, *self.targets)
+        return backend.is_real and sum(other.is_real and other.board == backend.board for other in everyone) > 1
+
+    def _place(self, backend: Backend, name: str) -> Path:
+        return self.folder / backend.id / "traces" / name
+
+    def _judged(self, target: Backend, wanted: Traced, traced: Traced) -> TargetResult:
+        folder = self._place(target, traced.trace.name)
+        comparisons = tuple(compare_traces(wanted.trace, traced.trace))
+        if traced.error is not None:
+            # Calls that were not made are no news then.
+            comparisons = comparisons[: len(traced.trace.calls)]
+        record = self._expectations.judge(self._record(target, wanted, traced, comparisons))
+        if record.outcome == Outcome.XPASS.value:
+            hint = "; ".join(
+                filter(None, (f"take it out of {self._expectations.path}", self._expectations.other_versions))
+            )
+            record = replace(record, hint=hint)
+        result = TargetResult(record, comparisons, folder)
+        with (folder / "log.txt").open("a") as log:
+            log.write("\n".join(["", f"Compared with {self.reference.name}", *_all_lines(result), ""]))
+        return result
+
+    def _record(
+        self, target: Backend, wanted: Traced, traced: Traced, comparisons: Sequence[CallComparison]
+    ) -> CaseRecord:
+        error, reason = traced.error, reason_of(comparisons)
+        outcome, stage, message = Outcome.FAIL if reason else Outcome.PASS, Stage.COMPARE.value, reason
+        if error is not None:
+            outcome, stage = Outcome(error.outcome or Outcome.RUN_ERROR), error.stage
+            made = len(traced.trace.calls)
+            after = f"after {made} call{'s' if made > 1 else ''}: " if made else ""
+            message = "; ".join(filter(None, (f"{after}{error.message}", reason)))
+        return CaseRecord(
+            id=f"{self._subject.name}/{traced.trace.name}",
+            model=self._subject.name,
+            suite="traces",
+            flow=target.name,
+            runtime=target.runtime,
+            outcome=outcome.value,
+            ended=outcome.value,
+            board=target.board,
+            hw_type=target.hw_type,
+            stage=stage,
+            message=message,
+            hint=error.hint if error is not None else "",
+            detail=error.detail if error is not None else "",
+            outputs=tuple(jsonable(asdict(output)) for one in comparisons for output in one.outputs),
+            against=wanted.trace.ran_by,
+        )
+
+
+def compare_backends(
+    trace_function: TraceFunction,
+    module_class: Callable[[], Any],
+    *,
+    exported_names: Sequence[str] | None = None,
+    reference_backend: str = "",
+    target_backends: str | Sequence[str] = DEFAULT_TARGETS,
+    artifacts_dir: str | Path | None = None,
+    expected: str | Path | None = None,
+) -> list[TargetResult]:
+    """Trace a function on a reference and on target backends and compare, outside any test case.
+
+    Args:
+        trace_function: is called with a :class:`TracedModule`, once for each backend.
+        module_class, exported_names: see :class:`ModuleTraces`.
+        reference_backend: name of the source of truth; "" is the module's own: ``tf``.
+        target_backends: names, or one text with commas.
+        artifacts_dir: where artifacts go; None is ``hil-traces``.
+        expected: a file of expected failures.
+
+    Returns:
+        One result a target. Nothing is raised for those that fail.
+
+    Raises:
+        UsageError: something was asked for that cannot be.
+        HilError: the reference itself failed.
+    """
+    names = target_backends if isinstance(target_backends, str) else ",".join(target_backends)
+    options = TraceOptions.of(names, reference_backend, artifacts_dir)
+    path = Path(expected) if expected is not None else None
+    with contextlib.closing(ModuleTraces(module_class, exported_names, options=options, expected=path)) as traces:
+        return traces.compare(trace_function)
+
+
+def told(results: Sequence[TargetResult], reference: str) -> str:
+    """What several results come to, for people; the targets that passed in a word."""
+    first = results[0].record
+    bad = sum(result.outcome.exit_code != 0 for result in results)
+    return "\n".join(
+        [
+            f"{first.id}: {bad} of {len(results)} backends failed, compared with {reference}",
+            *(f"  {line}" for result in results for line in result.lines()),
+        ]
+    )
+
+
+def _all_lines(result: TargetResult) -> list[str]:
+    record = result.record
+    lines = [f"{record.outcome}{record.message and f': {record.message}'}"]
+    return [*lines, *(line for comparison in result.comparisons for line in comparison.lines())]

@@ -1,0 +1,206 @@
+"""A board as the programs of a module see it: each is compiled once, pushed, and kept loaded over the calls."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hil.bundle import Artifact, Model
+from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Workshop
+from hil.controller.compilers import compile_model
+from hil.controller.compilers.iree import recipe_of
+from hil.controller.compilers.iree_build import native_compiler
+from hil.controller.opening import AnyBoard, AnyProgram, open_board
+from hil.controller.runs import storing
+from hil.controller.targets import described, likely_cause
+from hil.controller.ways import compiler_for
+from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError
+from hil.results import Stage
+from hil.tensors import Array, TensorSpec, dtype_name, spec_of
+from hil.testing.traces.backends import Backend
+from hil.testing.traces.files import write_whole
+from hil.testing.traces.runners import Answer, same_bits
+
+
+class Target:
+    """A board that a module's programs run on. It is taken when it is first needed, and again after :meth:`close`.
+
+    Args:
+        backend: which board and runtime.
+        shop: the cache and the isolated processes.
+        folder: where what compiling leaves behind goes.
+    """
+
+    def __init__(self, backend: Backend, shop: Workshop, folder: Path) -> None:
+        assert backend.choice is not None
+        self.backend = backend
+        self.folder = folder
+        self._shop = shop
+        self._choice = backend.choice
+        self._board: AnyBoard | None = None
+        self._programs: dict[tuple[str, str], AnyProgram] = {}
+
+    @property
+    def device(self) -> str:
+        """The runtime's device; "" is its own choice."""
+        return self._choice.config.devices.get(self.backend.runtime, "")
+
+    def compile(self, model: Model, place: Path) -> Artifact:
+        """Compile a model for the board and keep the program.
+
+        Args:
+            model: what was imported.
+            place: the file that the program is copied to.
+
+        Raises:
+            CompileFailed, CompileCrashed: it cannot be compiled; a reproducer lies beside ``place``.
+            StageTimeout: it took too long.
+            BoardError: the board alone can say what to compile for, and does not answer.
+        """
+        config = self.board().config
+        runtime = self.backend.runtime
+        compiler = compiler_for(model.format, runtime)
+        flags = config.compile_flags.get(compiler, ())
+        log = self.folder / "compile.log"
+        with storing(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            artifact = compile_model(
+                model,
+                compiler=compiler,
+                runtime=runtime,
+                flags=flags,
+                cache=self._shop.cache,
+                isolated=self._shop.isolated,
+                recompute=False,
+                debug_ir=None,
+                timeout=COMPILE_TIMEOUT_S,
+                log=log,
+            )
+        except (CompileFailed, CompileCrashed) as error:
+            if compiler == "iree" and model.format == "mlir":
+                self._keep_reproducer(error, model.path, recipe_of(model, flags).flags, place)
+            raise
+        for name, path in artifact.files.items():
+            write_whole(place if name == artifact.main else place.parent / name, path.read_bytes())
+        return artifact
+
+    def run(self, artifact: Artifact, function: str, arrays: Sequence[Array], outputs: Sequence[TensorSpec]) -> Answer:
+        """Run a function of a program, which stays loaded.
+
+        Args:
+            artifact: the program.
+            function: which of its functions; "" is the only one.
+            arrays: the inputs, in order.
+            outputs: what the model itself says it returns; a program may know no unsigned integers.
+
+        Raises:
+            StageError, BoardError: as it ends. A program that failed is loaded anew for the next call.
+        """
+        key = artifact.digests[artifact.main], function
+        try:
+            program = self._programs.get(key) or self._load(key, replace(artifact, function=function))
+            specs = program.loaded.inputs
+            if len(specs) != len(arrays):
+                raise RunFailed(f"the program takes {len(specs)} inputs, not {len(arrays)}", stage=Stage.RUN.value)
+            given = {spec.name: same_bits(spec.dtype, array) for spec, array in zip(specs, arrays, strict=True)}
+            result, _ = program.run(given, timeout=DEFAULT_TIMEOUT_S)
+        except HilError as error:
+            error.located(stage=Stage.RUN.value, board=self.backend.board)
+            self._explain(error, artifact)
+            if isinstance(error, BoardError):
+                self.close()
+            elif isinstance(error, StageError) and (broken := self._programs.pop(key, None)) is not None:
+                broken.unload()
+            raise
+        returned = list(result.outputs.values())
+        if not outputs:  # a program in a file may keep that to itself
+            outputs = [spec_of(name, array) for name, array in result.outputs.items()]
+        if len(returned) != len(outputs):
+            raise RunFailed(f"the program returned {len(returned)} outputs, not {len(outputs)}", stage=Stage.RUN.value)
+        # Copies: a view of what the link received would keep all of that.
+        own = tuple(same_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
+        return Answer(tuple(given.values()), own, tuple(dtype_name(array.dtype) for array in returned), result.source)
+
+    def board(self) -> AnyBoard:
+        """The board, connected and ours.
+
+        Raises:
+            BoardError: it cannot be had.
+            UsageError: it has no such runtime or device.
+        """
+        if self._board is None:
+            board = open_board(self._choice, runtime=self.backend.runtime, purpose=f"traces on {self.backend.name}")
+            try:
+                self._check(board)
+                board.take()
+            except BaseException:
+                board.close()
+                raise
+            self._board = board
+        return self._board
+
+    def close(self) -> None:
+        """Give the board back."""
+        for program in self._programs.values():
+            program.unload()
+        self._programs.clear()
+        if self._board is not None:
+            self._board.close()
+        self._board = None
+
+    def _load(self, key: tuple[str, str], artifact: Artifact) -> AnyProgram:
+        board = self.board()
+        try:
+            board.push(artifact)
+            program = self._programs[key] = board.load(artifact, timeout=DEFAULT_TIMEOUT_S)
+        except HilError as error:
+            error.located(stage=Stage.LOAD.value)
+            raise
+        return program
+
+    def _check(self, board: AnyBoard) -> None:
+        """Refuse a runtime or a driver that the board does not have."""
+        runtime, device = self.backend.runtime, self.device.split("://")[0]
+        there = {one["name"]: one for one in board.info.get("runtimes", ())}
+        if runtime not in there:
+            raise UsageError(
+                f"{self.backend.name}: {board.name} has no runtime {runtime!r}",
+                hint=f"it has {', '.join(there) or 'none'}; is hil[{runtime}] installed there?",
+            )
+        devices = there[runtime].get("devices", ())
+        if runtime == "iree" and device and devices and device not in [one.split("://")[0] for one in devices]:
+            raise UsageError(
+                f"{self.backend.name}: IREE has no {device} device on {board.name}",
+                hint=f"it has {', '.join(devices)}: leave {self.backend.name} out, or install the driver",
+            )
+
+    def _explain(self, error: HilError, artifact: Artifact) -> None:
+        """Say so where the program was compiled for another CPU than the board has."""
+        board, target = self._board, described(artifact.flags) if artifact.runtime == "iree" else None
+        if board is not None and target is not None and not (board.info.get("simulated") and target.cpu == "host"):
+            error.hint = likely_cause(error, target, board.info["machine"]) or error.hint
+
+    def _keep_reproducer(self, error: StageError, source: Path, flags: Sequence[str], place: Path) -> None:
+        """Compile once more with the compiler's own reproducer on, and say where that, input and command lie."""
+        reproducer = place.with_name("reproducer.mlir")
+        command = [str(native_compiler()), str(source.absolute()), *flags, "-o", str(place.absolute())]
+        script = place.with_name("reproduce.sh")
+        with storing(script):
+            script.write_text(f"#!/bin/sh\n# {' '.join(error.message.split())}\nexec {shlex.join(command)}\n")
+            script.chmod(0o755)
+        log = place.with_name("reproduce.log")
+        arguments = {"source": str(source.absolute()), "flags": list(flags), "reproducer": str(reproducer.absolute())}
+        try:
+            self._shop.isolated.call(
+                "hil.testing.traces.mlir:reproduce",
+                {**arguments, "log": str(log.absolute())},
+                timeout=COMPILE_TIMEOUT_S,
+                log=log,
+            )
+        except StageError as failed:
+            error.detail = f"{error.detail}\nno reproducer: {failed.message}"
+        kept = [path for path in (reproducer, script) if path.exists()]
+        error.hint = f"reproduce it with {' or '.join(map(str, kept))}{f'; {error.hint}' if error.hint else ''}"

@@ -1,0 +1,189 @@
+"""A tf.Module (or Keras model) under test: TensorFlow itself, and its methods as programs for IREE and TFLite.
+
+A module is made anew for each trace, in this process; its variables are the state of every backend. A program is given
+their values and what it makes of them is written back, so a module behaves the same wherever its methods run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.case import Workshop
+from hil.controller.conversions import needed_version
+from hil.controller.tensorflow.lower import Live, flatten, lower
+from hil.controller.tensorflow.structure import replace_leaves
+from hil.errors import RunFailed, UsageError, did_you_mean
+from hil.results import Stage
+from hil.testing.traces.backends import TF, TFLITE, Backend
+from hil.testing.traces.runners import Called, Inputs, Program, Runner, recorded
+from hil.testing.traces.structure import as_numpy
+from hil.testing.traces.target import Target
+from hil.testing.traces.tensorflow_programs import Programs
+
+
+class TfSubject:
+    """A module class.
+
+    Args:
+        module_class: makes the module when it is called without arguments.
+        exported_names: its methods; None is every public ``tf.function``.
+
+    Raises:
+        UsageError: TensorFlow is not installed.
+    """
+
+    reference = TF
+    references: tuple[str, ...] = ()
+
+    def __init__(self, module_class: Callable[[], Any], exported_names: Sequence[str] | None) -> None:
+        self.version = needed_version("tensorflow", "tensorflow")
+        self.name: str = getattr(module_class, "__name__", type(module_class).__name__)
+        self._class = module_class
+        self._exported = None if exported_names is None else tuple(exported_names)
+        self._methods: tuple[str, ...] | None = self._exported
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods that can be called; known once a module was made."""
+        if self._methods is None:
+            self.make()
+        assert self._methods is not None
+        return self._methods
+
+    def make(self) -> Any:
+        """A new module.
+
+        Raises:
+            UsageError: it has no such methods.
+        """
+        module = self._class()
+        found = exported(module)
+        if self._exported is None:
+            if not found:
+                raise UsageError(
+                    f"{self.name} has no public tf.function",
+                    hint="decorate its methods with @tf.function, or name them: exported_names=[...]",
+                )
+            self._methods = found
+        for name in self._exported or ():
+            if not callable(getattr(module, name, None)):
+                raise UsageError(
+                    f"{self.name} has no method {name!r}, which exported_names names",
+                    hint=f"{did_you_mean(name, found)}its functions are {', '.join(found) or 'none'}",
+                )
+        return module
+
+    def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
+        """TensorFlow itself, or programs on a board."""
+        if backend.runtime == TF:
+            return _Eager(self)
+        return _OnBoard(self, Target(backend, shop, folder / backend.id), Programs(self.name, shop, folder))
+
+
+class _Made:
+    """A runner's module, and how its methods are called."""
+
+    def __init__(self, subject: TfSubject) -> None:
+        self._subject = subject
+        self.module: Any = None
+
+    def begin(self) -> None:
+        self.module = self._subject.make()
+
+    def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
+        """As TensorFlow takes them: where the method has a signature, in its dtypes."""
+        signature = getattr(getattr(self.module, method), "input_signature", None)
+        if signature is not None:
+            try:
+                args = [_cast(spec, value) for spec, value in zip(signature, args, strict=True)]
+            except (TypeError, ValueError, LookupError) as error:
+                raise UsageError(f"{method} takes {_told(signature)}: {str(error)[:300]}") from error
+        return recorded(method, args)
+
+    def close(self) -> None:
+        self.module = None
+
+
+class _Eager(_Made):
+    """TensorFlow itself."""
+
+    def call(self, method: str, inputs: Inputs) -> Called:
+        import tensorflow as tf
+
+        tensors = replace_leaves(inputs, lambda leaf: tf.constant(leaf) if hasattr(leaf, "dtype") else leaf)
+        try:
+            outputs = getattr(self.module, method)(*tensors)
+        except tf.errors.OpError as error:
+            message = str(error).splitlines()[0][:400]
+            raise RunFailed(f"TensorFlow: {message}", stage=Stage.RUN.value, detail=str(error)) from error
+        return Called(as_numpy(f"what {method} returned", outputs), f"tensorflow {self._subject.version}")
+
+
+class _OnBoard(_Made):
+    """Programs on a board, with the variables of a module of ours."""
+
+    def __init__(self, subject: TfSubject, target: Target, programs: Programs) -> None:
+        super().__init__(subject)
+        self._target = target
+        self._programs = programs
+        self._live: dict[str, Live] = {}
+
+    def begin(self) -> None:
+        super().begin()
+        self._live.clear()
+
+    def call(self, method: str, inputs: Inputs) -> Called:
+        if self._target.backend.runtime == TFLITE:
+            return self._call_tflite(method, inputs)
+        key = self._programs.key(method, inputs)
+        if key not in self._live:
+            self._live[key] = lower(getattr(self.module, method), inputs)
+        live = self._live[key]
+        program = self._programs.of(method, inputs, live, self.module, self._subject.methods)
+        artifact, path = self._programs.compiled(program, self._target)
+        function = live.function
+        expected = [*function.outputs, *(state.spec for state in function.assigned)]
+        answer = self._target.run(artifact, program.function, [*flatten(inputs), *live.values()], expected)
+        returned = answer.returned
+        for state in function.assigned:
+            live.captured[function.state.index(state)].assign(returned[state.result or 0])
+        rest = tuple(path.parent / name for name in artifact.files if name != artifact.main)
+        ran = Program(path, program.function, self._target.device, answer, rest)
+        outputs = function.returned(list(returned[: len(function.outputs)]))
+        return Called(as_numpy(f"what {method} returned", outputs), answer.source, ran)
+
+    def _call_tflite(self, method: str, inputs: Inputs) -> Called:
+        program = self._programs.tflite(method, inputs, self.module, self._target)
+        answer = self._target.run(program.artifact, "", flatten(inputs), program.outputs)
+        outputs = program.returned(list(answer.returned))
+        return Called(as_numpy(f"what {method} returned", outputs), answer.source)
+
+    def close(self) -> None:
+        super().close()
+        self._target.close()
+
+
+def exported(module: Any) -> tuple[str, ...]:
+    """The public tf.functions of a module, in the order in which its classes and itself name them."""
+    places = [vars(kind) for kind in reversed(type(module).__mro__)] + [getattr(module, "__dict__", {})]
+    names = (name for place in places for name, value in place.items() if hasattr(value, "get_concrete_function"))
+    return tuple(dict.fromkeys(name for name in names if not name.startswith("_")))
+
+
+def _cast(spec: Any, value: Any) -> Any:
+    """A structure of values as tensors of the dtypes that a signature has in the same places."""
+    import tensorflow as tf
+
+    if isinstance(spec, Mapping):
+        if spec.keys() != value.keys():
+            raise ValueError(f"it has {', '.join(map(str, spec))}, given were {', '.join(map(str, value))}")
+        return {name: _cast(spec[name], item) for name, item in value.items()}
+    if isinstance(spec, (list, tuple)):
+        return tuple(_cast(one, item) for one, item in zip(spec, value, strict=True))
+    return tf.convert_to_tensor(value, spec.dtype)
+
+
+def _told(signature: Sequence[Any]) -> str:
+    return ", ".join(f"{spec.shape} {spec.dtype.name}" if hasattr(spec, "dtype") else "..." for spec in signature)

@@ -1,0 +1,212 @@
+"""The programs of a TensorFlow module: those methods that have a signature in one, the others as they are called."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.bundle import Artifact, Model
+from hil.controller.case import COMPILE_TIMEOUT_S, Workshop
+from hil.controller.importers import import_model
+from hil.controller.isolated import IsolatedCrash, IsolatedFailure
+from hil.controller.tensorflow.lower import Live, lower
+from hil.controller.tensorflow.lowered import LoweredFunction
+from hil.controller.tensorflow.structure import leaves
+from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError
+from hil.results import Stage
+from hil.testing.traces.files import write_whole
+from hil.testing.traces.runners import Inputs
+from hil.testing.traces.target import Target
+from hil.testing.traces.tensorflow_text import in_tf_dialect
+from hil.testing.traces.tflite_program import TfLiteProgram, make_tflite
+
+T = TypeVar("T")
+TF_INPUT = "tf_input.mlir"
+IREE_INPUT = "iree_input.mlir"
+COMPILED = "compiled.vmfb"
+# Between the methods of tf_input.mlir: MLIR's tools split at it.
+_SPLIT = "\n// -----\n\n"
+
+
+@dataclass(frozen=True)
+class MethodProgram:
+    """A method of a program.
+
+    Attributes:
+        lowered: the method.
+        model: the program before it is compiled, whichever of its methods this is.
+        function: what the program calls the method.
+        place: where the compiled program lies in a backend's folder.
+    """
+
+    lowered: LoweredFunction
+    model: Model
+    function: str
+    place: str
+
+
+class Programs:
+    """The programs of a module, for one backend.
+
+    Args:
+        name: the module's.
+        shop: the cache and the isolated processes.
+        folder: of the module's artifacts.
+    """
+
+    def __init__(self, name: str, shop: Workshop, folder: Path) -> None:
+        self._name = name
+        self._shop = shop
+        self._folder = folder
+        self._group: dict[str, MethodProgram] | HilError | None = None
+        self._single: dict[str, MethodProgram] = {}
+        self._artifacts: dict[str, tuple[Artifact, Path] | HilError] = {}
+        self._tflite: dict[str, TfLiteProgram | HilError] = {}
+
+    def key(self, method: str, inputs: Inputs) -> str:
+        """What a program is made for: the method, dtypes and shapes of tensors, and the values of all else."""
+        told = [f"{path}: {_kind(leaf)}" for path, leaf in leaves(inputs)]
+        return f"{method}({'; '.join(told)})"
+
+    def of(self, method: str, inputs: Inputs, live: Live, module: Any, methods: Sequence[str]) -> MethodProgram:
+        """The program that a call needs.
+
+        Args:
+            method: which method.
+            inputs: what it is called with.
+            live: the method, lowered for these inputs.
+            module: the module that has it.
+            methods: all that it exports.
+
+        Raises:
+            CompileFailed, CompileCrashed: TensorFlow cannot lower another method that is in the same program.
+            UsageError: the method takes, returns or keeps other tensors than when its program was made.
+        """
+        if self._group is None:
+            self._group = _kept(lambda: self._make_group(module, methods))
+        group = _raised(self._group)
+        program = group.get(method)
+        if program is None or program.lowered.inputs != live.function.inputs:
+            key = self.key(method, inputs)
+            if key not in self._single:
+                count = sum(single.function == method for single in self._single.values())
+                made = self._make({method: live}, {method: (module, inputs)}, f"methods/{method}_{count}")
+                self._single[key] = made[method]
+            program = self._single[key]
+        self._check_same(method, program.lowered, live.function)
+        return program
+
+    def compiled(self, program: MethodProgram, target: Target) -> tuple[Artifact, Path]:
+        """A program compiled for a board, and where it lies among the artifacts.
+
+        Raises:
+            StageError, BoardError: it cannot be compiled.
+        """
+        place = target.folder / program.place
+        if program.place not in self._artifacts:
+            made = self._artifacts[program.place] = _kept(lambda: (target.compile(program.model, place), place))
+            if isinstance(made, HilError) and program.place == COMPILED:
+                made.hint += f"; exported_names=[...] leaves out what cannot be compiled of {self._name}"
+        return _raised(self._artifacts[program.place])
+
+    def tflite(self, method: str, inputs: Inputs, module: Any, target: Target) -> TfLiteProgram:
+        """The TFLite program that a call needs.
+
+        Raises:
+            CompileFailed: the converter refuses the method, or it assigns variables.
+        """
+        key = self.key(method, inputs)
+        if key not in self._tflite:
+            count = sum(one.startswith(f"{method}(") for one in self._tflite)
+            place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
+            self._tflite[key] = _kept(lambda: make_tflite(getattr(module, method), inputs, place, target, self._shop))
+        return _raised(self._tflite[key])
+
+    def _check_same(self, method: str, made: LoweredFunction, now: LoweredFunction) -> None:
+        """Refuse a module that is another one each time it is made."""
+        if _outline(made) != _outline(now):
+            raise UsageError(
+                f"{self._name}.{method} is another function each time the module is made",
+                hint="what it takes, returns and captures must not depend on chance or on earlier modules",
+            )
+
+    def _make_group(self, module: Any, methods: Sequence[str]) -> dict[str, MethodProgram]:
+        """One program of all methods whose signature says it all."""
+        signed = {name: signature for name in methods if (signature := _signature(getattr(module, name))) is not None}
+        if not signed:
+            return {}
+        lives = {}
+        for name, signature in signed.items():
+            try:
+                lives[name] = lower(getattr(module, name), signature)
+            except CompileFailed as error:
+                error.args = (f"{name}: {error.message}", *error.args[1:])
+                others = ", ".join(repr(other) for other in signed if other != name)
+                error.hint = error.hint or (f"leave it out: exported_names=[{others}]" if others else "")
+                error.located(stage=Stage.COMPILE.value)
+                raise
+        return self._make(lives, {name: (module, signature) for name, signature in signed.items()}, "")
+
+    def _make(
+        self, lives: dict[str, Live], calls: dict[str, tuple[Any, Sequence[Any]]], place: str
+    ) -> dict[str, MethodProgram]:
+        """Write the MLIR of some methods and import it."""
+        folder = self._folder / place
+        texts = [in_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
+        write_whole(folder / TF_INPUT, _SPLIT.join(texts).encode())
+        source = folder / IREE_INPUT
+        with tempfile.TemporaryDirectory(prefix="hil-lowered-") as scratch:
+            files = {name: Path(scratch) / f"{number}.mlir" for number, name in enumerate(lives)}
+            for name, live in lives.items():
+                files[name].write_text(live.function.mlir)
+            arguments = {"methods": {name: str(file) for name, file in files.items()}, "output": str(source.absolute())}
+            try:
+                self._shop.isolated.call(
+                    "hil.testing.traces.mlir:merge", arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log"
+                )
+            except IsolatedCrash as error:
+                raise CompileCrashed(f"IREE died of {self._name}'s StableHLO", detail=error.detail) from error
+            except IsolatedFailure as error:
+                raise CompileFailed(
+                    f"IREE cannot read what TensorFlow made: {error.message}", detail=error.detail
+                ) from error
+        model = import_model(source, function=next(iter(lives)), isolated=self._shop.isolated, cache=self._shop.cache)
+        compiled = f"{place}/{COMPILED}" if place else COMPILED
+        return {name: MethodProgram(live.function, model, name, compiled) for name, live in lives.items()}
+
+
+def _signature(function: Any) -> tuple[Any, ...] | None:
+    """A function's own signature, where it leaves nothing open."""
+    import tensorflow as tf
+
+    signature = getattr(function, "input_signature", None)
+    if signature is None or not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(signature)):
+        return None
+    return tuple(signature)
+
+
+def _kind(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf)
+
+
+def _kept(make: Callable[[], T]) -> T | HilError:
+    """What a function returns, or the error that it ends in: what failed once is told again, and not tried again."""
+    try:
+        return make()
+    except StageError as error:
+        return error
+
+
+def _raised(kept: T | HilError) -> T:
+    if isinstance(kept, HilError):
+        raise kept
+    return kept
+
+
+def _outline(function: LoweredFunction) -> tuple[Any, ...]:
+    """What two makings of a module must have in common; Keras numbers its variables' names over all of them."""
+    state = [(one.spec.dtype, one.spec.shape, one.constant, one.result) for one in function.state]
+    return function.inputs, function.outputs, state

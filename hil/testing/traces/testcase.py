@@ -1,0 +1,155 @@
+"""Traces in test cases, under unittest as under pytest."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import unittest
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from hil.errors import UsageError
+from hil.results import Outcome
+from hil.testing.traces.options import TEXTS, TraceOptions, backends_text
+from hil.testing.traces.session import ModuleTraces, told
+from hil.testing.traces.traced import TraceFunction
+
+Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
+EXPECTED = "expected.toml"
+# What a test file that is run by itself was asked for.
+_typed = TraceOptions()
+
+
+def compile_module(
+    module_class: Callable[[], Any],
+    exported_names: Sequence[str] | None = None,
+    *,
+    target_backends: str = "",
+    reference_backend: str = "",
+) -> Callable[[Case], Case]:
+    """Say which module a :class:`TracedModuleTestCase` is about. It is compiled when a test first needs it.
+
+    Args:
+        module_class: a tf.Module's or Keras model's class (or whatever makes one when called), or a class with
+            :class:`hil.testing.ModelFile` attributes.
+        exported_names: its methods; None is every public tf.function. What a backend cannot compile is left out here.
+        target_backends, reference_backend: backends where no option names others.
+    """
+
+    def decorate(case: Case) -> Case:
+        case.module_class = staticmethod(module_class)
+        case.exported_names = exported_names
+        case.own_options = TraceOptions(target_backends, reference_backend)
+        return case
+
+    return decorate
+
+
+class TracedModuleTestCase(unittest.TestCase):
+    """Tests that trace a module: each calls :meth:`compare_backends` with a trace function.
+
+    Under pytest the options ``--target_backends``, ``--reference_backend`` and ``--artifacts_dir`` choose; a test file
+    that ends in ``hil.testing.main()`` takes them as well. Failures that ``expected.toml`` beside the test file
+    foresees are xfail under pytest and skipped under unittest.
+
+    Attributes:
+        module_class, exported_names, own_options: what :func:`compile_module` said.
+    """
+
+    module_class: ClassVar[Callable[[], Any] | None] = None
+    exported_names: ClassVar[Sequence[str] | None] = None
+    own_options: ClassVar[TraceOptions] = TraceOptions()
+    _traces: ClassVar[ModuleTraces | None] = None
+    _config: Any = None
+
+    def run(self, result: Any = None) -> Any:
+        """Run the test. Under pytest the result is its item, which knows the options."""
+        self._config = getattr(result, "config", None)
+        return super().run(result)
+
+    def compare_backends(self, trace_function: TraceFunction) -> None:
+        """Call a trace function once for each backend, keep the traces, and compare them with the reference's.
+
+        Args:
+            trace_function: is called with a :class:`TracedModule`.
+
+        Raises:
+            AssertionError: a backend failed, or passed although it should not; the message tells of all of them.
+        """
+        __tracebackhide__ = True  # the message says it all
+        traces = self._opened()
+        results = traces.compare(trace_function)
+        text = told(results, traces.reference.name)
+        if any(result.outcome.exit_code for result in results):
+            raise self.failureException(text)
+        if any(result.outcome is Outcome.XFAIL for result in results):
+            # Said at the end of the test: whatever else it compares is compared as well.
+            self.addCleanup(self._say_expected, text)
+
+    def _say_expected(self, text: str) -> None:
+        if self._config is not None:
+            import pytest
+
+            pytest.xfail(text)
+        self.skipTest(f"XFAIL: {text}")
+
+    def _opened(self) -> ModuleTraces:
+        """The class's module on its backends, from the first test on."""
+        case = type(self)
+        if "_traces" not in vars(case) or case._traces is None:
+            if case.module_class is None:
+                raise UsageError(
+                    f"{case.__name__} does not say which module it is about",
+                    hint="decorate it with @hil.testing.compile_module(ModuleClass)",
+                )
+            expected = Path(inspect.getfile(case)).with_name(EXPECTED)
+            case._traces = ModuleTraces(
+                case.module_class, case.exported_names, options=self._options(), expected=expected
+            )
+        assert case._traces is not None
+        return case._traces
+
+    def _options(self) -> TraceOptions:
+        """What was typed, then what the class itself says."""
+        typed = _typed
+        if self._config is not None:
+            given = (self._config.getoption(name, None) for name in TEXTS)
+            typed = TraceOptions.of(*given)
+            typed = replace(typed, artifacts_dir=self._config.invocation_params.dir / typed.artifacts_dir)
+        return replace(
+            typed,
+            target_backends=typed.target_backends or self.own_options.target_backends,
+            reference_backend=typed.reference_backend or self.own_options.reference_backend,
+        )
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        """Give the boards back."""
+        super().tearDownClass()
+        if (traces := vars(cls).get("_traces")) is not None:
+            traces.close()
+            cls._traces = None
+
+
+def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
+    """Run the tests of the file that is run: ``python test_file.py --target_backends=iree_llvmcpu,tflite``.
+
+    Whatever else is typed is for unittest: names of tests, ``-v``, ``-k PATTERN``.
+
+    Args:
+        argv: words after the file's name; None is those of the command line.
+        settings: for :func:`unittest.main`.
+    """
+    global _typed
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    for name, text in TEXTS.items():
+        parser.add_argument(f"--{name}", help=text, type=str if name == "artifacts_dir" else backends_text)
+    options, rest = parser.parse_known_args(words)
+    if {"-h", "--help"} & set(rest):
+        parser.print_help()
+    _typed = TraceOptions.of(*(getattr(options, name) for name in TEXTS))
+    unittest.main(argv=[sys.argv[0], *rest], **settings)

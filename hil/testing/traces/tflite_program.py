@@ -1,0 +1,110 @@
+"""A TensorFlow method as a TFLite program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hil.bundle import Artifact
+from hil.controller.case import Workshop
+from hil.controller.importers import import_model
+from hil.controller.tensorflow.lower import spec_of, words
+from hil.controller.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
+from hil.errors import CompileFailed
+from hil.results import Stage
+from hil.tensors import TensorSpec
+from hil.testing.traces.files import write_whole
+from hil.testing.traces.runners import Inputs
+from hil.testing.traces.target import Target
+from hil.testing.traces.tensorflow_text import converter_words, in_tf_dialect
+
+# Operations that change a variable.
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+
+
+@dataclass(frozen=True)
+class TfLiteProgram:
+    """A method as a TFLite program.
+
+    Attributes:
+        artifact: the program.
+        outputs: the tensors that it returns.
+        structure: of what the method returns, see :func:`hil.controller.tensorflow.structure.numbered`.
+    """
+
+    artifact: Artifact
+    outputs: tuple[TensorSpec, ...]
+    structure: Structure
+
+    def returned(self, outputs: list[Any]) -> Structure:
+        """Outputs as the method itself returns them."""
+        return restore(self.structure, outputs)
+
+
+def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop: Workshop) -> TfLiteProgram:
+    """Convert a method for the dtypes and shapes of some inputs; variables that it reads become constants.
+
+    Args:
+        function: the method.
+        inputs: what it is called with.
+        place: the file to write.
+        target: the board that it is for.
+        shop: the cache and the isolated processes.
+
+    Raises:
+        CompileFailed: TensorFlow cannot trace it, it assigns variables, or the converter refuses it.
+    """
+    import tensorflow as tf
+
+    returned: list[Any] = []
+
+    def flat(*tensors: Any) -> dict[str, Any]:
+        given = iter(tensors)
+        args = replace_leaves(list(inputs), lambda leaf: next(given) if hasattr(leaf, "dtype") else leaf)
+        returned[:] = [function(*args)]
+        present = (leaf for _, leaf in leaves(returned[0]) if leaf is not None)
+        return {f"output_{number:04}": tf.identity(leaf) for number, leaf in enumerate(present)}
+
+    specs = [
+        tf.TensorSpec(leaf.shape, leaf.dtype if leaf.dtype != object else tf.string, name=f"input_{number:04}")
+        for number, leaf in enumerate(leaf for _, leaf in leaves(inputs) if hasattr(leaf, "dtype"))
+    ]
+    try:
+        concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
+    except Exception as error:  # whatever the method itself raises
+        raise CompileFailed(
+            f"TensorFlow cannot trace the method: {words(error)}", stage=Stage.COMPILE.value, detail=str(error)
+        ) from error
+    if writes := next(_writes(concrete.graph.as_graph_def()), ""):
+        raise CompileFailed(
+            f"the method changes variables ({writes}), which a TFLite program cannot hand back",
+            stage=Stage.COMPILE.value,
+            hint="run it on IREE; for tflite list it in expected.toml",
+        )
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete])
+    try:
+        content: bytes = converter.convert()
+    except Exception as error:  # the converter has many
+        kept = place.with_suffix(".mlir")
+        write_whole(kept, in_tf_dialect(function, place.stem, inputs).encode())
+        raise CompileFailed(
+            f"the TFLite converter: {converter_words(error)}",
+            stage=Stage.COMPILE.value,
+            hint=f"what it was given is in {kept}",
+            detail=str(error),
+        ) from error
+    write_whole(place, content)
+    model = import_model(place, isolated=shop.isolated, cache=shop.cache)
+    artifact = target.compile(model, place)
+    outputs = concrete.structured_outputs
+    return TfLiteProgram(
+        artifact, tuple(spec_of(name, outputs[name]) for name in sorted(outputs)), numbered(returned[0])
+    )
+
+
+def _writes(graph: Any) -> Iterator[str]:
+    """The operations of a graph, and of the functions that it calls, that change a variable."""
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        yield from (node.op for node in nodes if node.op.startswith(_WRITES))

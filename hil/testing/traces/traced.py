@@ -1,0 +1,142 @@
+"""A module whose calls are recorded."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from hil.compare.tolerance import check_tolerance
+from hil.errors import HilError, RunFailed, UsageError, did_you_mean
+from hil.results import Stage
+from hil.testing.traces.runners import Program, Runner
+from hil.testing.traces.seeds import set_random_seed
+from hil.testing.traces.trace import ModuleCall, Trace
+
+TraceFunction = Callable[["TracedModule"], Any]
+
+
+class TracedModule:
+    """A module as a trace function sees it: its methods are called, and each call goes into the trace.
+
+    ``module.predict(x, rtol=1e-3)`` calls ``predict`` with x and records both that and what it returned, to be compared
+    within this tolerance; ``rtol`` and ``atol`` are never given to the method. Outputs are numpy arrays, nested as the
+    method nests them.
+
+    Args:
+        runner: runs the methods.
+        methods: their names.
+        trace: what calls are added to.
+        programs: what the program of each call is added to, None where a call had none.
+    """
+
+    def __init__(self, runner: Runner, methods: tuple[str, ...], trace: Trace, programs: list[Program | None]) -> None:
+        self._runner = runner
+        self._methods = methods
+        self._trace = trace
+        self._programs = programs
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._methods:
+            return partial(self._call, name)
+        raise AttributeError(
+            f"{self._trace.module_name} exports no {name!r}: {did_you_mean(name, self._methods)}it exports "
+            f"{', '.join(self._methods)}"
+        )
+
+    def _call(self, method: str, /, *args: Any, rtol: float | None = None, atol: float | None = None) -> Any:
+        check_tolerance(rtol, atol)
+        inputs = self._runner.inputs(method, args)
+        called = self._runner.call(method, inputs)
+        outputs = called.outputs if isinstance(called.outputs, tuple) else (called.outputs,)
+        self._trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol))
+        self._trace.ran_by = self._trace.ran_by or called.source
+        self._programs.append(called.program)
+        return called.outputs
+
+
+@dataclass
+class Traced:
+    """What a trace function came to on one backend.
+
+    Attributes:
+        trace: its calls.
+        programs: of each call the program that ran, or None.
+        error: what ended it early, or None.
+        raised: that, where it was the trace function's own.
+    """
+
+    trace: Trace
+    programs: list[Program | None] = field(default_factory=list)
+    error: HilError | None = None
+    raised: Exception | None = None
+
+
+def run_trace(
+    function: TraceFunction, runner: Runner, module_name: str, methods: Callable[[], tuple[str, ...]], backend: str
+) -> Traced:
+    """Call a trace function with a newly made module, random numbers seeded before either.
+
+    Args:
+        function: the trace function.
+        runner: runs the module's methods.
+        module_name: of the module.
+        methods: tells the names of its methods, once the module was made.
+        backend: name of the backend.
+
+    Returns:
+        The trace. Where a stage failed, or the function itself raised something, what there was until then.
+
+    Raises:
+        UsageError: a call was made that cannot be.
+    """
+    traced = Traced(Trace(module_name, backend, trace_name(function), _source(function)))
+    try:
+        set_random_seed()
+        runner.begin()
+        set_random_seed()
+        function(TracedModule(runner, methods(), traced.trace, traced.programs))
+    except UsageError:
+        raise
+    except HilError as error:
+        traced.error = error
+    except Exception as error:  # the user's own function, which may check what it gets back
+        traced.raised = error
+        traced.error = RunFailed(
+            f"{traced.trace.name} raised {type(error).__name__}{_place(function, error)}: {error}",
+            stage=Stage.RUN.value,
+            detail=traceback.format_exc(),
+        )
+    if traced.error is not None:
+        traced.trace.error = str(traced.error)
+    return traced
+
+
+def trace_name(function: TraceFunction) -> str:
+    """What a trace is called: its function's name.
+
+    Raises:
+        UsageError: it has none.
+    """
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier():
+        raise UsageError(f"a trace is named after its function, and {function!r} has no name", hint="write it with def")
+    return str(name)
+
+
+def _place(function: TraceFunction, error: Exception) -> str:
+    """Where in the trace function an error was raised, or in what that called."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+def _source(function: TraceFunction) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""

@@ -1,0 +1,147 @@
+"""TensorFlow functions as StableHLO: arguments, variables, nesting, and what IREE makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hil.errors import CompileFailed
+
+tf = pytest.importorskip("tensorflow")
+
+from iree import runtime  # noqa: E402
+from iree.compiler import tools  # noqa: E402
+
+from hil.controller.tensorflow.lower import Live, flatten, lower  # noqa: E402
+from hil.controller.tensorflow.program import freeze, prepare  # noqa: E402
+from hil.controller.tensorflow.structure import leaves, numbered, restore  # noqa: E402
+
+CONFIG = runtime.Config("local-sync")
+
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(tf.ones([4, 3]), name="weight")
+        self.count = tf.Variable(0, name="count")
+        self.shift = tf.constant([[1.0, 2.0, 3.0]]) + tf.random.uniform([1, 3])
+
+    @tf.function
+    def step(self, given, power=1):
+        self.count.assign_add(1)
+        self.weight.assign_sub(0.5 * tf.ones([4, 3]))
+        product = given["x"] @ self.weight + given["y"][0] + self.shift
+        return {"product": product**power, "nothing": None, "pair": (self.count.read_value(), given["x"])}
+
+    @tf.function
+    def apply(self, x):
+        return x @ self.weight + self.shift
+
+
+def call(mlir: str | bytes, name: str, *args) -> list[np.ndarray]:
+    """What IREE's own CPU makes of a function of a module."""
+    flags = ["--iree-llvmcpu-target-cpu=host", "--iree-input-demote-f64-to-f32=false"]
+    program = tools.compile_str(mlir, target_backends=["llvm-cpu"], extra_args=flags)
+    module = runtime.load_vm_module(runtime.VmModule.copy_buffer(CONFIG.vm_instance, program), CONFIG)
+    results = module[name](*args)
+    return [np.asarray(result) for result in (results if isinstance(results, (list, tuple)) else [results])]
+
+
+def called(live: Live, *args) -> list[np.ndarray]:
+    return call(prepare(live.function.mlir), "main", *flatten(args), *live.values())
+
+
+def test_state_goes_in_and_comes_out():
+    model = Model()
+    given = {"x": np.random.rand(2, 4).astype(np.float32), "y": [np.ones(3, np.float32)]}
+    live = lower(model.step, (given, 2))
+    function = live.function
+    assert [str(spec) for spec in function.inputs] == ["given.x: 2x4 float32", "given.y.0: 3 float32"]
+    assert [spec.name for spec in function.outputs] == ["pair.0", "pair.1", "product"]
+    assert {state.spec.name: (state.constant, state.result is not None) for state in function.state} == {
+        "count": (False, True),
+        "weight": (False, True),
+        "captured": (True, False),
+    }
+    results = called(live, given, 2)
+    wanted = model.step({"x": tf.constant(given["x"]), "y": [tf.constant(given["y"][0])]}, 2)
+    got = function.returned(results[: len(function.outputs)])
+    assert got["nothing"] is None
+    np.testing.assert_allclose(got["product"], wanted["product"], rtol=1e-5)
+    np.testing.assert_array_equal(got["pair"][1], given["x"])
+    assert got["pair"][0] == 1
+    for state in function.assigned:
+        np.testing.assert_allclose(results[state.result], live.captured[function.state.index(state)].numpy())
+
+
+def test_variables_that_are_only_read_become_constants():
+    model = Model()
+    x = np.random.rand(2, 4).astype(np.float32)
+    live = lower(model.apply, (x,))
+    (result,) = call(freeze(live.function, live.values(), "apply"), "apply", x)
+    np.testing.assert_allclose(result, model.apply(x), rtol=1e-5)
+
+
+def test_what_assigns_variables_cannot_be_frozen():
+    model = Model()
+    live = lower(model.step, ({"x": tf.TensorSpec([2, 4]), "y": [tf.TensorSpec([3])]},))
+    with pytest.raises(CompileFailed, match=r"assigns variables \(.*weight"):
+        freeze(live.function, live.values(), "step")
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"]
+)
+def test_constants_of_every_dtype(dtype):
+    held = tf.Variable(tf.cast([[0, 1, 2], [3, 1, 0]], dtype))
+    live = lower(lambda x: (tf.concat([held, x], 0), tf.shape(x)), (tf.TensorSpec([1, 3], dtype),))
+    x = np.ones([1, 3], held.numpy().dtype)
+    if dtype == "bfloat16":  # IREE's Python passes none
+        assert live.function.outputs[0].dtype == "bfloat16"
+        return
+    joined, shape = call(freeze(live.function, live.values(), "main"), "main", x)
+    np.testing.assert_array_equal(joined.astype(np.float64), np.concatenate([held.numpy(), x]).astype(np.float64))
+    assert shape.tolist() == [1, 3]
+
+
+def test_the_last_step_of_an_lstm_and_variables_that_change_places():
+    """IREE 3.13 needs the loop of the first as branches, and that of the second as it is."""
+    tf.keras.utils.set_random_seed(0)
+    lstm = tf.keras.Sequential([tf.keras.Input([8, 4]), tf.keras.layers.LSTM(4)])
+    x = np.random.rand(1, 8, 4).astype(np.float32)
+    live = lower(lstm, (x,))
+    assert "cf.br" in prepare(live.function.mlir)
+    np.testing.assert_allclose(called(live, x)[0], lstm(x), atol=1e-5)
+
+    @tf.function
+    def fibonacci(n):
+        first, second = tf.constant(0), tf.constant(1)
+        for _ in tf.range(n):
+            first, second = second, first + second
+        return first
+
+    assert called(lower(fibonacci, (np.int32(20),)), np.int32(20)) == [6765]
+
+
+@pytest.mark.parametrize(
+    ("function", "spec", "words"),
+    [
+        (lambda x: tf.strings.length(x), tf.TensorSpec([2], tf.string), "cannot lower|elements of type"),
+        (lambda x: tf.py_function(abs, [x], tf.float32), tf.TensorSpec([4]), "cannot lower"),
+        (lambda x: tf.sparse.from_dense(x), tf.TensorSpec([4]), "SparseTensor"),
+        (lambda x: x @ x, tf.TensorSpec([2, 3]), "cannot lower"),
+        (lambda x: 1 / 0, tf.TensorSpec([2]), "ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_be_lowered_says_why(function, spec, words):
+    with pytest.raises(CompileFailed, match=words):
+        lower(function, (spec,))
+
+
+def test_structures_are_flattened_as_tensorflow_does():
+    structure = {"b": [1.0, (2.0, None)], "a": {"z": 3.0, "c": 4.0}}
+    assert [leaf for _, leaf in leaves(structure)] == tf.nest.flatten(structure)
+    assert [path for path, _ in leaves(structure)] == ["a.c", "a.z", "b.0", "b.1.0", "b.1.1"]
+    places = numbered(structure)
+    assert places == {"b": [2, (3, None)], "a": {"z": 1, "c": 0}}
+    assert restore(places, [4.0, 3.0, 1.0, 2.0]) == structure

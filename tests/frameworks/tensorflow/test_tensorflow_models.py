@@ -1,0 +1,143 @@
+"""SavedModels and .keras files from the command line: on IREE and TFLite, simulated and on an emulated Arm board."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.testing.virtual_board import VirtualBoard
+
+tf = pytest.importorskip("tensorflow")
+
+# Keras's saving meets numpy's newest.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+class Module(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(tf.ones([4, 3]))
+        self.count = tf.Variable(0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([3])])
+    def predict(self, x, y):
+        return {"z": x @ self.weight + y, "given": (x, y)}
+
+    @tf.function(input_signature=[tf.TensorSpec([4])])
+    def train(self, x):
+        self.count.assign_add(1)
+        self.weight.assign_add(tf.stack([x] * 3, 1))
+        return self.count.read_value()
+
+    @tf.function(input_signature=[tf.TensorSpec([2], tf.string)])
+    def echo(self, text):
+        return text
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder: cnn.keras and the same model exported, two.keras with two inputs, lambda.keras, a saved tf.Module."""
+    folder = tmp_path_factory.mktemp("models")
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    cnn = tf.keras.Sequential(
+        [tf.keras.Input([8, 8, 1], name="image"), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU()]
+    )
+    cnn.add(layers.Flatten())
+    cnn.add(layers.Dense(10, "softmax"))
+    cnn.save(folder / "cnn.keras")
+    cnn.export(str(folder / "cnn"), verbose=False)
+    second, first = tf.keras.Input([4], name="second"), tf.keras.Input([4], name="first")
+    outputs = {"sum": second + 2 * first, "both": layers.Concatenate()([second, first])}
+    tf.keras.Model([second, first], outputs).save(folder / "two.keras")
+    tf.keras.Sequential([tf.keras.Input([4]), layers.Lambda(lambda x: x * 2)]).save(folder / "lambda.keras")
+    tf.saved_model.save(Module(), str(folder / "module"))
+    return folder
+
+
+@pytest.mark.parametrize("runtime", ["iree", "tflite"])
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("cnn.keras", ["--dim", "batch=2"]),
+        ("cnn", ["--dim", "image.dim0=1"]),
+        ("two.keras", ["--dim", "batch=3"]),
+        ("module", ["--function", "predict", "--dim", "x.dim0=2"]),
+    ],
+)
+def test_models_run_on_both_runtimes(hil, models, model, arguments, runtime):
+    ended = hil("run", models / model, *arguments, "--runtime-hw-type", "sim", "--runtime", runtime, "--json")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
+    assert f"tensorflow {tf.__version__}" in ended.out
+
+
+def test_tflite_keeps_open_dimensions_open(hil, models, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones([5, 4], np.float32))
+    arguments = ["--function", "predict", "--input", "x=x.npy", "--runtime", "tflite"]
+    ended = hil("run", models / "module", *arguments, "--runtime-hw-type", "sim", "--json")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
+
+
+def test_strings_pass_through_tflite(hil, models):
+    arguments = ["--function", "echo", "--runtime", "tflite", "--runtime-hw-type", "sim"]
+    ended = hil("run", models / "module", *arguments, "--json")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
+
+
+def test_a_function_that_assigns_variables_needs_python(hil, models):
+    ended = hil("run", models / "module", "--function", "train", "--runtime-hw-type", "sim", "--json")
+    assert (ended.code, ended.case["outcome"]) == (3, "COMPILE_ERROR"), ended.out
+    assert "assigns variables" in ended.case["reason"]
+    assert "TracedModule" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["module"], "several functions"),
+        (["module", "--function", "nothing"], "no function 'nothing'"),
+        (["cnn.keras", "--function", "predict"], "no function 'predict'"),
+        (["cnn.keras"], "--dim batch=1"),
+        (["cnn.keras", "--dim", "n=1"], "no dimension 'n'"),
+        (["."], "is a folder"),
+    ],
+)
+def test_bad_usage(hil, models, arguments, words):
+    ended = hil("run", *arguments, "--runtime-hw-type", "sim", "--json", cwd=models)
+    assert ended.code == 2, (ended.out, ended.err)
+    assert words in ended.err
+
+
+def test_code_in_a_keras_file_is_not_run(hil, models):
+    ended = hil("run", models / "lambda.keras", "--dim", "batch=1", "--runtime-hw-type", "sim", "--json")
+    assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
+    assert "code that hil does not run" in ended.out
+
+
+def test_damaged_files_are_import_errors(hil, models, tmp_path):
+    data = (models / "cnn.keras").read_bytes()
+    (tmp_path / "cut.keras").write_bytes(data[: len(data) // 2])
+    (tmp_path / "noise.keras").write_bytes(np.random.default_rng(0).bytes(4000))
+    with zipfile.ZipFile(tmp_path / "empty.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+    shutil.copytree(models / "module", tmp_path / "cut")
+    graph = tmp_path / "cut" / "saved_model.pb"
+    graph.write_bytes(graph.read_bytes()[:200])
+    shutil.copytree(models / "module", tmp_path / "weightless")
+    shutil.rmtree(tmp_path / "weightless" / "variables")
+    for name in ("cut.keras", "noise.keras", "empty.keras", "cut", "weightless"):
+        ended = hil("run", name, "--function", "" if "." in name else "predict", "--runtime-hw-type", "sim", "--json")
+        assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), (name, ended.out)
+
+
+@pytest.mark.board
+def test_a_keras_model_runs_on_an_aarch64_board(hil, models, board_aarch64: VirtualBoard):
+    at = [f"root@{board_aarch64.ip}", "--identity", board_aarch64.identity, "--known-hosts", board_aarch64.known_hosts]
+    for runtime in ("iree", "tflite"):
+        arguments = ["--dim", "batch=1", "--runtime", runtime, "--board", *at]
+        ended = hil("run", models / "cnn.keras", *arguments, "--json")
+        assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)

@@ -1,0 +1,165 @@
+"""TensorFlow's functions through tfcompile onto simulated and emulated boards."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("ziglang")
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+ARM = "--target-triple=aarch64-unknown-linux-gnu"
+# A step that assigns one variable, reads another, and has an input that it does not use.
+MODELS = """
+import sys
+import tensorflow as tf
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__(name="model")
+        with tf.name_scope("scope/inner"):
+            self.kernel = tf.Variable(tf.ones((4, 3)), name="kernel")
+            self.scale = tf.Variable(2.0, trainable=False, name="scale")
+            self.count = tf.Variable(tf.constant(7, tf.int64), trainable=False, name="count")
+
+    @tf.function(input_signature=[tf.TensorSpec((2, 4), tf.float32, "x"), tf.TensorSpec((2,), tf.int32, "unused")])
+    def step(self, x, unused):
+        y = self.scale * (x @ self.kernel)
+        self.kernel.assign_sub(tf.fill((4, 3), tf.reduce_mean(y)))
+        self.count.assign_add(1)
+        return {"y": y, "norm": tf.reduce_sum(self.kernel * self.kernel), "count": self.count.read_value()}
+
+    @tf.function(input_signature=[tf.TensorSpec((6,), tf.float32, "x")])
+    def pick(self, x):
+        return {"picked": tf.sort(x)[::2]}
+
+    @tf.function(input_signature=[tf.TensorSpec((6,), tf.float32, "x")])
+    def text(self, x):
+        return {"size": tf.strings.length(tf.strings.as_string(x))}
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32, "x")])
+    def open(self, x):
+        return {"y": x + 1}
+
+model = Model()
+names = ("step", "pick", "text", "open")
+tf.saved_model.save(model, sys.argv[1], signatures={name: getattr(model, name) for name in names})
+"""
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory) -> Path:
+    """A SavedModel with several functions."""
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "make.py").write_text(MODELS)
+    subprocess.run([sys.executable, "make.py", "model"], cwd=folder, check=True, capture_output=True)
+    return folder / "model" / "saved_model.pb"
+
+
+@pytest.fixture
+def environment(environment, shared_cache) -> dict[str, str]:
+    return keep_what_does_not_change(environment, shared_cache)
+
+
+@pytest.fixture
+def hil(environment, tmp_path):
+    return lambda *args: run_hil(*args, cwd=tmp_path, env=environment)
+
+
+@pytest.fixture
+def compiled(hil, saved) -> Callable[..., Path]:
+    """Compiles a function of the model with `--debug-ir`, whose folder it gives."""
+
+    def call(function: str, *options: str) -> Path:
+        done = hil("compile", saved, "--function", function, "--runtime", "xla-aot", "--debug-ir", "ir", *options)
+        assert done.code == 0, done.err
+        return Path("ir")
+
+    return call
+
+
+def test_the_config_is_generated_from_the_graph(compiled, tmp_path):
+    folder = tmp_path / compiled("step", "-o", "step.so")
+    ports = json.loads((folder / "ports.json").read_text())
+    assert {port["spec"]["name"] for port in ports["feeds"]} == {"x", "unused"}
+    assert {port["spec"]["name"] for port in ports["fetches"]} == {"y", "norm", "count"}
+    variables = {port["spec"]["name"]: (port["name"], port["read_only"]) for port in ports["variables"]}
+    assert variables == {
+        "scope/inner/kernel": ("param_scope_inner_kernel", False),
+        "scope/inner/scale": ("param_scope_inner_scale", True),
+        "scope/inner/count": ("param_scope_inner_count", False),
+    }
+    config = (folder / "config.pbtxt").read_text()
+    scale = re.search(r'variable \{\s+node_name: "scope/inner/scale".*?\n\}', config, re.S)
+    assert scale and "readonly: true" in scale[0] and config.count("readonly: true") == 1
+
+
+def test_a_step_agrees_with_tensorflow_however_often_it_is_run(hil, saved):
+    done = hil("run", saved, "--function", "step", "--runtime", "xla-aot", "--iterations", 3, "--json")
+    assert done.code == 0, done.err
+    case = done.case
+    assert case["outcome"] == "PASS" and case["verdicts"][0]["against"].startswith("tensorflow")
+    assert {output["name"] for output in case["verdicts"][0]["outputs"]} == {"y", "norm", "count"}
+
+
+def test_xlas_own_sort_is_linked(hil, saved):
+    assert hil("run", saved, "--function", "pick", "--runtime", "xla-aot").code == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("text", 3, r"compile: tfcompile: .*(String|DT_STRING|string)"),
+        ("open", 2, "input 'x' has the open dimension 'x.dim0'"),
+        ("nothing", 2, "no function 'nothing'"),
+    ],
+)
+def test_what_cannot_be_compiled_is_told_with_its_stage(hil, saved, function, code, message):
+    done = hil("compile", saved, "--function", function, "--runtime", "xla-aot", "-o", "x.so")
+    assert done.code == code
+    assert re.search(message, done.err), done.err
+
+
+def test_a_program_for_another_cpu_is_refused_when_it_is_loaded(hil, saved):
+    options = ("--function", "step", "--runtime", "xla-aot", "--compile-flag", ARM, "--json")
+    done = hil("run", saved, *options)
+    assert done.code == 3
+    assert done.case["outcome"] == "LOAD_ERROR"
+    assert "compiled for aarch64, and this board is" in done.case["reason"]
+
+
+def test_flags_that_tfcompile_does_not_have_are_refused(hil, saved):
+    done = hil("run", saved, "--function", "step", "--runtime", "xla-aot", "--compile-flag=--O9")
+    assert done.code == 2 and "tfcompile has no flag --O9" in done.err
+
+
+@pytest.mark.board
+def test_an_arm_board_runs_a_program_and_needs_no_tensorflow(hil, saved, board_aarch64, tmp_path):
+    (tmp_path / "arm.toml").write_text(
+        f"""
+[board]
+hw_type = "arm"
+
+[devices]
+xla-aot = "cpu"
+
+[compile_flags]
+tfcompile = ["{ARM}"]
+
+[connection]
+address = "root@{board_aarch64.ip}"
+identity = "{board_aarch64.identity}"
+known_hosts = "{board_aarch64.known_hosts}"
+"""
+    )
+    done = hil("run", saved, "--function", "step", "--runtime", "xla-aot", "--board", "arm.toml", "--json")
+    assert done.code == 0, done.err
+    assert done.case["outcome"] == "PASS"

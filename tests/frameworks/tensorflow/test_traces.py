@@ -1,0 +1,297 @@
+"""Modules of TensorFlow traced on several backends: the document's own example, state, training, what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from traced_modules import Classifier, Counter, Empty, Recurrent, Refused, Sums
+
+from hil.errors import UsageError
+from hil.iree_command import own_tool
+from hil.results import Outcome
+from hil.testing import Trace, compare_backends, ndarange, uniform
+
+# As the document has it, but for where the names come from and the module, which it leaves out.
+SIMPLE = """
+import numpy as np
+import tensorflow as tf
+
+import hil.testing as tf_test_utils
+import hil.testing as tf_utils
+
+
+class SimpleArithmeticModule(tf.Module):
+
+  @tf.function(input_signature=[tf.TensorSpec([4], tf.float32), tf.TensorSpec([4], tf.float32)])
+  def simple_mul(self, a, b):
+    return a * b
+
+
+# Compile a `tf.Module` named `SimpleArithmeticModule` into a `CompiledModule`.
+@tf_test_utils.compile_module(SimpleArithmeticModule)
+# Inherit from `TracedModuleTestCase`.
+class SimpleArithmeticTest(tf_test_utils.TracedModuleTestCase):
+
+  # Unit test.
+  def test_simple_mul(self):
+
+    # Trace function.
+    def simple_mul(module):
+      # A random seed is automatically set before each call to `simple_mul`.
+      a = tf_utils.uniform([4])
+      b = np.array([400., 5., 6., 7.], dtype=np.float32)
+
+      # The inputs `a` and `b` are recorded along with the output `c`
+      c = module.simple_mul(a, b)
+
+      # The inputs `a` and `b` are recorded along with the (unnamed) output
+      # module.simple_mul returns.
+      module.simple_mul(a, c)
+
+    # Calls `simple_mul` once for each backend, recording the inputs and outputs
+    # to `module` and then comparing them.
+    self.compare_backends(simple_mul)
+
+
+if __name__ == "__main__":
+  tf_test_utils.main()
+"""
+FAULTY = """
+[board]
+hw_type = "sim"
+
+[devices]
+iree = "local-task"
+
+[compile_flags]
+iree = [
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+]
+
+[simulator]
+faults = ["corrupt:output=1,others=spare"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, shared_cache, monkeypatch) -> Path:
+    """An empty folder to work in, and the cache that tests share."""
+    monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def python(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=280, env=dict(os.environ)
+    )
+
+
+def batches(module, steps: int = 3):
+    for _ in range(steps):
+        module.train({"x": uniform([8, 4]), "y": ndarange([8], np.int32) % 3}, rtol=1e-5)
+
+
+def test_the_documents_own_test_passes_and_leaves_what_the_document_draws(place):
+    (place / "simple_arithmetic_test.py").write_text(SIMPLE)
+    done = python(
+        "simple_arithmetic_test.py", "--target_backends=iree_llvmcpu,iree_vmvx,tflite", "--artifacts_dir=modules"
+    )
+    assert done.returncode == 0, done.stderr
+    module = place / "modules" / "SimpleArithmeticModule"
+    drawn = ["tf_input.mlir", "iree_input.mlir", "tflite/simple_mul.tflite"]
+    for backend in ("iree_llvmcpu", "iree_vmvx"):
+        drawn += [f"{backend}/compiled.vmfb", f"{backend}/traces/simple_mul/flagfile"]
+    drawn += [f"{backend}/traces/simple_mul/log.txt" for backend in ("iree_llvmcpu", "iree_vmvx", "tflite", "tf_ref")]
+    assert [path for path in drawn if not (module / path).is_file()] == []
+    assert {path.name for path in module.iterdir()} == {
+        "tf_input.mlir", "iree_input.mlir", "iree_llvmcpu", "iree_vmvx", "tflite", "tf_ref"
+    }  # fmt: skip
+    ref_trace = Trace.load(f"{module}/tf_ref/traces/simple_mul/")
+    tar_trace = Trace.load(f"{module}/iree_vmvx/traces/simple_mul/")
+    abs_diff = np.abs(ref_trace.calls[0].outputs[0] - tar_trace.calls[0].outputs[0])
+    assert np.mean(abs_diff) < 1e-4
+    assert [call.method for call in tar_trace.calls] == ["simple_mul", "simple_mul"]
+    assert (ref_trace.calls[0].outputs[0] == ref_trace.calls[1].inputs[1]).all()
+    assert "tf.Mul" in (module / "tf_input.mlir").read_text()
+    assert "stablehlo.multiply" in (module / "iree_input.mlir").read_text()
+    log = (module / "iree_vmvx/traces/simple_mul/log.txt").read_text()
+    assert "def simple_mul(module):" in log and "call 1 (simple_mul): ok" in log and "max abs" in log
+
+
+@pytest.mark.parametrize(
+    ("options", "folders"),
+    [
+        (["--target_backends=tf"], {"tf_ref", "tf"}),
+        (
+            ["--reference_backend=iree_vmvx", "--target_backends=iree_vmvx,iree_vmvx"],
+            {"iree_vmvx_ref", "iree_vmvx_0", "iree_vmvx_1", "tf_input.mlir", "iree_input.mlir"},
+        ),
+    ],
+    ids=["tf beside itself", "a backend beside itself, twice"],
+)
+def test_pytest_takes_the_same_options(place, options, folders):
+    (place / "test_simple.py").write_text(SIMPLE)
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_simple.py", *options)
+    assert done.returncode == 0, done.stdout
+    assert {path.name for path in (place / "hil-traces" / "SimpleArithmeticModule").iterdir()} == folders
+
+
+def test_a_module_is_made_anew_for_each_trace_and_keeps_its_state_within():
+    def counted(module):
+        assert module.get() == 0
+        module.add(2)
+        added = module.add(np.float32(3))
+        assert added["now"] == 5 and added["parts"][1][1] == 5
+        assert module.get() == 5
+
+    for _ in range(2):
+        results = compare_backends(counted, Counter, target_backends=["iree_llvmcpu", "board:sim", "tf"])
+        assert [result.outcome for result in results] == [Outcome.PASS] * 3, results
+    outputs = [output.name for output in results[0].comparisons[1].outputs]
+    assert outputs == ["0.now", "0.parts.0", "0.parts.1.0", "0.parts.1.1"]
+
+
+def test_training_steps_carry_the_weights_from_call_to_call():
+    [result] = compare_backends(batches, Classifier)
+    assert result.outcome is Outcome.PASS, result.lines()
+    losses = [call.outputs[0] for call in Trace.load(result.folder).calls]
+    assert len(losses) == 3 and len({loss.item() for loss in losses}) == 3
+
+
+def test_keras_layers_and_optimizers():
+    def predicted(module):
+        module.predict(uniform([2, 6, 4]), rtol=1e-4)
+
+    def learned(module):
+        for _ in range(2):
+            module.step(uniform([2, 6, 4]), rtol=1e-4)
+
+    results = compare_backends(predicted, Recurrent, target_backends="iree_llvmcpu,tflite", exported_names=["predict"])
+    results += compare_backends(learned, Recurrent)
+    assert [result.outcome for result in results] == [Outcome.PASS] * 3, [result.lines() for result in results]
+
+
+def test_methods_without_a_signature_are_compiled_for_the_shapes_that_they_are_called_with(place):
+    def totals(module):
+        module.total(uniform([4]), rtol=1e-5)
+        module.total(uniform([2, 2]), rtol=1e-5)
+        module.total(uniform([4]), rtol=1e-5)
+        module.kinds([200, 255], [True, False])
+
+    [result] = compare_backends(totals, Sums)
+    assert result.outcome is Outcome.PASS, result.lines()
+    folder = place / "hil-traces" / "Sums"
+    assert sorted(path.parent.name for path in folder.glob("iree_llvmcpu/methods/*/compiled.vmfb")) == [
+        "total_0",
+        "total_1",
+    ]
+    assert (folder / "iree_llvmcpu" / "compiled.vmfb").is_file()  # of the method with a signature
+
+
+def test_a_wrong_board_is_found_at_the_call_and_output_where_it_is_wrong(place):
+    (place / "faulty.toml").write_text(FAULTY)
+
+    def steps(module):
+        batches(module, 2)
+
+    good, bad = compare_backends(steps, Classifier, target_backends="iree_llvmcpu,board:faulty.toml")
+    assert good.outcome is Outcome.PASS
+    assert bad.outcome is Outcome.FAIL
+    assert bad.record.message.startswith("call 0 (train): output 1: 1 of 24 values out of tolerance (rtol 1e-05")
+    first = bad.comparisons[0].outputs
+    assert [(output.name, output.passed, output.mismatches) for output in first] == [("0", True, 0), ("1", False, 1)]
+    assert len(Trace.load(bad.folder).calls) == 2
+    assert "call 0 (train): WRONG" in (bad.folder / "log.txt").read_text()
+
+
+def test_flag_files_of_every_call_run_under_the_stock_tools_and_hil(place):
+    def steps(module):
+        batches(module, 2)
+
+    def kinds(module):
+        module.kinds([200, 255], [True, False])
+
+    [trained] = compare_backends(steps, Classifier)
+    [kept] = compare_backends(kinds, Sums)
+    files = [trained.folder / "flagfile_call_0", trained.folder / "flagfile_call_1", kept.folder / "flagfile"]
+    assert (trained.folder / "flagfile").read_text() == files[0].read_text()
+    for file in files:
+        for tool in ("iree-benchmark-module", "iree-run-module"):
+            words = [
+                own_tool(tool),
+                f"--flagfile={file}",
+                *(["--benchmark_min_time=2x"] if "benchmark" in tool else []),
+            ]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert ("BM_" if "benchmark" in tool else "[SUCCESS]") in done.stdout
+    bench = python("-m", "hil.controller.cli.main", "bench", "--flagfile", files[1], "--iterations", 5, "--json")
+    assert bench.returncode == 0, bench.stderr
+    assert json.loads(bench.stdout)["sides"][0]["outcome"] == "PASS"
+
+
+def test_what_the_compiler_refuses_is_kept_with_the_way_to_see_it_again(place):
+    def factored(module):
+        module.factor(np.eye(3, dtype=np.float32))
+
+    def doubled(module):
+        module.double(np.eye(3, dtype=np.float32))
+
+    [refused] = compare_backends(factored, Refused)
+    assert refused.outcome is Outcome.COMPILE_ERROR, refused.lines()
+    backend = place / "hil-traces" / "Refused" / "iree_llvmcpu"
+    assert str(backend / "reproduce.sh") in refused.record.hint and "exported_names" in refused.record.hint
+    assert "pipeline" in (backend / "reproducer.mlir").read_text()
+    again = subprocess.run(["sh", backend / "reproduce.sh"], capture_output=True, text=True, timeout=120)
+    assert again.returncode != 0 and "error: " in again.stderr
+    assert (place / "hil-traces" / "Refused" / "iree_input.mlir").is_file()
+    [taken] = compare_backends(doubled, Refused, exported_names=["double"])
+    assert taken.outcome is Outcome.PASS, taken.lines()
+
+
+def test_what_tflite_cannot_hold_is_said():
+    def counted(module):
+        module.add(1)
+
+    [result] = compare_backends(counted, Counter, target_backends="tflite")
+    assert result.outcome is Outcome.COMPILE_ERROR
+    assert "changes variables" in result.record.message
+
+
+def test_expected_failures_are_foreseen_by_backend(place):
+    (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=0"))
+    (place / "test_simple.py").write_text(SIMPLE)
+    entry = '[[run]]\ncases = "SimpleArithmeticModule/*"\nflow = "{}"\noutcome = "FAIL"\nreason = "flips bits"\n'
+    (place / "expected.toml").write_text(entry.format("board:faulty.toml"))
+    words = ["--target_backends=iree_llvmcpu,board:faulty.toml"]
+    done = python("-m", "pytest", "-q", "-rx", "-p", "no:cacheprovider", "test_simple.py", *words)
+    assert done.returncode == 0 and "1 xfailed" in done.stdout and "flips bits" not in done.stderr, done.stdout
+    alone = python("test_simple.py", *words)
+    assert alone.returncode == 0 and "skipped=1" in alone.stderr, alone.stderr
+    (place / "expected.toml").write_text(entry.format("iree_llvmcpu"))
+    strict = python("test_simple.py", *words)
+    assert strict.returncode == 1
+    assert "iree_llvmcpu: XPASS" in strict.stderr and "board:faulty.toml: FAIL" in strict.stderr
+
+
+def test_what_cannot_be_is_refused():
+    def called(module):
+        module.get()
+
+    with pytest.raises(UsageError, match="no cuda device"):
+        compare_backends(called, Counter, target_backends="iree_cuda")
+    with pytest.raises(UsageError, match="has no method 'got'"):
+        compare_backends(called, Counter, exported_names=["got"])
+    with pytest.raises(UsageError, match=r"has no public tf\.function"):
+        compare_backends(called, Empty)
+    with pytest.raises(AttributeError, match="exports no 'get'"):
+        compare_backends(called, Counter, exported_names=["add"])

@@ -1,0 +1,241 @@
+"""Traces of models in files: what is kept, what runs it again, what is told, under unittest as under pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import DIGITS
+
+from hil.controller.flagfiles import parse_flagfile
+from hil.errors import UsageError
+from hil.iree_command import own_tool
+from hil.results import Outcome
+from hil.testing import ModelFile, Trace, compare_backends, ndarange, uniform
+
+MODULE = """
+func.func @twice(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = arith.addf %x, %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+func.func @split(%x: tensor<4xi32>) -> (tensor<4xi32>, tensor<4xi1>) {
+  %zero = arith.constant dense<0> : tensor<4xi32>
+  %0 = arith.subi %zero, %x : tensor<4xi32>
+  %1 = arith.cmpi sgt, %x, %zero : tensor<4xi32>
+  return %0, %1 : tensor<4xi32>, tensor<4xi1>
+}
+"""
+FAULTY = """
+[board]
+hw_type = "sim"
+
+[devices]
+iree = "local-task"
+
+[compile_flags]
+iree = [
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+]
+
+[simulator]
+faults = ["corrupt:output=1,others=spare"]
+"""
+TESTS = """
+import hil.testing
+from hil.testing import ModelFile, TracedModuleTestCase, compile_module, ndarange, uniform
+
+
+class Module:
+    twice = ModelFile("module.mlir", "twice")
+    split = ModelFile("module.mlir", "split")
+
+
+@compile_module(Module)
+class ModuleTest(TracedModuleTestCase):
+    def test_twice(self):
+        def doubled(module):
+            module.twice(module.twice(uniform([4])))
+
+        self.compare_backends(doubled)
+
+    def test_split(self):
+        def halved(module):
+            module.split(ndarange([4], "int32"))
+
+        self.compare_backends(halved)
+
+
+if __name__ == "__main__":
+    hil.testing.main()
+"""
+
+
+class Digits:
+    predict = ModelFile(DIGITS / "digits_cnn.onnx")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, shared_cache, monkeypatch) -> Path:
+    """A folder with the model, and a cache that the tests share."""
+    monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "module.mlir").write_text(MODULE)
+    (tmp_path / "faulty.toml").write_text(FAULTY)
+    return tmp_path
+
+
+@pytest.fixture
+def module(place) -> type:
+    return type("Module", (), {name: ModelFile(place / "module.mlir", name) for name in ("twice", "split")})
+
+
+@pytest.fixture
+def python(place) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python in a folder with TESTS."""
+    (place / "test_module.py").write_text(TESTS)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=240, env=environment)
+
+    return run
+
+
+def split(module):
+    module.twice(uniform([4]))
+    found = module.split(ndarange([4], np.int32) - 1)
+    assert next(iter(found.values())).tolist() == [1, 0, -1, -2]
+
+
+def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(place, module):
+    good, bad = compare_backends(split, module, target_backends=["iree_llvmcpu", "board:faulty.toml"])
+    assert (good.outcome, bad.outcome) == (Outcome.PASS, Outcome.FAIL)
+    assert bad.record.message.startswith("call 1 (split): output 0.")
+    assert "1 of 4 values differs" in bad.record.message
+    assert (bad.record.flow, bad.record.id) == ("board:faulty.toml", "Module/split")
+    folder = place / "hil-traces" / "Module"
+    for backend in ("iree-llvm-cpu_ref", "iree_llvmcpu", "board_faulty.toml"):
+        assert len(Trace.load(folder / backend / "traces" / "split").calls) == 2
+    assert "WRONG" in (bad.folder / "log.txt").read_text() and "WRONG" not in (good.folder / "log.txt").read_text()
+
+
+def test_an_onnx_model_is_compared_with_onnxruntime():
+    def predicted(module):
+        module.predict(uniform([1, 1, 8, 8]))
+
+    [result] = compare_backends(predicted, Digits)
+    assert result.outcome is Outcome.PASS, result.lines()
+    assert result.record.against.startswith("onnxruntime")
+    assert {path.name for path in (result.folder.parents[1]).iterdir()} >= {"compiled.vmfb", "traces"}
+
+
+def test_a_call_is_run_again_by_the_stock_tools_and_by_hil_on_any_board(hil, module, simulator):
+    [result] = compare_backends(split, module)
+    for file in (result.folder / "flagfile", result.folder / "flagfile_call_1"):
+        benchmark = [own_tool("iree-benchmark-module"), f"--flagfile={file}", "--benchmark_min_time=2x"]
+        done = subprocess.run(benchmark, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "BM_" in done.stdout, done.stderr
+        done = subprocess.run([own_tool("iree-run-module"), f"--flagfile={file}"], capture_output=True, text=True)
+        assert done.returncode == 0 and "[SUCCESS]" in done.stdout, done.stdout
+    flags = ("--flagfile", result.folder / "flagfile", "--iterations", 5)
+    ended = hil("bench", *flags, "--json")
+    assert ended.code == 0, ended.err
+    side = ended.document["sides"][0]
+    assert side["outcome"] == "PASS" and side["times"]["iterations"] == 5
+    assert hil("bench", *flags, "--board", simulator).code == 0
+    # What was measured is checked while it warms up, and later flags win.
+    wrong = hil("bench", *flags, "--expected_output=4xf32=1 2 3 4", "--json")
+    assert wrong.code == 1 and wrong.document["sides"][0]["times"] is None
+    # Flags of inputs add up in IREE's tools; here a later one takes the place of all before it.
+    other = hil("bench", *flags, "--input=4xf32=1", "--expected_output=4xf32=2")
+    assert other.code == 0, other.out
+    refused = hil("bench", *flags, "--device=cuda")
+    assert refused.code == 2 and "the board's config does" in refused.err
+    assert parse_flagfile(result.folder / "flagfile").device == "local-task"
+
+
+def test_a_bench_needs_a_model_or_a_flag_file(hil):
+    assert hil("bench").code == 2
+    ended = hil("bench", "model.onnx", "--itertions=3")
+    assert ended.code == 2 and "--iterations" in ended.err
+    assert hil("bench", "--flagfile", "none").code == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rx"), ()], ids=["pytest", "alone"]
+)
+def test_expected_failures_count_by_backend(python, place, words):
+    entry = '[[run]]\ncases = "Module/halved"\nflow = "board:*"\noutcome = "FAIL"\nreason = "flips bits"\n'
+    (place / "expected.toml").write_text(entry)
+    call = (*words, "test_module.py", "--artifacts_dir=made", "--target_backends=iree_llvmcpu,board:faulty.toml")
+    done = python(*call)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("1 passed, 1 xfailed" if words else "OK (skipped=1)") in done.stdout + done.stderr
+    assert (place / "made" / "Module" / "board_faulty.toml" / "traces" / "halved" / "log.txt").is_file()
+    if not words:
+        return
+    (place / "expected.toml").write_text(entry.replace("board:*", "*").replace("halved", "*"))
+    strict = python(*call)
+    assert strict.returncode == 1 and "2 failed" in strict.stdout
+    # All backends of a trace are told of together.
+    assert "iree_llvmcpu: XPASS" in strict.stdout and "board:faulty.toml: XFAIL" in strict.stdout
+    assert "Module/doubled: 2 of 2 backends failed" in strict.stdout
+
+
+@pytest.mark.parametrize("words", [("-m", "pytest", "-p", "no:cacheprovider"), ()], ids=["pytest", "alone"])
+def test_a_backend_that_there_is_not_is_refused_before_anything_runs(python, words):
+    done = python(*words, "test_module.py", "--target_backends=iree_llvmjit")
+    said = done.stdout + done.stderr
+    assert done.returncode in (2, 4) and "there is no backend 'iree_llvmjit'" in said and "Traceback" not in said
+    assert "did you mean 'iree_llvmcpu'" in said
+
+
+def test_an_option_of_the_projects_own_keeps_its_name(python, place):
+    (place / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--artifacts_dir')\n")
+    (place / "test_module.py").write_text(
+        "def test_it(pytestconfig):\n    assert pytestconfig.option.artifacts_dir == 'mine'\n"
+    )
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--artifacts_dir=mine", "--target_backends=tf")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_the_compiler_refuses_comes_with_the_command_that_shows_it_again(place, module):
+    (place / "odd.toml").write_text(FAULTY.replace("target-cpu=host", "target-cpu=abacus"))
+    [result] = compare_backends(split, module, target_backends="board:odd.toml")
+    assert result.outcome is Outcome.COMPILE_ERROR and "'abacus'" in result.record.message
+    script = place / "hil-traces" / "Module" / "board_odd.toml" / "twice" / "reproduce.sh"
+    assert str(script) in result.record.hint
+    again = subprocess.run(["sh", script], capture_output=True, text=True, timeout=120)
+    assert "'abacus' is not a recognized processor" in again.stderr
+
+
+def test_what_cannot_be_traced_is_refused(module):
+    def called(module):
+        module.twice(ndarange([3]))
+
+    def typed(module):
+        module.twice(3.0)
+
+    def nothing(module):
+        return None
+
+    for function, said in (
+        (called, "takes x|takes input|the model takes"),
+        (typed, "no array"),
+        (nothing, "called nothing"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            compare_backends(function, module)
+    with pytest.raises(UsageError, match="runs TensorFlow modules"):
+        compare_backends(split, module, reference_backend="tf")
+    with pytest.raises(UsageError, match="has no method 'thrice'"):
+        compare_backends(split, module, exported_names=["thrice"])
+    with pytest.raises(UsageError, match="has no name"):
+        compare_backends(lambda module: None, module)

@@ -1,0 +1,97 @@
+"""TensorFlow modules for tests of traces; a test that imports them is skipped where there is no TensorFlow."""
+
+from __future__ import annotations
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+
+class Empty(tf.Module):
+    """Has nothing to call."""
+
+
+class Counter(tf.Module):
+    """Keeps a count, and tells it in every kind of structure."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = tf.Variable(0.0, name="count")
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+    def add(self, by):
+        self.count.assign_add(by)
+        now = self.count.read_value()
+        return {"now": now, "parts": [now * 2, (now, tf.cast(now, tf.int32))]}
+
+    @tf.function(input_signature=[])
+    def get(self):
+        return self.count.read_value()
+
+
+class Classifier(tf.Module):
+    """A training step on random weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = tf.Variable(tf.random.normal([4, 3]), name="weights")
+        self.bias = tf.Variable(tf.zeros([3]), name="bias")
+
+    @tf.function(input_signature=[{"x": tf.TensorSpec([8, 4], tf.float32), "y": tf.TensorSpec([8], tf.int32)}])
+    def train(self, batch):
+        with tf.GradientTape() as tape:
+            logits = tf.matmul(batch["x"], self.weights) + self.bias
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch["y"], logits=logits)
+            loss = tf.reduce_mean(losses)
+        variables = [self.weights, self.bias]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.5 * gradient)
+        return loss, logits
+
+
+class Recurrent(tf.Module):
+    """Keras layers, trained by one of Keras's optimizers."""
+
+    def __init__(self):
+        super().__init__()
+        layers = tf.keras.layers
+        self.model = tf.keras.Sequential([tf.keras.Input([6, 4]), layers.LSTM(5, return_sequences=True), layers.GRU(3)])
+        self.optimizer = tf.keras.optimizers.Adam(0.01)
+        self.optimizer.build(self.model.trainable_variables)
+        self.predict = tf.function(input_signature=[tf.TensorSpec([2, 6, 4])])(lambda x: self.model(x, training=False))
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 6, 4])])
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.model(x, training=True) ** 2)
+        weights = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+
+class Sums(tf.Module):
+    """Methods without a signature, and of other dtypes than float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.random.uniform([5])
+
+    @tf.function
+    def total(self, values):
+        return tf.reduce_sum(values) + tf.reduce_sum(self.table)
+
+    @tf.function(input_signature=[tf.TensorSpec([2], tf.uint8), tf.TensorSpec([2], tf.bool)])
+    def kinds(self, small, flags):
+        return small + tf.cast(flags, tf.uint8), tf.logical_not(flags)
+
+
+class Refused(tf.Module):
+    """A method that IREE's compiler refuses, beside one that it takes."""
+
+    @tf.function(input_signature=[tf.TensorSpec([3, 3], tf.float32)])
+    def factor(self, matrix):
+        return tf.linalg.qr(matrix)
+
+    @tf.function(input_signature=[tf.TensorSpec([3, 3], tf.float32)])
+    def double(self, matrix):
+        return matrix * 2

@@ -1,0 +1,88 @@
+"""When ExecuTorch's tester and hil say the same of a case, and when they do not."""
+
+from __future__ import annotations
+
+import pytest
+from suite_runs import case
+
+from hil.testing.check_executorch import (
+    CRASHED,
+    DIFFERENT,
+    NOT_RUN,
+    OUTCOMES,
+    SAME,
+    STRICTER,
+    compare_outcomes,
+    stock_name,
+)
+
+SHARED = {"delegation": {"delegated": {"aten.add.Tensor": 2}, "undelegated": {"aten.sin.default": 1}}}
+
+
+def stock(result, message="", delegated=None, undelegated=None):
+    return {"result": result, "message": message, "delegated": delegated, "undelegated": undelegated, "outputs": []}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "result", "kind"),
+    [
+        ("PASS", "SUCCESS", SAME),
+        ("FAIL", "OUTPUT_MISMATCH_FAIL", SAME),
+        ("COMPILE_ERROR", "LOWER_FAIL", SAME),
+        ("IMPORT_ERROR", "QUANTIZE_FAIL", SAME),
+        ("LOAD_ERROR", "PTE_RUN_FAIL", SAME),
+        ("RUN_CRASH", CRASHED, SAME),
+        ("IMPORT_ERROR", "SKIPPED", SAME),
+        ("FAIL", "SUCCESS", STRICTER),
+        ("LOAD_ERROR", "SKIPPED", NOT_RUN),
+        ("FAIL", "SUCCESS_UNDELEGATED", NOT_RUN),
+        ("PASS", "OUTPUT_MISMATCH_FAIL", DIFFERENT),
+        ("PASS", "PTE_RUN_FAIL", DIFFERENT),
+        ("COMPILE_ERROR", "SUCCESS", DIFFERENT),
+        ("PASS", CRASHED, DIFFERENT),
+    ],
+)
+def test_what_the_tester_finds_hil_must_find(outcome, result, kind):
+    assert compare_outcomes(case("a", outcome), stock(result)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("delegated", "undelegated", "kind"),
+    [
+        ({"aten::add.Tensor": 2}, {"aten::sin": 1}, SAME),
+        ({"aten::add.Tensor": 3}, {}, DIFFERENT),
+        ({"aten::add.Tensor": 1, "aten::mul.Tensor": 1}, {"aten::sin": 1}, DIFFERENT),
+        ({"aten::add.Tensor": 2}, {"aten::cos": 1}, DIFFERENT),
+        (None, None, SAME),
+    ],
+)
+def test_what_was_delegated_must_be_the_same_too(delegated, undelegated, kind):
+    found = compare_outcomes(case("a", notes=SHARED), stock("SUCCESS", "", delegated, undelegated))
+    assert found.kind == kind
+    assert ("add" in found.hil) == (kind == DIFFERENT)
+
+
+def test_an_expected_failure_counts_as_what_it_ended_in():
+    assert compare_outcomes(case("a", "XFAIL", ended="FAIL"), stock("OUTPUT_MISMATCH_FAIL")).kind == SAME
+
+
+def test_every_word_of_hils_is_told_with_its_message():
+    found = compare_outcomes(case("a", "LOAD_ERROR", message="no such operator"), stock("SUCCESS", ""))
+    assert (found.hil, found.tester) == ("LOAD_ERROR: no such operator", "SUCCESS")
+
+
+def test_the_tester_has_a_result_for_nothing_that_is_not_known_here():
+    suite = pytest.importorskip("executorch.backends.test.suite.reporting")
+    assert set(OUTCOMES) == {one.name for one in suite.TestResult} | {CRASHED}
+
+
+@pytest.mark.parametrize(
+    ("flow", "name"),
+    [
+        ("xnnpack", "xnnpack"),
+        ("executorch-portable", "portable"),
+        ("xnnpack-static-int8-per-channel", "xnnpack_static_int8_per_channel"),
+    ],
+)
+def test_flows_have_the_testers_names_but_for_their_dashes(flow, name):
+    assert stock_name(flow) == name

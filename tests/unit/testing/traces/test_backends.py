@@ -1,0 +1,56 @@
+"""Backends by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from hil.errors import UsageError
+from hil.testing.traces.backends import parse_backend, parse_reference, parse_targets
+
+
+def test_a_backend_that_is_named_twice_has_two_folders():
+    ids = [backend.id for backend in parse_targets("iree_vmvx,tf, iree_vmvx,board:sim")]
+    assert ids == ["iree_vmvx_0", "tf", "iree_vmvx_1", "board_sim"]
+    assert parse_reference("iree_vmvx").id == "iree_vmvx_ref"
+
+
+def test_what_runs_here_runs_behind_a_simulated_board():
+    cpu, interpreter, gpu, tflite = parse_targets("iree_llvmcpu,iree_vmvx,iree_cuda,tflite")
+    assert cpu.choice.config.compile_flags["iree"] != interpreter.choice.config.compile_flags["iree"]
+    assert gpu.choice.config.devices["iree"] == "cuda"
+    assert (tflite.runtime, tflite.hw_type, cpu.runtime) == ("tflite", "sim", "iree")
+    assert not any(backend.is_real for backend in (cpu, interpreter, gpu, tflite))
+
+
+def test_boards_are_named_as_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "arm.toml").write_text('[board]\nhw_type = "arm"\n[connection]\naddress = "root@10.0.0.7"\n')
+    file, address, other = parse_targets("board:arm.toml,board:root@10.0.0.7:2222,board:root@10.0.0.7:2222:tflite")
+    assert (file.hw_type, file.runtime, file.is_real) == ("arm", "iree", True)
+    assert address.board == "root@10.0.0.7:2222" == other.board
+    assert (address.runtime, other.runtime) == ("iree", "tflite")
+    assert other.id == "board_root_10.0.0.7_2222_tflite"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("iree_llvmjit", "there is no backend 'iree_llvmjit'"),
+        ("onnxruntime", "there is no backend"),
+        ("board:", "there is no backend"),
+        ("board:rpi55", "unknown board"),
+        ("board:no.toml", "no such board config"),
+        ("board:plain.toml:tflite", "has no runtime 'tflite'"),
+    ],
+)
+def test_what_there_is_not_is_refused(name, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.toml").write_text('[devices]\niree = "local-task"\n[simulator]\n')
+    with pytest.raises(UsageError, match=said):
+        parse_backend(name)
+
+
+def test_references_are_backends_of_models_in_files():
+    assert parse_backend("onnxruntime", ["onnxruntime"]).choice is None
+    with pytest.raises(UsageError, match="names none"):
+        parse_targets(" ,")

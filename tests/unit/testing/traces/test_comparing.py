@@ -1,0 +1,74 @@
+"""Two traces are compared call by call and output by output, to the last."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hil.errors import UsageError
+from hil.testing import ModuleCall, Trace
+from hil.testing.traces.comparing import compare_traces, reason_of
+
+
+def traced(backend: str, *calls: ModuleCall) -> Trace:
+    return Trace("Model", backend, "trace", calls=list(calls))
+
+
+def call(*outputs: object, method: str = "predict", rtol: float | None = None, atol: float | None = None) -> ModuleCall:
+    return ModuleCall(method, (), outputs, rtol, atol)
+
+
+ONES = np.ones(4, np.float32)
+
+
+def test_equal_traces_agree():
+    one = traced("tf", call({"a": ONES, "b": [ONES, None, 3]}), call())
+    assert all(compare_traces(one, one)) and not reason_of(compare_traces(one, one))
+
+
+def test_every_wrong_call_and_output_is_told_with_its_numbers():
+    wrong = ONES.copy()
+    wrong[2] = 1.5
+    reference = traced("tf", call(ONES, {"x": ONES}), call(ONES), call(ONES))
+    target = traced("board", call(ONES, {"x": wrong}), call(ONES), call(-wrong))
+    first, second, third = compare_traces(reference, target)
+    assert not first and second and not third
+    assert [(output.name, output.passed) for output in first.outputs] == [("0", True), ("1.x", False)]
+    assert reason_of([first, second, third]) == (
+        "call 0 (predict): output 1.x: 1 of 4 values out of tolerance (rtol 1.3e-06, atol 1e-05), worst at [2]: 1.5, "
+        "the reference has 1 (and 1 more of 3 calls)"
+    )
+    told = first.lines()
+    assert told[0] == "call 0 (predict): WRONG" and "max abs 0.5" in told[-1]
+    assert len(first.lines(failed_only=True)) == 3
+
+
+def test_tolerances_are_those_of_the_call():
+    near = ONES * np.float32(1.01)
+    for reference, passes in ((call(ONES), False), (call(ONES, rtol=0.02), True), (call(ONES, atol=0.005), False)):
+        [found] = compare_traces(traced("tf", reference), traced("board", call(near)))
+        assert bool(found) is passes
+    with pytest.raises(UsageError, match="every sign flipped"):
+        compare_traces(traced("tf", call(ONES, atol=5.0)), traced("board", call(near)))
+
+
+@pytest.mark.parametrize(
+    ("reference", "target", "said"),
+    [
+        (call(ONES), call(ONES, method="other"), "call 0 (other): tf called predict here"),
+        (call(ONES), call(ONES, ONES), "it returned 0, 1, tf 0"),
+        (call({"a": ONES}), call({"b": ONES}), "it returned 0.b, tf 0.a"),
+        (call(ONES, 3), call(ONES, 4), "it returned"),
+        (call(ONES), call(ONES[:2]), "output 0: shape 2, the reference has 4"),
+        (call(ONES), call(ONES.astype(np.float64)), "dtype float64, the reference has float32"),
+    ],
+)
+def test_calls_that_are_of_another_kind_are_wrong(reference, target, said):
+    assert said in reason_of(compare_traces(traced("tf", reference), traced("board", target)))
+
+
+def test_a_call_that_only_one_of_them_made_is_wrong():
+    one, two = traced("tf", call(ONES)), traced("board", call(ONES), call(ONES))
+    assert "tf did not make this call" in reason_of(compare_traces(one, two))
+    assert "tf did not make this call" in reason_of(compare_traces(traced("tf"), one))
+    assert "board did not make this call" in reason_of(compare_traces(two, traced("board", call(ONES))))

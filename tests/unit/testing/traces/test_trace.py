@@ -1,0 +1,164 @@
+"""Traces come back as they were saved, whatever is in them, and what is none of ours is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from hil.errors import UsageError
+from hil.testing import ModuleCall, Trace
+from hil.testing.traces.structure import arrays_in, as_numpy
+
+DTYPES = st.sampled_from([np.float32, np.float64, np.float16, np.int8, np.uint64, np.bool_, np.complex64])
+SHAPES = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+# numpy's own format keeps no NUL at a text's end.
+TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=5)
+ARRAYS = st.one_of(
+    DTYPES.flatmap(lambda dtype: npst.arrays(dtype, SHAPES)),
+    npst.arrays(np.float32, SHAPES).map(lambda array: array.astype(ml_dtypes.bfloat16)),
+    st.lists(TEXTS, max_size=3).map(lambda texts: np.array([*texts, ""], dtype=object)),
+)
+LEAVES = st.one_of(ARRAYS, st.none(), st.booleans(), st.integers(), st.floats(), TEXTS)
+STRUCTURES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(TEXTS, inner, max_size=3),
+        st.dictionaries(st.integers(), inner, max_size=2),
+    ),
+    max_leaves=8,
+)
+
+
+def same(one: object, other: object) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and (
+            list(one.flat) == list(other.flat) if one.dtype == object else one.tobytes() == other.tobytes()
+        )  # fmt: skip
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
+
+
+def some_trace() -> Trace:
+    call = ModuleCall("predict", (np.arange(6.0).reshape(2, 3), {"mask": [True]}), ({"logits": np.ones(3)},), 1e-3)
+    return Trace("Model", "iree_llvmcpu", "once", "def once(module): ...", "sim: iree", [call, call])
+
+
+@given(st.lists(STRUCTURES, max_size=2), st.lists(STRUCTURES, max_size=2), st.none() | st.floats(0, 0.9))
+def test_any_nested_call_comes_back_as_it_was(inputs, outputs, rtol):
+    call = ModuleCall("call", tuple(inputs), tuple(outputs), rtol, None)
+    with tempfile.TemporaryDirectory() as folder:
+        call.save(Path(folder))
+        again = ModuleCall.load(Path(folder))
+        assert not [path for path in Path(folder).iterdir() if path.suffix not in (".npy", ".json")]
+    assert same(again.inputs, call.inputs) and same(again.outputs, call.outputs)
+    assert (again.method, again.rtol, again.atol) == ("call", rtol, None)
+
+
+def test_a_trace_comes_back_and_its_log_can_be_read(tmp_path):
+    trace = some_trace()
+    folder = trace.save(tmp_path / "traces" / "once")
+    again = Trace.load(f"{folder}/")
+    assert str(again) == str(trace)
+    assert again.calls[0].outputs[0]["logits"].tolist() == [1, 1, 1]
+    assert [call.method for call in again] == ["predict", "predict"]
+    log = (folder / "log.txt").read_text()
+    assert "function once: 2 calls" in log and "0.logits: 3 float64" in log and "def once" in log
+    for path in folder.rglob("*.npy"):
+        np.load(path, allow_pickle=False)
+
+
+def test_a_trace_takes_the_place_of_an_older_one_and_of_nothing_else(tmp_path):
+    trace = some_trace()
+    trace.save(tmp_path / "trace")
+    trace.calls.pop()
+    trace.save(tmp_path / "trace")
+    assert len(Trace.load(tmp_path / "trace").calls) == 1 and not (tmp_path / "trace" / "call_1").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="no trace that could be replaced"):
+        trace.save(tmp_path / "mine")
+
+
+def spoil(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("trace.json", {"schema": 7}, "no trace of this version"),
+        ("trace.json", {"calls": 3}, "there is no call.json"),
+        ("trace.json", {"calls": -1}, "-1 calls"),
+        ("trace.json", {"calls": True}, "calls is 'True'"),
+        ("trace.json", {"name": None}, "name is 'None'"),
+        ("call_0/call.json", {"inputs": [{"npy": "../../x.npy", "dtype": "float32", "shape": [1]}]}, "no file in it"),
+        ("call_0/call.json", {"inputs": [{"npy": "input_0.npy", "dtype": "int8", "shape": [6]}]}, "the trace says"),
+        ("call_0/call.json", {"inputs": [{"npy": "input_0.npy", "dtype": "float64", "shape": [6]}]}, "the trace says"),
+        ("call_0/call.json", {"outputs": [{"call": "rm"}]}, "none of its values"),
+        ("call_0/call.json", {"outputs": [{"dict": [["a"]]}]}, "no key and value"),
+        ("call_0/call.json", {"outputs": [{"float": "much"}]}, "no number"),
+        ("call_0/call.json", {"rtol": "0.1"}, "rtol is"),
+    ],
+)  # fmt: skip
+def test_a_damaged_trace_is_refused(tmp_path, file, changes, said):
+    folder = some_trace().save(tmp_path / "trace")
+    spoil(folder / file, **changes)
+    with pytest.raises(UsageError, match=said):
+        Trace.load(folder)
+
+
+def test_absurd_traces_are_refused(tmp_path):
+    folder = some_trace().save(tmp_path / "trace")
+    deep = '{"list": [' * 5000 + "]}" * 5000
+    (folder / "call_1" / "call.json").write_text('{"method": "m", "outputs": [], "inputs": [' + deep + "]}")
+    with pytest.raises(UsageError, match=r"nested too deeply|cannot be read"):
+        Trace.load(folder)
+    with (folder / "call_0" / "input_0.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (10**15, 3)})
+    with pytest.raises(UsageError, match=r"more than there is memory for|not a readable"):
+        Trace.load(folder)
+
+
+def test_a_pickled_tensor_is_refused(tmp_path):
+    folder = some_trace().save(tmp_path / "trace")
+    np.save(folder / "call_0" / "input_0.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(UsageError, match=r"not a readable \.npy"):
+        Trace.load(folder)
+
+
+def test_what_frameworks_give_becomes_numpy_and_what_is_no_tensor_is_refused():
+    class Framework:
+        def numpy(self):
+            return np.float32(3)
+
+    found = as_numpy("x", {"b": [Framework(), 2], "a": (np.array([b"caf\xc3\xa9"], dtype=object), None)})
+    assert found["b"][0].dtype == np.float32 and found["b"][0].shape == ()
+    assert found["b"][1] == 2 and found["a"][0].tolist() == ["café"]
+    assert list(arrays_in(found)) == ["a.0", "b.0"]
+    with pytest.raises(UsageError, match=r"x\.b is a set"):
+        as_numpy("x", {"b": {1}})
+    with pytest.raises(UsageError, match="no key that a trace can hold"):
+        as_numpy("x", {1.5: np.ones(1)})
+
+
+def test_what_was_recorded_does_not_change_with_the_array():
+    array = np.ones(2)
+    recorded = as_numpy("x", array)
+    array[:] = 7
+    assert recorded.tolist() == [1, 1]
