@@ -56,6 +56,7 @@ class Artifact:
         cached: whether it came out of the cache.
         seconds: how long compiling took (0 when cached).
         log: the compiler's log, or None.
+        notes: what the compiler tells of its work, anything that JSON can say; ``text``, a line for people.
     """
 
     runtime: str
@@ -70,3 +71,4 @@ class Artifact:
     cached: bool = False
     seconds: float = 0.0
     log: Path | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)

@@ -8,6 +8,7 @@ is known.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -89,18 +90,9 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     Raises:
         ValueError: no ping was given.
     """
-    best = min(pings, key=lambda ping: ping.round_trip_ns)
-    middle = (best.sent_ns + best.received_ns) // 2
-    near = best.board_ns - middle
-    # All that follows is small beside these two: floats are exact enough for it.
-    limits = [
-        (float(host - middle), float(ping.board_ns - host - near), side)
-        for ping in pings
-        for host, side in ((ping.sent_ns, 1.0), (ping.received_ns, -1.0))
-    ]
+    middle, near, lines = _between(tuple(pings))
     start = min(ping.sent_ns for ping in pings) - middle
     end = max(until_ns, *(ping.received_ns for ping in pings)) - middle
-    lines = _lines(limits)
     if not lines:
         steps = [_step(*pair) for pair in itertools.pairwise(pings)]
         jumped = max(steps, key=abs)
@@ -113,6 +105,21 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     error = max(high - low, last_high - last_low) / 2
     # The fields are whole nanoseconds, and the clocks tell no less.
     return ClockFit(near + round(offset), drift, middle, int(error) + 2)
+
+
+@functools.lru_cache(maxsize=8)  # runs that follow each other within a second are told by the same pings
+def _between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float]]]:
+    """A host time, how far the board's clock is ahead then, about, and from there the lines between all pings."""
+    best = min(pings, key=lambda ping: ping.round_trip_ns)
+    middle = (best.sent_ns + best.received_ns) // 2
+    near = best.board_ns - middle
+    # All that follows is small beside these two: floats are exact enough for it.
+    limits = [
+        (float(host - middle), float(ping.board_ns - host - near), side)
+        for ping in pings
+        for host, side in ((ping.sent_ns, 1.0), (ping.received_ns, -1.0))
+    ]
+    return middle, near, _lines(limits)
 
 
 def _lines(limits: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:

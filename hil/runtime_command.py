@@ -71,6 +71,10 @@ class RuntimeCommand:
         """Whether it is the iree-run-module that hil puts there."""
         return not self.program and not self.file
 
+    def runs(self, runtime: str) -> bool:
+        """Whether it may run the programs of a runtime: of one that the config names, nothing is known."""
+        return runtime == "iree" or not self.is_ours
+
 
 def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
     """The ``[runtime]`` table of a board config.

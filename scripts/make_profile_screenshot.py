@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
+
+from screenshots import IMAGES, ROOT, installed_browser, run_hil, tell_size
 
 MODEL = "examples/digits/digits_cnn.onnx"
 COMMAND = ["run", MODEL, "--runtime-hw-type", "sim", "--iterations", "20", "--warmup", "5", "--profile", "out"]
@@ -35,22 +34,16 @@ LOOK = f"""(async () => {{
 }})()"""
 
 
-def main(root: Path) -> None:
-    sys.path.insert(0, str(root / "tests"))
-    from browser import NAMES, Page, find_browser
+def main() -> None:
+    from browser import Page
 
     from hil.controller.profile.viewer import TraceViewer
 
-    browser = find_browser()
-    if browser is None:
-        sys.exit(f"no browser on PATH ({', '.join(NAMES)}); on Debian and Ubuntu: apt install chromium")
+    browser = installed_browser()
+    target = IMAGES / "profile.png"
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "examples").symlink_to(root / "examples")
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        done = subprocess.run([sys.executable, "-m", "hil.controller.cli.main", *COMMAND], cwd=folder, env=environment)
-        if done.returncode:
-            sys.exit(f"hil {' '.join(COMMAND)} ended with exit code {done.returncode}")
-        target = root / "docs" / "images" / "profile.png"
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
+        run_hil(COMMAND, folder)
         trace = Path(folder) / "out" / "trace.pftrace.gz"
         with (
             TraceViewer(trace, title="digits_cnn on sim") as viewer,
@@ -66,11 +59,8 @@ def main(root: Path) -> None:
             finally:
                 viewer.stop()
                 thread.join()
-    size = target.stat().st_size
-    if size > LARGEST:
-        sys.exit(f"{target.relative_to(root)} has {size} bytes, more than {LARGEST}")
-    print(f"{target.relative_to(root)}: {size} bytes")
+    tell_size(target, LARGEST)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

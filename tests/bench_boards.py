@@ -71,4 +71,4 @@ def side_on(board: PacedBoard, label: str, name: str) -> Side:
     """A side whose program is the one of that name."""
     artifact = Artifact("paced", name, {}, {}, "main", "none")
     case = Case(f"{label}-{name}", Path(name), Options(), Path(), artifact=artifact, inputs={"x": np.zeros(1)})
-    return Side(label, case, board)  # type: ignore[arg-type]
+    return Side(label, case, board)

@@ -69,7 +69,8 @@ def run_mutant(module: str, changes: Sequence[tuple[str, str]], tests: str, sele
     importlib.import_module(module)
     first = FirstFailure()
     own = ["-c", os.devnull, "--rootdir", str(Path(tests).parent), "--noconftest", "--import-mode=importlib"]
-    quiet = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal"]
+    # Rewriting the assertions for their messages takes longer than the tests.
+    quiet = ["-x", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:terminal"]
     exit_code = int(pytest.main([*own, *quiet, "-k", select, tests], plugins=[first]))
     return {"exit_code": exit_code, **first.found}
 

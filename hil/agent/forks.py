@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hil.agent import framing
+from hil.agent.runtimes import resolve
 from hil.errors import BoardError, LoadFailed
 
 # How long a runtime that does not work is taken at its word.
@@ -24,10 +25,16 @@ _FORK_S = 30.0
 
 
 class ForkServer:
-    """The process that forks workers for one runtime; started anew if it dies."""
+    """The process that forks workers for one runtime; started anew if it dies.
 
-    def __init__(self, reference: str) -> None:
+    Args:
+        reference: the runtime's class, ``module:Class``.
+        light: the class can be asked here what it is, and the process waits until it is needed.
+    """
+
+    def __init__(self, reference: str, *, light: bool = False) -> None:
         self._reference = reference
+        self._light = light
         # One fork at a time: the answers come in order, but whoever waits is not woken in order.
         self._forking = threading.Lock()
         self._lock = threading.Lock()
@@ -41,7 +48,9 @@ class ForkServer:
 
     def describe(self) -> dict[str, Any]:
         """What the runtime says of itself. One that did not work is tried again now and then."""
-        return self.described if self.is_known else self.start()
+        if self.is_known:
+            return self.described
+        return self._ask_here() if self._light else self.start()
 
     @property
     def is_known(self) -> bool:
@@ -49,6 +58,14 @@ class ForkServer:
         if "error" in self.described:
             return time.monotonic() - self._failed_at < _RETRY_S
         return bool(self.described)
+
+    def _ask_here(self) -> dict[str, Any]:
+        try:
+            self.described = resolve(self._reference).describe()
+        except Exception as error:
+            self._failed_at = time.monotonic()
+            self.described = {"error": f"{type(error).__name__}: {error}"}
+        return self.described
 
     def start(self) -> dict[str, Any]:
         """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""

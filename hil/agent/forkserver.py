@@ -28,6 +28,7 @@ def main() -> None:
     control = framing.Channel(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.send(_describe(sys.argv[2]))
+    _preload(sys.argv[2])
     gc.freeze()
     children: set[int] = set()
     wake_read, wake_write = socket.socketpair()
@@ -91,6 +92,12 @@ def _describe(reference: str) -> dict[str, Any]:
     os.waitpid(pid, 0)
     ours.close()
     return described
+
+
+def _preload(reference: str) -> None:
+    """Import what every worker would: once for all. What is wrong with it, loading a program will say."""
+    with contextlib.suppress(Exception):
+        getattr(resolve(reference), "preload", lambda: None)()
 
 
 def _reap(control: framing.Channel, children: set[int]) -> None:

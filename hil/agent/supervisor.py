@@ -13,6 +13,7 @@ from typing import Any
 from hil import clock
 from hil.agent import framing
 from hil.agent.forks import ForkServer
+from hil.agent.runtimes import is_light, lacking
 from hil.agent.shm import Arena
 from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 from hil.wire import error_from_parts
@@ -173,7 +174,7 @@ class Supervisor:
     """Workers by runtime, with one kept ready for each runtime and device that was used last."""
 
     def __init__(self, runtimes: dict[str, str], options: dict[str, Any]) -> None:
-        self._servers = {name: ForkServer(reference) for name, reference in runtimes.items()}
+        self._servers = {name: ForkServer(reference, light=is_light(name)) for name, reference in runtimes.items()}
         self._references = runtimes
         self._options = options
         self._spares: dict[tuple[str, str], Worker] = {}
@@ -182,13 +183,14 @@ class Supervisor:
         self.logs = LogBook()
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Each runtime's version and devices, or its error; starts what has not been started."""
-        threads = [threading.Thread(target=server.describe) for server in self._servers.values() if not server.is_known]
+        """The version and devices of each runtime that is installed, or its error; starts what has not been started."""
+        servers = {name: server for name, server in self._servers.items() if not lacking(name)}
+        threads = [threading.Thread(target=server.describe) for server in servers.values() if not server.is_known]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return {name: server.described for name, server in self._servers.items()}
+        return {name: server.described for name, server in servers.items()}
 
     def take(self, runtime: str, device: str) -> Worker:
         """A worker with this runtime and device prepared: the one that :meth:`refill` made, if it did.
@@ -197,8 +199,11 @@ class Supervisor:
             LoadFailed: there is no such runtime, or it does not work here.
         """
         if runtime not in self._servers:
+            raise LoadFailed(f"this board has no runtime {runtime!r}", hint=f"it has {', '.join(self._installed())}")
+        if package := lacking(runtime):
             raise LoadFailed(
-                f"this board has no runtime {runtime!r}", hint=f"it has {', '.join(sorted(self._servers))}"
+                f"the runtime {runtime!r} is not installed on this board: it needs the Python package {package}",
+                hint=f"it has {', '.join(self._installed())}; `hil board deploy --runtime {runtime}` brings it",
             )
         with self._lock:
             spare = self._spares.pop((runtime, device), None)
@@ -226,6 +231,9 @@ class Supervisor:
             worker.close()
         for server in self._servers.values():
             server.stop()
+
+    def _installed(self) -> list[str]:
+        return sorted(name for name in self._servers if not lacking(name))
 
     def _start(self, runtime: str, device: str) -> Worker:
         worker = Worker(self._servers[runtime], self.logs)

@@ -14,6 +14,8 @@ from hil.errors import UsageError
 DEFAULT_HW_TYPE = "sim"
 # A board of which nothing but the address is known.
 GENERIC = "generic"
+# Runtime -> the compiler whose flags name the machine that it compiles for.
+_TARGETED = {"iree": "iree", "xla-aot": "tfcompile"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def _absolute(path: Path | None) -> str:
 
 def knows_target(config: BoardConfig, runtime: str) -> bool:
     """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
-    return (runtime or config.runtime) != "iree" or bool(config.compile_flags.get("iree"))
+    compiler = _TARGETED.get(runtime or config.runtime)
+    return compiler is None or bool(config.compile_flags.get(compiler))
 
 
 def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
@@ -91,6 +94,11 @@ def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -
     """
     if knows_target(config, runtime):
         return config, ""
+    if (runtime or config.runtime) == "xla-aot":
+        from hil.controller.compilers.tfcompile import flags_for
+
+        flags = flags_for(machine)
+        return replace(config, compile_flags={**config.compile_flags, "tfcompile": flags}), " ".join(flags)
     from hil.controller.targets import iree_flags
 
     target = iree_flags(machine)

@@ -150,6 +150,7 @@ class AgentConnection:
 
     def _translated(self, error: grpc.RpcError) -> errors.HilError:
         """The hil error that a gRPC error stands for: the far side's own where it sent one."""
+        # An RpcError that a call raises is that Call as well, which grpc's types do not say.
         trailing: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
         if wire.ERROR_KEY in trailing:
             said = pb.Error.FromString(trailing[wire.ERROR_KEY])

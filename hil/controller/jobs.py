@@ -193,11 +193,13 @@ def _check_profiles(job: Job) -> None:
     """Refuse folders that profiles cannot go to, before anything runs."""
     if job.profile is not None and job.profile == job.compile_time_profile:
         raise UsageError("--profile and --compile-time-profile each need a folder of their own")
-    for name in _unique_names(job.models):
-        for kind, folder in _profile_folders(job, name).items():
-            from hil.controller.profile.asked import check_folder
+    wanted = [item for name in _unique_names(job.models) for item in _profile_folders(job, name).items()]
+    if not wanted:
+        return
+    from hil.controller.profile.asked import check_folder
 
-            check_folder(folder, kind)
+    for kind, folder in wanted:
+        check_folder(folder, kind)
 
 
 def _profile_folders(job: Job, case: str) -> dict[str, Path]:

@@ -52,11 +52,16 @@ def open_board(
         if choice.config.command.kind == "command":
             refuse_faults(faults)
             return _by_command(choice, runtime, wait_s, say)
-        from hil.controller.deploy.trouble import NoAgentHere
+        from hil.controller.deploy.trouble import COMMAND_HINT, NoAgentHere
 
         try:
             return Board(choice, runtime=runtime, purpose=purpose, faults=faults, wait_s=wait_s, say=say)
         except NoAgentHere as error:
+            wanted = runtime or choice.config.runtime
+            if not choice.config.command.runs(wanted):
+                instead = f"no command runs programs of {wanted} instead: --runtime iree, or another board"
+                error.hint = error.hint.replace(COMMAND_HINT, instead)
+                raise
             say(f"{error.message}: going on without an agent")
             return _by_command(choice, runtime, wait_s, say)
 

@@ -75,7 +75,9 @@ def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_in
     if not (options.expected or options.references or default_references(case.model)):
         raise errors.UsageError(
             f"a {case.model.format} model has no reference to be compared with",
-            hint="give what you expect: --expected out.npy",
+            hint="it has its own cases: hil bundle import FILE --from bpte, then hil bundle run"
+            if path.suffix == ".bpte"
+            else "give what you expect: --expected out.npy",
         )
     if case.model.inputs is not None:
         case.inputs = _inputs(case, case.model.inputs)

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.compare.values import CHUNK, common_kind, reader
-from hil.errors import StorageError, UsageError
+from hil.controller.pictures import new_figure, save_figure
+from hil.errors import UsageError
 from hil.results import OutputComparison
 from hil.tensors import Array, shape_text, type_text
 
@@ -123,27 +124,16 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
             f"output {name} cannot be drawn: {comparison.reason or 'its values are strings'}",
             hint="only numbers of one shape have a difference to draw",
         )
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("matplotlib is needed to draw a picture", hint="pip install 'hil[plot]'") from error
+    figure = new_figure(15, 5.6)
     worst = comparison.worst_index
     flat = None if worst is None else int(np.ravel_multi_index(worst, actual.shape))
     picture = Picture(np.asarray(actual), np.asarray(reference), flat)
-    figure = Figure(figsize=(15, 5.6), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(_title(name, comparison), fontsize=11, family="monospace")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     _draw_map(figure, left, picture, actual.shape, flat)
     _draw_errors(middle, picture, comparison)
     _draw_scatter(right, picture, comparison)
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:
-        raise UsageError(f"cannot draw {path}: {error}", hint="end the file's name in .png, .svg or .pdf") from error
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    save_figure(figure, path)
 
 
 def _title(name: str, comparison: OutputComparison) -> str:

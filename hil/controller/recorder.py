@@ -46,11 +46,12 @@ class Recorder:
     def keep(self, case: Case, what: str) -> None:
         """Store a case's ``inputs``, ``outputs`` or ``references``."""
         save = self._run.save_tensors
+        stored: list[Any]
         if what == "references":
             stored = [save(case.name, f"reference-{number}", one.outputs) for number, one in enumerate(case.references)]
         else:
             held = case.inputs if what == "inputs" else case.result.outputs if case.result else None
-            stored = save(case.name, what, held or {})  # type: ignore[assignment]
+            stored = save(case.name, what, held or {})
         self._tensors[case.name][what] = stored
         self.write()
 

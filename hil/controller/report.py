@@ -72,6 +72,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
             "digests": dict(artifact.digests),
             "bytes": sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
             "cached": artifact.cached,
+            "notes": dict(artifact.notes),
         },
         "timings": asdict(case.timings),
         "pushed_bytes": case.pushed_bytes,
@@ -127,6 +128,8 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
             _say(console, "note", f"the reference {name} could not answer: {why}")
     for note in case["provenance"].get("notes", ()):
         _say(console, "note", note)
+    if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
+        _say(console, "compiled", text)
     if command := case["provenance"].get("command"):
         _say(console, "by command", f"not measured: {', '.join(command['not_measured'])}")
     if case["device"] and case["device"]["iterations"]:

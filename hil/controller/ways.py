@@ -9,6 +9,8 @@ from hil.errors import UsageError
 
 # Runtime -> the format that it loads as it is. A vendor's runtime, which is not here, takes what its compiler makes.
 TAKES = MappingProxyType({"iree": "vmfb", "onnxruntime": "onnx", "tflite": "tflite", "executorch": "pte"})
+# The runtimes that come with hil; a vendor's has a name of its own.
+RUNTIMES = (*TAKES, "xla-aot")
 # Runtime -> its compiler, where that is not of the runtime's own name.
 _COMPILERS = MappingProxyType({"xla-aot": "tfcompile", "onnxruntime": "none", "tflite": "none"})
 # Format -> the one runtime that takes it, whatever the board's own is.

@@ -61,6 +61,11 @@ class SimRuntime:
         described: dict[str, Any] = cls.real.describe()
         return described
 
+    @classmethod
+    def preload(cls) -> None:
+        """As the real runtime."""
+        getattr(cls.real, "preload", lambda: None)()
+
     def prepare(self, device: str) -> None:
         """As the real runtime."""
         self._inner.prepare(device)

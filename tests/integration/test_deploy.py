@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from boards import MakeBoard
 
-from hil.boards import Connection
+from hil.boards import BoardConfig, Connection
 from hil.controller import deploy
+from hil.controller.choice import BoardChoice
 from hil.controller.client import AgentClient, Target
-from hil.controller.deploy import AgentPlace, NoPython, ensure
+from hil.controller.deploy import AgentPlace, NoPython, NoWheels, ensure, wheels
+from hil.controller.opening import open_board
 from hil.controller.ssh.shell import Shell, open_shell
 from hil.controller.ssh.tunnel import open_tunnel
 from hil.errors import BoardBusy, BoardError, BoardLost
@@ -68,7 +70,8 @@ def usable_runtimes(shell: Shell, place: AgentPlace) -> set[str]:
         opened.callback(client.close)
         described = client.describe()
         assert described.build == place.build
-        return {one.name for one in described.runtimes if not one.error}
+        # This one needs no package: every agent has it.
+        return {one.name for one in described.runtimes if not one.error} - {"xla-aot"}
 
 
 def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoard, log_in: LogIn):
@@ -89,6 +92,28 @@ def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoa
     assert deploy.clean(shell, "")
     assert files_of(board) - before == set()
     assert "hil.agent" not in on(board, "ps -eo args")
+
+
+def test_a_runtime_that_is_not_published_for_the_board_is_the_reason_that_is_told(
+    make_board: MakeBoard, log_in: LogIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    board = make_board(arch="x86_64")
+    put(log_in(board))
+    connection = Connection(identity=str(board.identity), known_hosts=str(board.known_hosts))
+    choice = BoardChoice(BoardConfig("lab", "lab", connection=connection, path=tmp_path / "lab.toml"), board.address)
+    # An index of nothing: what the agent itself needs is there already, as for any board that was deployed to before.
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setitem(wheels._RUNTIMES, "unheard-of", ("no-such-runtime",))
+
+    with pytest.raises(
+        NoWheels, match=r"^no-such-runtime is not published for Python 3\.\d+ on x86_64, glibc"
+    ) as raised:
+        open_board(choice, runtime="unheard-of")
+
+    assert raised.value.exit_code == 4
+    assert raised.value.hint == "no command runs programs of unheard-of instead: --runtime iree, or another board"
 
 
 def test_somebody_who_is_not_root_gets_an_agent_of_their_own(make_board: MakeBoard, log_in: LogIn):

@@ -5,10 +5,14 @@ A ``console`` block holds commands (``$ ``), each followed by what it prints and
 (the terminal's width) does not count, and neither do times, sizes, versions, IDs, and a table's statistics. A command
 that ends with ``&`` runs until the guide's end. A ``python`` or ``toml`` block that begins with ``# file: PATH`` is
 written there before anything is run; any other ``python`` block is run.
+
+``<!-- needs: PACKAGE ... -->`` in a guide's first line says what must be installed for it; in the line before a block,
+for that block, which is left out elsewhere. `scripts/test --framework NAME` has what they need.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import stat
@@ -27,7 +31,8 @@ else:
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+NEEDS = r"<!-- needs: ([\w ]+) -->\n"
+BLOCK = re.compile(rf"^(?:{NEEDS})?```(\w+)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"# file: (\S+)\n")
 EXIT = re.compile(r"# exit (\d+)")
 # What differs from run to run or from machine to machine -> what it is compared as.
@@ -108,7 +113,7 @@ class Place:
             script.chmod(script.stat().st_mode | stat.S_IXUSR)
         self.environment = {
             **os.environ,
-            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "PATH": f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": f"{folder}/site:{ROOT}",
             "HIL_CACHE_DIR": str(cache),
             "XDG_CONFIG_HOME": str(folder / "config"),
@@ -124,7 +129,7 @@ class Place:
             assert process.stdout
             printed, code = process.stdout.readline(), 0
         else:
-            done = subprocess.run(["bash", "-c", command.text], stderr=subprocess.STDOUT, timeout=120, **settings)
+            done = subprocess.run(["bash", "-c", command.text], stderr=subprocess.STDOUT, timeout=600, **settings)
             printed, code = done.stdout, done.returncode
         assert code == command.code, f"$ {command.text}\nended with {code}, the guide says {command.code}:\n{printed}"
         assert "Traceback" not in printed
@@ -156,8 +161,33 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
 BOARDS = ROOT / "docs/boards.md"
 
 
-@pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide != BOARDS], ids=lambda path: path.stem)
+def lacking(packages: str) -> list[str]:
+    """Those of some packages, as a guide names them, that are not installed here."""
+    return [name for name in packages.split() if importlib.util.find_spec(name) is None]
+
+
+def needs(guide: Path) -> list[str]:
+    """What a guide needs to be followed, or else what its blocks need."""
+    text = guide.read_text()
+    first = re.match(NEEDS, text)
+    return [first[1]] if first else [packages for packages, _, _ in BLOCK.findall(text) if packages]
+
+
+PLAIN = [guide for guide in GUIDES if guide != BOARDS and not re.match(NEEDS, guide.read_text())]
+NEEDING = [guide for guide in GUIDES if needs(guide)]
+
+
+@pytest.mark.parametrize("guide", PLAIN, ids=lambda path: path.stem)
 def test_a_guide_does_what_it_says(guide, place):
+    follow(guide, place)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("guide", NEEDING, ids=lambda path: path.stem)
+def test_a_guide_that_needs_more_does_what_it_says(guide, place):
+    there = [packages for packages in needs(guide) if not lacking(packages)]
+    if not there:
+        pytest.skip(f"not installed: {', '.join(sorted({name for one in needs(guide) for name in lacking(one)}))}")
     follow(guide, place)
 
 
@@ -176,7 +206,7 @@ def test_the_guide_to_boards_does_what_it_says(place, make_board):
 
 
 def follow(guide: Path, place: Place) -> None:
-    blocks = BLOCK.findall(guide.read_text())
+    blocks = [(kind, text) for packages, kind, text in BLOCK.findall(guide.read_text()) if not lacking(packages)]
     for _, text in blocks:
         if found := FILE.match(text):
             path = place.folder / found[1]

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-LINT = Path(__file__).parents[2] / "scripts" / "lint"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+LINT = ROOT / "scripts" / "lint"
+TEST = ROOT / "scripts" / "test"
+FRAMEWORKS = sorted(one.name for one in (ROOT / "tests" / "frameworks").iterdir() if any(one.glob("test_*.py")))
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
@@ -23,3 +32,25 @@ def test_lint_says_what_it_runs_and_what_it_does_not(option):
 def test_lint_refuses_arguments_before_it_sets_anything_up():
     wrong = subprocess.run([LINT, "hil/cache.py"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and "takes no arguments: hil/cache.py" in wrong.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--framework"], ["--framework", "nothing"], ["--framework", "../unit"]])
+def test_a_framework_that_there_is_not_is_refused_before_anything_is_set_up(arguments):
+    wrong = subprocess.run([TEST, *arguments], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert all(name in wrong.stderr for name in ["no framework", *FRAMEWORKS])
+
+
+def test_every_framework_has_an_extra_that_brings_it():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    cases = re.findall(r"^    ([\w |-]+)\) echo ([\w,]+) ;;$", TEST.read_text(), re.M)
+    found = {name: needed.split(",") for names, needed in cases for name in names.split(" | ")}
+    assert FRAMEWORKS
+    for name in FRAMEWORKS:
+        assert set(found[name]) <= set(extras)
+
+
+def test_the_plain_run_leaves_the_frameworks_out():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    folders = {f"tests/{one.name}" for one in (ROOT / "tests").iterdir() if any(one.rglob("test_*.py"))}
+    assert folders - set(settings["testpaths"]) == {"tests/frameworks"}

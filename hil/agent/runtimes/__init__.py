@@ -1,26 +1,50 @@
 """Runtimes: what loads and runs a program inside a worker process.
 
 A runtime is a class with the methods of :class:`Runtime`. Those that come with hil are listed in ``BUILT_IN``; others
-register under the entry-point group ``hil.runtimes``. A class is named as ``module:Class`` and imported in the worker
-only, so the agent itself never loads a vendor's library.
+register under the entry-point group ``hil.runtimes``. A class is named as ``module:Class`` and imported where workers
+come from, so the agent itself never loads a vendor's library.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from hil.tensors import Array, TensorSpec
 
-BUILT_IN = {
-    "iree": "hil.agent.runtimes.iree:IreeRuntime",
-    "onnxruntime": "hil.agent.runtimes.onnxruntime:OnnxRuntime",
-    "tflite": "hil.agent.runtimes.tflite:TfLiteRuntime",
-    "executorch": "hil.agent.runtimes.executorch:ExecuTorchRuntime",
-    "xla-aot": "hil.agent.runtimes.xla_aot:XlaAotRuntime",
-}
+_HERE = "hil.agent.runtimes"
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A runtime that comes with hil.
+
+    Attributes:
+        reference: ``module:Class``.
+        package: what it imports beside hil's own, which may not be installed; "" where there is nothing.
+        light: importing the class and asking it to describe itself imports nothing of that: the agent does so itself,
+            and starts no process for the runtime until it is used.
+    """
+
+    reference: str
+    package: str
+    light: bool = True
+
+
+BUILT_IN = MappingProxyType(
+    {
+        "iree": BuiltIn(f"{_HERE}.iree:IreeRuntime", "iree.runtime", light=False),
+        "onnxruntime": BuiltIn(f"{_HERE}.onnxruntime:OnnxRuntime", "onnxruntime", light=False),
+        "tflite": BuiltIn(f"{_HERE}.tflite:TfLiteRuntime", "ai_edge_litert"),
+        "executorch": BuiltIn(f"{_HERE}.executorch:ExecuTorchRuntime", "executorch"),
+        "xla-aot": BuiltIn(f"{_HERE}.xla_aot:XlaAotRuntime", ""),
+    }
+)
 
 
 class Program(Protocol):
@@ -51,7 +75,11 @@ class Program(Protocol):
 
 
 class Runtime(Protocol):
-    """A way to run programs. Made in the worker, after the fork."""
+    """A way to run programs. Made in the worker, after the fork.
+
+    One whose library takes long to import, and can be forked once it is, has a static method ``preload()`` that imports
+    it: called before workers are forked, so that none of them has to.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None: ...
 
@@ -74,11 +102,25 @@ class Runtime(Protocol):
 
 
 def known() -> dict[str, str]:
-    """Name -> ``module:Class`` of every runtime that is installed here, usable or not."""
-    found = dict(BUILT_IN)
+    """Name -> ``module:Class`` of every runtime that hil or another package brings, installed or not."""
+    found = {name: one.reference for name, one in BUILT_IN.items()}
     for entry in entry_points(group="hil.runtimes"):
         found[entry.name] = entry.value
     return found
+
+
+def lacking(name: str) -> str:
+    """The package that a runtime needs and that is not installed here; "" where it may work. Nothing is imported."""
+    package = BUILT_IN[name].package if name in BUILT_IN else ""
+    try:
+        return package if package and importlib.util.find_spec(package) is None else ""
+    except ModuleNotFoundError:
+        return package  # not even the package that it is a part of
+
+
+def is_light(name: str) -> bool:
+    """Whether the agent itself may ask a runtime what it is (see :class:`BuiltIn`)."""
+    return name in BUILT_IN and BUILT_IN[name].light
 
 
 def resolve(reference: str) -> Any:

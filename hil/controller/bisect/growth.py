@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.bisect.result import WAYS, Bisection, Finding
-from hil.errors import StorageError, UsageError
+from hil.controller.pictures import check_picture, new_figure, save_figure
 from hil.results import Outcome
 
 _NAMED = 40  # more layers than this have no room for their names
@@ -24,19 +24,6 @@ _STYLES: dict[str, dict[str, Any]] = {
 _MARGIN = 0.08
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be drawn, before hours are spent on what it shows.
-
-    Raises:
-        UsageError: matplotlib is not installed, draws no such file, or there is no such folder.
-    """
-    _, canvas_class = _matplotlib()
-    if path.suffix.lstrip(".").lower() not in canvas_class.get_supported_filetypes():
-        raise UsageError(f"cannot draw {path}", hint="end the file's name in .png, .svg or .pdf")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot draw {path}: there is no folder {path.parent}")
-
-
 def plot_growth(path: Path, found: Bisection) -> None:
     """Draw each layer's error, isolated and cumulative, in topological order, as PNG, SVG or PDF (by its suffix).
 
@@ -45,14 +32,12 @@ def plot_growth(path: Path, found: Bisection) -> None:
     infinite where it should not be, noise where there is no signal) lies on a line of its own, beyond the worst.
 
     Raises:
-        UsageError: as :func:`check_picture`.
+        UsageError: as :func:`hil.controller.pictures.check_picture`.
         StorageError: the file cannot be written.
     """
     check_picture(path)
-    figure_class, canvas_class = _matplotlib()
     count = len(found.layers)
-    figure = figure_class(figsize=(min(max(9.0, 0.32 * count), 30.0), 7.5), layout="constrained")
-    canvas_class(figure)
+    figure = new_figure(min(max(9.0, 0.32 * count), 30.0), 7.5)
     # $ would begin a formula.
     figure.suptitle(
         f"{Path(found.model).name} on {found.board}\n{found.verdict}".replace("$", r"\$"), fontsize=9, wrap=True
@@ -61,19 +46,7 @@ def plot_growth(path: Path, found: Bisection) -> None:
     _draw(upper, found, "max_abs")
     _draw(lower, found, "sqnr_db")
     _name_layers(lower, found)
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("matplotlib is needed to draw a picture", hint="pip install 'hil[plot]'") from error
-    return Figure, FigureCanvasAgg
+    save_figure(figure, path)
 
 
 def _draw(axes: Any, found: Bisection, what: str) -> None:

@@ -11,12 +11,12 @@ from hil.bundle import Model
 from hil.compare.tolerance import refuse_vacuous, tolerance_for
 from hil.controller.bisect.pair import check_layers, check_signatures
 from hil.controller.case import DEFAULT_TIMEOUT_S, Options, Workshop
+from hil.controller.conversions import as_onnx
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.layers import Activations, Layer, activations, layers_of
 from hil.controller.runs import storing
-from hil.errors import UsageError
 from hil.tensors import Array, dtype_name
 
 
@@ -63,7 +63,7 @@ def open_subject(
     """Read a model, take it apart and ask the reference for all of its tensors.
 
     Args:
-        path: an ONNX model.
+        path: an ONNX model, or what converts to ONNX: it is that which is compiled and taken apart.
         options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
         flow: or None.
         artifact_model: the file to compile in its place, or None.
@@ -75,11 +75,12 @@ def open_subject(
         UsageError: it is no ONNX model, does not take these inputs, or the other model is another network.
         ImportFailed, ReferenceFailed, StageTimeout: it cannot be read, or not computed.
     """
-    options = with_flow(options, flow)
+    asked = options = with_flow(options, flow)
     log = folder / "logs" / "bisect.log"
     with storing(log.parent):
         log.parent.mkdir(parents=True, exist_ok=True)
     model = _read(path, options, flow, shop, log)
+    options = replace(options, dims=model.dims)
     inputs = make_inputs(
         model.inputs or (),
         options.inputs,
@@ -92,7 +93,7 @@ def open_subject(
     layers = layers_of(model, group=group, inputs=inputs, **settings)
     compiled, twins = model, layers
     if artifact_model is not None:
-        compiled = _read(artifact_model, options, flow, shop, log)
+        compiled = _read(artifact_model, asked, flow, shop, log)
         check_signatures(model, compiled)
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
@@ -135,13 +136,15 @@ def _check_tolerance(name: str, reference: Array, options: Options) -> None:
 
 
 def _read(path: Path, options: Options, flow: Flow | None, shop: Workshop, log: Path) -> Model:
-    """A model as the flow's recipe makes it."""
-    settings: dict[str, Any] = {"dims": options.dims, "isolated": shop.isolated, "cache": shop.cache}
-    model = import_model(path, function=options.function, **settings)
+    """A model as the flow's recipe makes it, in ONNX; its ``dims`` are those that are still to be given to it."""
+    settings: dict[str, Any] = {"isolated": shop.isolated, "cache": shop.cache}
+    model = import_model(path, function=options.function, dims=options.dims, **settings)
     if model.format != "onnx":
-        raise UsageError(
-            f"{path.name} is no ONNX model: only those can be taken apart", hint="name the ONNX file it was made from"
-        )
+        file = as_onnx(model, log=log, **settings).path
+        symbols = {dim for spec in import_model(file, **settings).inputs or () for dim in spec.shape}
+        dims = {name: size for name, size in options.dims.items() if name in symbols}
+        model = replace(import_model(file, dims=dims, **settings), name=model.name)
     if flow is None or not flow.recipe:
         return model
-    return import_model(apply_recipe(flow, path, (), shop, log, dims=options.dims), **settings)
+    file = apply_recipe(flow, model.path, (), shop, log, dims=model.dims)
+    return import_model(file, dims=model.dims, **settings)

@@ -185,7 +185,8 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
             usable = usable or name == wanted
             yield Check(f"runtime {name}", PASS, runtime_words(one))
     if wanted not in found:
-        yield Check(f"runtime {wanted}", FAIL, "the board's agent does not know it", f"one of {', '.join(found)}")
+        mend = f"hil board deploy ADDR --runtime {wanted}, or one of those that are there: {', '.join(found)}"
+        yield Check(f"runtime {wanted}", FAIL, "the board's agent does not have it", mend)
     return usable
 
 
@@ -223,12 +224,14 @@ def _program(board: AnyBoard, runtime: str) -> Check:
     from hil.controller.compilers import compilers
     from hil.controller.isolated import Isolated
     from hil.controller.pipeline import begin, conclude, execute, prepare, refer_case
+    from hil.controller.ways import RUNTIMES
     from hil.results import Outcome
 
     wanted = runtime or board.config.runtime
-    if wanted not in (*compilers(), "onnxruntime"):
-        found = f"hil has no compiler for {wanted}, and so nothing to try"
-        return Check("program", SKIP, found, "hil run a program that its own compiler made")
+    # What hil's other runtimes take is made of no ONNX model; a vendor's compiler may take one.
+    if wanted not in ("iree", "onnxruntime") and (wanted in RUNTIMES or wanted not in compilers()):
+        found = f"hil has no program to try on {wanted}"
+        return Check("program", SKIP, found, "hil run a program or a model of your own")
     with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)

@@ -66,13 +66,14 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     is compiled and run, but not judged; nor, in the whole model, is what they go into.
     """
     from hil.controller.bisect.find import bisect as find
-    from hil.controller.bisect.growth import check_picture, plot_growth
+    from hil.controller.bisect.growth import plot_growth
     from hil.controller.bisect.result import WAYS
     from hil.controller.cache import Cache
     from hil.controller.case import Options, Workshop
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.flows import load_flow
     from hil.controller.isolated import Isolated
+    from hil.controller.pictures import check_picture
     from hil.errors import UsageError
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS

@@ -11,6 +11,7 @@ import click
 
 from hil.controller.cli.board_place import agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
+from hil.controller.ways import RUNTIMES
 from hil.errors import EXIT_BOARD, EXIT_OK
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: hil board check root@192.168.7.2")
 @board_place
-@click.option("--runtime", default="", metavar="NAME", help="iree or onnxruntime (default: the board's).")
+@click.option("--runtime", default="", metavar="NAME", help=f"{', '.join(RUNTIMES)}, ... (default: the board's).")
 @json_option
 def check(as_json: bool, runtime: str, **settings: Any) -> int:
     """Say what passes on a board, what fails, and how to mend it.

@@ -9,6 +9,7 @@ import click
 
 from hil.controller.cli.board_place import address_of, agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
+from hil.controller.ways import RUNTIMES
 
 if TYPE_CHECKING:
     from hil.controller.choice import BoardChoice
@@ -126,7 +127,7 @@ def _answer(choice: BoardChoice) -> str:
     "--runtime",
     "runtimes",
     multiple=True,
-    type=click.Choice(["iree", "onnxruntime"]),
+    type=click.Choice(RUNTIMES),
     help="What it is to run programs with; repeats (default: the board's).",
 )
 @json_option

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import json_option
+from hil.controller.cli.options import json_option, runs_option
 
 
 @click.command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
@@ -18,9 +18,7 @@ from hil.controller.cli.options import json_option
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="PNG", help="A picture of where the worst output differs."
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
-)
+@runs_option
 @json_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: float | None) -> int:
     """Compare the outputs of A with those of B, the reference. Each is a .npy file or a stored run's ID."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hil.controller.ways import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,6 +114,16 @@ tolerance_options = options(
     click.option("--rtol", type=float, help="Relative tolerance (default: the flow's or the case's own, or by dtype)."),
     click.option("--atol", type=float, help="Absolute tolerance (default: the flow's or the case's own, or by dtype)."),
 )
+reference_options = options(
+    click.option(
+        "--reference",
+        "references",
+        multiple=True,
+        metavar="NAME",
+        help="onnxruntime, iree-llvm-cpu, onnx-reference, ...; repeats.",
+    ),
+    click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference."),
+)
 iteration_options = options(
     click.option("--iterations", default=1, show_default=True, help="Timed runs."),
     click.option("--warmup", default=0, show_default=True, help="Untimed runs before."),
@@ -142,12 +153,13 @@ compile_profile_option = click.option(
 )
 # What every verb that compiles one model needs.
 model_options = options(
-    click.option("--runtime", default="", metavar="NAME", help="iree or onnxruntime (default: the board's)."),
+    click.option("--runtime", default="", metavar="NAME", help=f"{', '.join(RUNTIMES)}, ... (default: the board's)."),
     click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
     dim_option,
     click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."),
     cache_options,
 )
+runs_option = click.option("--out", type=_PATH, metavar="DIR", help="Where runs are stored (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
 
 

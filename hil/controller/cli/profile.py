@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hil.controller.cli.options import json_option, options, seconds
+from hil.controller.cli.options import json_option, options, runs_option, seconds
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 # Which of several profiles, and where runs are stored.
 _choice = options(
     click.option("--case", default="", metavar="NAME", help="The model, where the run has several."),
-    click.option(
-        "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
-    ),
+    runs_option,
 )
 _top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="How many to show.")
 _plot = click.option("--plot", type=_FILE, metavar="FILE", help="Draw it too: .png, .svg or .pdf.")

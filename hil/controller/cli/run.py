@@ -19,7 +19,9 @@ from hil.controller.cli.options import (
     parse_dims,
     parse_range,
     range_option,
+    reference_options,
     refuse_beside_resume,
+    runs_option,
     seed_option,
     timeout_option,
     tolerance_options,
@@ -36,14 +38,7 @@ from hil.controller.cli.options import (
 @input_option
 @seed_option
 @range_option
-@click.option(
-    "--reference",
-    "references",
-    multiple=True,
-    metavar="NAME",
-    help="onnxruntime, iree-llvm-cpu, onnx-reference; repeats.",
-)
-@click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference.")
+@reference_options
 @tolerance_options
 @iteration_options
 @timeout_option
@@ -58,9 +53,7 @@ from hil.controller.cli.options import (
 @click.option("--flagfile", type=click.Path(path_type=Path), metavar="FILE", help="An iree-run-module flag file.")
 @wait_option
 @fault_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
-)
+@runs_option
 @click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
 @json_option
 def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import click
 
-from hil.controller.cli.options import json_option
-
-_out = click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs are stored (default: hil-runs)."
-)
+from hil.controller.cli.options import json_option, runs_option
 
 
 @click.group(epilog="Example: hil runs show latest")
@@ -19,7 +15,7 @@ def runs() -> None:
 
 
 @runs.command("list", epilog="Example: hil runs list --json")
-@_out
+@runs_option
 @json_option
 def list_runs(out: Path | None, as_json: bool) -> None:
     """List the stored runs, oldest first."""
@@ -39,7 +35,7 @@ def list_runs(out: Path | None, as_json: bool) -> None:
 
 @runs.command(epilog="Example: hil runs show latest")
 @click.argument("run", metavar="ID")
-@_out
+@runs_option
 @json_option
 def show(run: str, out: Path | None, as_json: bool) -> None:
     """Show a stored run.
@@ -60,7 +56,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 @runs.command(epilog="Example: hil runs gc --keep 20")
 @click.option("--keep", default=20, show_default=True, type=click.IntRange(min=0), help="The newest runs to keep.")
 @click.option("--older-than", default=0.0, metavar="DAYS", help="Delete only runs older than this.")
-@_out
+@runs_option
 @json_option
 def gc(keep: int, older_than: float, out: Path | None, as_json: bool) -> None:
     """Delete finished runs."""

@@ -104,7 +104,7 @@ class CommandBoard:
         )
 
     def _open(self, choice: BoardChoice, runtime: str) -> None:
-        if self.command.is_ours and self._runtime != "iree":
+        if not self.command.runs(self._runtime):
             raise UsageError(
                 f"board {self.name} has no agent, and hil knows no command for the runtime {self._runtime!r}",
                 hint="--runtime iree, or a [runtime] table with a program in the board's config",

@@ -18,6 +18,7 @@ from hil.controller.deploy.own import own_files, own_title
 from hil.controller.deploy.packages import FORMAT, File, Package, archive_of, package_id, write_package
 from hil.controller.deploy.platforms import Interpreter
 from hil.controller.deploy.probe import Seen, ask
+from hil.controller.deploy.progress import megabytes
 from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoAgentHere, NoPython, NoWheels, at_home
 from hil.controller.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.errors import BoardBusy, BoardError
@@ -83,7 +84,7 @@ class Recipe:
     @property
     def digest(self) -> str:
         """What two agents have in common that may stand for each other, their runtimes aside."""
-        parts = [str(FORMAT), package_id(own_title(), archive_of(self.files))]
+        parts = [str(FORMAT), package_id(own_title(), hashlib.sha256(archive_of(self.files)).hexdigest())]
         parts += sorted(one.loose for one in self.agent.wanted)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -139,7 +140,7 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
                 say(f"pushing {_named(sent)}")
             if status == "":
                 say("starting the agent")
-            answer = install(shell, plan, sent, board=board)
+            answer = install(shell, plan, sent, board=board, say=say)
         if answer["status"] == "ok":
             pushed_bytes += sum(package.size for package in sent)
             return AgentPlace(answer["socket"], plan.folder, plan.build, pushed_bytes)
@@ -236,8 +237,9 @@ def _check_folder(seen: Seen, board: str) -> None:
 def _check_room(seen: Seen, packages: Sequence[Package], board: str) -> None:
     needed = sum(package.disk_bytes for package in packages) + _MARGIN_BYTES
     if seen.free_bytes is not None and seen.free_bytes < needed:
+        have = megabytes(seen.free_bytes)
         raise BoardError(
-            f"the agent needs {_mb(needed)} in {seen.folder} on the board, which has {_mb(seen.free_bytes)} left",
+            f"the agent needs {megabytes(needed)} in {seen.folder} on the board, which has {have} left",
             board=board,
             stage=STAGE,
             hint='make room there, or name another folder in the board\'s config: [connection] folder = "/..."',
@@ -259,10 +261,6 @@ def _failed(answer: dict[str, Any], seen: Seen, board: str) -> BoardError:
 
 def _named(packages: Sequence[Package]) -> str:
     ordered = sorted(packages, key=lambda package: -package.size)
-    names = ", ".join(f"{package.title} ({_mb(package.size)})" for package in ordered[:_NAMED])
+    names = ", ".join(f"{package.title} ({megabytes(package.size)})" for package in ordered[:_NAMED])
     more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
-    return f"{names}{more}, {_mb(sum(package.size for package in packages))}"
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"
+    return f"{names}{more}, {megabytes(sum(package.size for package in packages))}"

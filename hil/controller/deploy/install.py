@@ -6,12 +6,13 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.deploy.packages import Package
+from hil.controller.deploy.progress import Progress
 from hil.controller.deploy.trouble import STAGE
 from hil.errors import BoardError
 
@@ -51,8 +52,12 @@ class Plan:
     packages: tuple[str, ...]
 
 
-def install(shell: Shell, plan: Plan, pushed: Sequence[Package], *, board: str) -> dict[str, Any]:
+def install(
+    shell: Shell, plan: Plan, pushed: Sequence[Package], *, board: str, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
     """Send packages, have an agent of that plan run; returns the board's answer (see board_side.py).
+
+    ``say`` is told how far the sending has come, where it takes long.
 
     Raises:
         BoardError: the command itself failed on the board.
@@ -77,8 +82,16 @@ def install(shell: Shell, plan: Plan, pushed: Sequence[Package], *, board: str) 
             with package.path.open("rb") as source:
                 shutil.copyfileobj(source, stream, 1 << 20)
         stream.flush()
-        timeout = _BASE_S + stream.tell() / _SLOWEST_BYTES_S
-        done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False)
+        total, sent = stream.tell(), 0
+        told = Progress(say, "pushing")
+
+        def count(size: int) -> None:
+            nonlocal sent
+            sent += size
+            told.at(sent, total)
+
+        timeout = _BASE_S + total / _SLOWEST_BYTES_S
+        done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, progress=count)
     for line in reversed(done.text.splitlines()):
         with contextlib.suppress(ValueError):
             answer = json.loads(line)

@@ -11,10 +11,12 @@ import hashlib
 import io
 import json
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Any
 
 # What is left out of a wheel: tests, what only building against it needs, IREE's tools and the second copy of it, made
 # for the Tracy profiler, and the certificates for clients that gRPC brings. Patterns of paths in the wheel.
@@ -27,6 +29,23 @@ _LEFT_OUT = {
     "iree-base-runtime": ("*/_runtime_libs_tracy/*", "*/_runtime_libs/iree-*", "*/_runtime_libs/share/*", "*.pyi"),
     "grpcio": ("*/_credentials/roots.pem",),
     "ml-dtypes": ("*/include/*", "*.pyi"),
+    # The interpreter is one module and one library: no converter, no other accelerators, no second LiteRT beside it.
+    "ai-edge-litert": (
+        *(f"ai_edge_litert/{part}/*" for part in "aot tflite tools vendors".split()),
+        *("*/libLiteRt*.so", "*_pb2.py", "*/schema_py_generated.py", "*/_pywrap_[!l]*", "*/pywrap_genai_ops.so"),
+    ),
+    # To load a program takes the library alone; what exports one, and other backends' tools, stay on the host.
+    "executorch": (
+        *(f"executorch/{part}/*" for part in "backends codegen data devtools examples exir export include".split()),
+        *(f"executorch/{part}/*" for part in "kernels runtime schema share util extension/[!p]*".split()),
+        "*.pyi",
+    ),
+    # Importing it runs most of its Python; its compilers, headers, tests and tools are for others. (It wants to see
+    # bin/torch_shm_manager.)
+    "torch": (
+        *(f"torch/{part}/*" for part in "_dynamo _inductor include onnx share test".split()),
+        *("torch/bin/[!t]*", "torch/bin/test_*", "functorch/*", "torchgen/packaged/*", "torch/lib/*.a", "*.pyi"),
+    ),
     # The library is for C programs: the Python module has all of it in itself.
     "onnxruntime": ("*/transformers/*", "*/quantization/*", "*/tools/*", "*/datasets/*", "*/libonnxruntime.so.*"),
 }
@@ -52,6 +71,37 @@ class File:
     data: bytes
     executable: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
+
+    def open(self) -> IO[bytes]:
+        """Its content."""
+        return io.BytesIO(self.data)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in a wheel, which may have hundreds of megabytes: it is read when it is opened, piece by piece."""
+
+    wheel: zipfile.ZipFile
+    item: zipfile.ZipInfo
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.item.file_size
+
+    @property
+    def executable(self) -> bool:
+        """Whether it may be run."""
+        return bool(self.item.external_attr >> 16 & 0o111)
+
+    def open(self) -> IO[bytes]:
+        """Its content."""
+        return self.wheel.open(self.item)
+
 
 @dataclass(frozen=True)
 class Package:
@@ -74,34 +124,61 @@ class Package:
     disk_bytes: int
 
 
-def package_id(title: str, archive: bytes) -> str:
-    """The name, on a board, of a package with that content."""
-    return f"{title.replace(' ', '-')}-{hashlib.sha256(archive).hexdigest()[:16]}"
+def package_id(title: str, digest: str) -> str:
+    """The name, on a board, of a package with content of that SHA-256 digest."""
+    return f"{title.replace(' ', '-')}-{digest[:16]}"
+
+
+class _Hashed(io.RawIOBase):
+    """A file to write to, and the digest of what was written."""
+
+    def __init__(self, target: IO[bytes] | gzip.GzipFile) -> None:
+        self._target = target
+        self.hash = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        self.hash.update(data)
+        return self._target.write(data)
 
 
 def archive_of(files: Mapping[str, File]) -> bytes:
     """A tar of files, the same bytes for the same files."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name in sorted(files):
-            member = tarfile.TarInfo(name)
-            member.size = len(files[name].data)
-            member.mode = 0o700 if files[name].executable else 0o600
-            archive.addfile(member, io.BytesIO(files[name].data))
+    _archive(sorted(files.items()), _Hashed(buffer))
     return buffer.getvalue()
 
 
 def write_package(title: str, files: Mapping[str, File], folder: Path) -> Package:
     """Pack files, into a file in a folder."""
-    archive = archive_of(files)
-    compressed = gzip.compress(archive, _LEVEL, mtime=0)
-    name = package_id(title, archive)
-    path = folder / f"{name}.tar.gz"
-    path.write_bytes(compressed)
-    blocks = sum(-(-len(file.data) // _BLOCK) for file in files.values())
-    folders = {parent for file in files for parent in Path(file).parents}
-    disk = (blocks + len(folders)) * _BLOCK
-    return Package(name, title, path, len(compressed), hashlib.sha256(compressed).hexdigest(), disk)
+    return _pack(title, sorted(files.items()), folder)
+
+
+def _pack(title: str, files: Iterable[tuple[str, File | Member]], folder: Path) -> Package:
+    """Pack files that come in the order of their names."""
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target:
+        compressed = _Hashed(target)
+        with gzip.GzipFile("", "wb", _LEVEL, compressed, mtime=0) as packing:
+            content = _Hashed(packing)
+            disk = _archive(files, content)
+    name = package_id(title, content.hash.hexdigest())
+    path = Path(target.name).rename(folder / f"{name}.tar.gz")
+    return Package(name, title, path, path.stat().st_size, compressed.hash.hexdigest(), disk)
+
+
+def _archive(files: Iterable[tuple[str, File | Member]], target: _Hashed) -> int:
+    """Write a tar, the same bytes for the same files; returns what they take on a disk."""
+    blocks = 0
+    folders: set[Path] = set()
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+        for name, file in files:
+            member = tarfile.TarInfo(name)
+            member.size = file.size
+            member.mode = 0o700 if file.executable else 0o600
+            with file.open() as content:
+                archive.addfile(member, content)
+            blocks += -(-file.size // _BLOCK)
+            folders.update(Path(name).parents)
+    return (blocks + len(folders)) * _BLOCK
 
 
 def wheel_title(wheel: Path) -> tuple[str, str]:
@@ -110,24 +187,25 @@ def wheel_title(wheel: Path) -> tuple[str, str]:
     return name.replace("_", "-").lower(), version
 
 
-def wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
-    """The files of a wheel that belong on a board."""
+def wheel_files(wheel: Path) -> Iterator[tuple[str, Member]]:
+    """The files of a wheel that belong on a board, in the order of their names; each can be opened until the next."""
     name, _ = wheel_title(wheel)
     left_out = (*_LEFT_OUT.get(name, ()), *_LEFT_OUT_ALWAYS)
+    found: dict[str, zipfile.ZipInfo] = {}
     with zipfile.ZipFile(wheel) as source:
         for item in source.infolist():
             path = item.filename
             if item.is_dir() or any(fnmatch.fnmatchcase(path, pattern) for pattern in left_out):
                 continue
             head, _, tail = path.partition("/")
-            if head.endswith(".data"):
-                path = tail.partition("/")[2]
-            yield path, File(source.read(item), executable=bool(item.external_attr >> 16 & 0o111))
+            found[tail.partition("/")[2] if head.endswith(".data") else path] = item
+        for path, item in sorted(found.items()):
+            yield path, Member(source, item)
 
 
 def write_wheels(wheels: Iterable[Path], folder: Path) -> None:
     """Make packages of wheels in a folder, and the index that :func:`read_index` reads."""
-    packages = [write_package(" ".join(wheel_title(wheel)), dict(wheel_files(wheel)), folder) for wheel in wheels]
+    packages = [_pack(" ".join(wheel_title(wheel)), wheel_files(wheel), folder) for wheel in wheels]
     entries = [{**asdict(package), "path": package.path.name} for package in packages]
     (folder / "index.json").write_text(json.dumps(entries, indent=1))
 

@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache as once
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -15,18 +16,35 @@ from pathlib import Path
 from hil.controller.cache import Cache
 from hil.controller.deploy.packages import FORMAT, Package, read_index, write_wheels
 from hil.controller.deploy.platforms import Interpreter, pip_options, platform_tags
+from hil.controller.deploy.progress import Progress
 from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
-from hil.errors import BoardError, UsageError
+from hil.errors import BoardError, StorageError, UsageError
 
+# ExecuTorch's library is linked against PyTorch's: of that, only what is built without CUDA can be loaded everywhere.
+_EXECUTORCH = ("executorch", "torch", "flatbuffers")
+_CPU_BUILDS = {"torch"}
+_CPU_HINT = (
+    "PyPI's torch needs CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds that PyTorch's "
+    "installation page names"
+)
 # What each runtime adds. One that is not here, a vendor's, has to be on the board already.
-_RUNTIMES = {"iree": ("iree-base-runtime",), "onnxruntime": ("onnxruntime",)}
+_RUNTIMES = {
+    "iree": ("iree-base-runtime",),
+    "onnxruntime": ("onnxruntime",),
+    "tflite": ("ai-edge-litert",),
+    "executorch": _EXECUTORCH,
+}
 # Compiler and runtime of IREE belong together: no other version than this machine's will do.
 _EXACT = {"iree-base-runtime"}
 # What a package of ours needs beside those that hil names itself.
 _BESIDES = ("typing-extensions",)
-_FETCH_S = 900.0
+# pip itself gives a dead connection up; this ends what hangs. PyTorch's wheel has 427 MB.
+_FETCH_S = 3600.0
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
+_LEAST = re.compile(r">=\s*([0-9.]+)")
 _NONE_FITS = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|connection (?:error|broken)"
 )
@@ -70,7 +88,8 @@ def agent_group() -> Group:
 
 def runtime_group(runtime: str) -> Group:
     """What a runtime adds to an agent: nothing, where hil knows no package of it."""
-    allowed = _requirements()["sim"] | _requirements()[""]
+    # A runtime's extra names the versions of what it brings; where several name a package, they say the same.
+    allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
     wanted = tuple(_wanted(name, allowed.get(name, "")) for name in _RUNTIMES.get(runtime, ()))
     pins = [one.loose for one in wanted if one.name in _EXACT]
     return Group("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
@@ -84,6 +103,7 @@ def packages_for(
     Raises:
         NoWheels: one of them is not published for that platform.
         BoardError: they could not be fetched.
+        StorageError: there is no room for them here.
     """
     found: list[Package] = []
     for group in groups:
@@ -100,9 +120,10 @@ def packages_for(
         meta = {"packages": group.name, "for": interpreter.text}
 
         def make(folder: Path, group: Group = group) -> None:
-            say(f"fetching {group.name.partition('=')[0]} for {interpreter.text}")
+            what = f"fetching {group.name.partition('=')[0]} for {interpreter.text}"
+            say(what)
             with tempfile.TemporaryDirectory(prefix="hil-wheels-") as place:
-                _fetch(interpreter, group, Path(place), board)
+                _fetch(interpreter, group, Path(place), board, Progress(say, what))
                 write_wheels(sorted(Path(place).glob("*.whl")), folder)
 
         folder, _ = cache.get_or_make(key, meta, make)
@@ -110,7 +131,7 @@ def packages_for(
     return found
 
 
-def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str) -> None:
+def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str, progress: Progress) -> None:
     """Fetch a group's wheels: of this machine's own versions, or where one does not fit, the newest that will do."""
     if not platform_tags(interpreter):
         raise NoWheels(f"no packages are published for {interpreter.text}", board=board, stage=STAGE, hint=COMMAND_HINT)
@@ -120,34 +141,40 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str) -> 
         command = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"]
         # Without retries pip does not say that its index cannot be reached.
         command += [
-            "--progress-bar=off",
+            "--progress-bar=raw",
             "--retries=3",
             "--no-deps",
             f"--dest={folder}",
             *pip_options(interpreter),
             *chosen,
         ]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired as error:
+        code, said = _call(command, progress)
+        if code == 0:
+            return
+        if code < 0:
             raise BoardError(
                 f"the agent's packages could not be fetched within {_FETCH_S:g} s",
                 board=board,
                 stage=STAGE,
                 hint="see that pip reaches its package index",
-            ) from error
-        if done.returncode == 0:
-            return
-        missing = _NONE_FITS.search(done.stderr)
-        if not missing or _NO_NETWORK.search(done.stderr):
+            )
+        if _FULL.search(said):
+            raise StorageError(
+                f"there is no room in {folder.parent} for the packages that the board is to get",
+                board=board,
+                stage=STAGE,
+                hint="make room there, or name another folder for what is fetched: TMPDIR",
+            )
+        missing = _NONE_FITS.search(said)
+        if not missing or _NO_NETWORK.search(said):
             raise BoardError(
                 f"pip could not fetch the agent's packages for {interpreter.text}",
                 board=board,
                 stage=STAGE,
                 hint="pip is missing beside hil: python -m ensurepip"
-                if "No module named pip" in done.stderr
+                if "No module named pip" in said
                 else "the first deploy for a platform needs a package index: see pip's words below",
-                detail=done.stderr.strip()[-4000:],
+                detail=said.strip()[-4000:],
             )
         name = missing[1].lower().replace("_", "-")
         one = next((one for one in group.wanted if one.name == name), None)
@@ -156,17 +183,47 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str) -> 
                 f"{one.loose if one else name} is not published for {interpreter.text}",
                 board=board,
                 stage=STAGE,
-                hint=COMMAND_HINT,
-                detail=done.stderr.strip()[-2000:],
+                hint=_CPU_HINT if name in _CPU_BUILDS else COMMAND_HINT,
+                detail=said.strip()[-2000:],
             )
         loose.add(name)
 
 
+def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
+    """Run pip; its exit code, negative where it was ended for taking too long, and what it wrote to stderr."""
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+        ) as process,
+    ):
+        guard = threading.Timer(_FETCH_S, process.kill)
+        guard.start()
+        try:
+            assert process.stdout
+            for line in process.stdout:
+                if at := _PROGRESS.match(line):
+                    progress.at(int(at[1]), int(at[2]))
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            guard.cancel()
+        said.seek(0)
+        return code, said.read()
+
+
 def _wanted(name: str, allowed: str) -> Wanted:
     try:
-        return Wanted(name, allowed, version(name))
+        here = version(name)
     except PackageNotFoundError:
-        return Wanted(name, allowed)
+        here = ""
+    if name in _CPU_BUILDS:
+        least = _LEAST.search(allowed)
+        release = here.partition("+")[0] or (least[1] if least else "")
+        return Wanted(name, f"=={release}+cpu", f"{release}+cpu")
+    return Wanted(name, allowed, here)
 
 
 @once

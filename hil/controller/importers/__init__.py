@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
 _VERSION = 2
 _HEAD = 64
+# What makes a folder a SavedModel of TensorFlow.
+SAVED_MODEL = "saved_model.pb"
 _FOUND = "model.json"
 
 
@@ -61,6 +64,8 @@ _BUILT_IN = {
         lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
         "hil.controller.importers.pte:describe",
     ),
+    # Described so that whoever runs one as a model is told how it is run.
+    "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), "hil.controller.bundles.opening:describe"),
     "pt2": Importer((".pt2",), lambda head: False, "hil.controller.importers.pt2:describe"),
     # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that.
     "tf": Importer((".pb",), lambda head: False, "hil.controller.importers.tensorflow:describe_saved_model"),
@@ -85,10 +90,10 @@ def import_model(
     """Read a model's entry point, inputs and outputs.
 
     Args:
-        path: the model's file.
+        path: the model's file, or the folder of a SavedModel.
         function: its entry point; "" is the only one.
         dims: values for symbolic dimensions of its inputs.
-        format: ``onnx``, ``mlir``, ``vmfb``; None goes by the file's name and first bytes.
+        format: ``onnx``, ``mlir``, ``vmfb``, ...; None goes by the file's name and first bytes.
         isolated: where it is parsed; None starts a process for it.
         cache: where the finding is kept; None keeps nothing.
 
@@ -98,6 +103,9 @@ def import_model(
         StageTimeout: parsing took longer than ten minutes.
     """
     dims = dict(dims or {})
+    name = path.stem
+    if os.path.isfile(path / SAVED_MODEL):  # noqa: PTH113 (which raises nothing, whatever was typed)
+        name, path = path.name, path / SAVED_MODEL
     _check_file(path)
     for name, size in dims.items():
         if size < 0:
@@ -111,7 +119,7 @@ def import_model(
     files = {path.name: path} | {name: _external(path, name) for name in found["external"]}
     digests = {path.name: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
     return Model(
-        name=path.stem,
+        name=name,
         format=chosen,
         path=path,
         files=files,
@@ -135,7 +143,10 @@ def _check_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise UsageError(f"{path} is a folder", hint="name the model's file")
+            raise UsageError(
+                f"{path} is a folder",
+                hint=f"name the model's file; a folder that is a model itself, a SavedModel, holds {SAVED_MODEL}",
+            )
         if not stat.S_ISREG(mode):
             raise UsageError(f"{path} is no plain file", hint="name the model's file")
         with path.open("rb"):

@@ -60,6 +60,15 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     }
 
 
+def functions(path: str) -> list[str]:
+    """The names of a module's public functions, in order.
+
+    Raises:
+        ImportFailed: it does not parse.
+    """
+    return [name for name, _ in _functions(Path(path).name, _parse(path))]
+
+
 def _parse(path: str) -> Any:
     from iree.compiler import ir, passmanager
 

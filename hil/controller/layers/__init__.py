@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.bundle import Model
 from hil.controller.cache import Cache
+from hil.controller.conversions import as_onnx
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.layers.values import Activations, activations, digests_of, layer_inputs, layer_outputs
 from hil.controller.versions import version
@@ -80,7 +81,8 @@ def layers_of(
     quantises and dequantises around an operator stays with it; values that are no tensors are never cut.
 
     Args:
-        model: an ONNX model; its ``dims`` are fixed in the layers.
+        model: an ONNX model, or what :func:`hil.controller.conversions.as_onnx` makes into one; its ``dims`` are fixed
+            in the layers.
         cache: where the layers are kept.
         isolated: where the model is taken apart.
         log: what is printed meanwhile is appended here.
@@ -91,12 +93,12 @@ def layers_of(
             runs stays a dynamic dimension.
 
     Raises:
-        UsageError: no ONNX model, or no such group.
+        UsageError: no ONNX model and none to be had, or no such group.
         ImportFailed: the model cannot be taken apart.
         StageTimeout: it took longer than ten minutes.
         StorageError: the layers cannot be kept.
     """
-    return _Shop(model, cache, isolated, log).layers({"group": group}, "extract", inputs)
+    return _Shop.of(model, cache, isolated, log).layers({"group": group}, "extract", inputs)
 
 
 def cut(
@@ -115,7 +117,7 @@ def cut(
     It holds every node on a way from ``start`` to ``end``; what comes in from aside becomes an input too.
 
     Args:
-        model: an ONNX model.
+        model: as for :func:`layers_of`.
         start: a tensor, which becomes an input; or a node or layer, which is part of it; "" is the model's inputs. A
             name that several have is the tensor's, then the node's.
         end: a tensor, or a node or layer whose results become the outputs; "" is the model's outputs.
@@ -125,7 +127,7 @@ def cut(
         UsageError: no ONNX model, no such tensor, node or layer, or ``end`` does not depend on ``start``.
         ImportFailed, StageTimeout, StorageError: as for :func:`layers_of`.
     """
-    shop = _Shop(model, cache, isolated, log)
+    shop = _Shop.of(model, cache, isolated, log)
     (layer,) = shop.layers({"start": start, "end": end, "group": group}, "cut_out", inputs)
     return layer
 
@@ -149,13 +151,15 @@ class _Shop:
     isolated: Isolated
     log: Path
 
+    @classmethod
+    def of(cls, model: Model, cache: Cache, isolated: Isolated, log: Path) -> _Shop:
+        return cls(as_onnx(model, cache=cache, isolated=isolated, log=log), cache, isolated, log)
+
     def layers(
         self, request: Mapping[str, Any], function: str, inputs: Mapping[str, Array] | None
     ) -> tuple[Layer, ...]:
         if request["group"] not in GROUPS:
             raise UsageError(f"there is no group {request['group']!r}", hint=f"one of {', '.join(GROUPS)}")
-        if self.model.format != "onnx":
-            raise UsageError(f"{self.model.path.name} is an {self.model.format} model: only ONNX models have layers")
         fixed = self if inputs is None else replace(self, model=_fixed(self.model, inputs))
         folder = fixed._made(request, function, None)
         if inputs is not None and _document(folder)["open"]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hil.bundle import Model
 from hil.controller.cache import Cache
+from hil.controller.conversions import as_onnx
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.random_inputs import random_tensor
 from hil.controller.tensor_folder import INDEX, save_tensors
@@ -90,7 +91,7 @@ def activations(
     evaluator does.
 
     Args:
-        model: an ONNX model.
+        model: an ONNX model, or one that :func:`hil.controller.conversions.as_onnx` makes into one.
         inputs: every input by name.
         cache: where the values are kept, by model, inputs and the references' versions.
         isolated: where they are computed.
@@ -99,13 +100,13 @@ def activations(
         log: what is printed meanwhile is appended here.
 
     Raises:
-        UsageError: no ONNX model.
+        UsageError: no ONNX model and none to be had.
+        CompileFailed, CompileCrashed: it cannot be made into one.
         ReferenceFailed: no reference can run this model, or not with these inputs.
         StageTimeout: it took too long.
         StorageError: the values cannot be kept.
     """
-    if model.format != "onnx":
-        raise UsageError(f"{model.path.name} is an {model.format} model: only ONNX models show what is inside them")
+    model = as_onnx(model, cache=cache, isolated=isolated, log=log)
     sources = {name: f"{name} {version(package)}" for name, package in _ORACLES.items()}
     key = Cache.key(
         "activations",

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.case import COMPILE_TIMEOUT_S, Case, Workshop
-from hil.controller.profile.collect import collect
-from hil.controller.profile.compile_time import profile_compile
-from hil.controller.profile.store import TRACE
+from hil.controller.profile.collect import RAW, collect
+from hil.controller.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES, profile_compile
+from hil.controller.profile.store import HEAD, TABLE, TRACE
 from hil.controller.profile.trace import write_trace
 from hil.controller.runs import storing
 from hil.errors import HilError, StorageError, UsageError
 
 # By what a folder that holds a profile of each kind is known, a whole one or one that was interrupted.
-_KNOWN_BY = {"run": ("profile.json", "ops.csv", "raw"), "compile": ("passes.csv", "dispatches.csv", "executables.csv")}
+_KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
 
 
 def check_folder(folder: Path, kind: str) -> None:

@@ -6,11 +6,12 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hil.bundle import Model
 from hil.clock import ClockFit
 from hil.controller.case import COMPILE_TIMEOUT_S, Case, Workshop
+from hil.controller.conversions import as_onnx
 from hil.controller.passes import ProfilePass
 from hil.controller.profile.capture import PROFILED, Capture
 from hil.controller.profile.estimate import Estimates, estimate
@@ -96,7 +97,13 @@ class _Reader:
         self._run, self._board = run, board
         self._shop = shop
         self._notes = notes
-        self._log = case.folder / "logs" / "profile.log"
+        log = case.folder / "logs" / "profile.log"
+        self._isolated: dict[str, Any] = {"isolated": shop.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+        self._passed: dict[str, Any] = {
+            "warmup": taken.warmup,
+            "iterations": taken.iterations,
+            "clock": taken.clock_pairs,
+        }
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
         """The operations; counters that the runtime's files hold are added to ``samples``."""
@@ -111,16 +118,7 @@ class _Reader:
     def _iree(self, samples: list[Sample]) -> Iterator[OpRow]:
         events = self._have(
             "no profile of the operations",
-            lambda: read_ireeprof(
-                self._raw / IREE_FILE,
-                folder=self._scratch,
-                isolated=self._shop.isolated,
-                timeout=COMPILE_TIMEOUT_S,
-                log=self._log,
-                warmup=self._taken.warmup,
-                iterations=self._taken.iterations,
-                clock=self._taken.clock_pairs,
-            ),
+            lambda: read_ireeprof(self._raw / IREE_FILE, folder=self._scratch, **self._isolated, **self._passed),
         )
         if events is None:
             return iter(())
@@ -131,21 +129,13 @@ class _Reader:
         return iree_rows(events, sites, run=self._run, board=self._board, notes=self._notes)
 
     def _onnxruntime(self) -> Iterator[OpRow]:
-        model = self._case.model
-        if model is None:
+        if self._case.model is None:
             return iter(())
+        shop, log = self._shop, self._isolated["log"]
+        model = as_onnx(self._case.model, cache=shop.cache, isolated=shop.isolated, log=log)
         events = self._have(
             "no profile of the operations",
-            lambda: read_onnxruntime(
-                self._raw / ONNXRUNTIME_FILE,
-                model,
-                isolated=self._shop.isolated,
-                timeout=COMPILE_TIMEOUT_S,
-                log=self._log,
-                warmup=self._taken.warmup,
-                iterations=self._taken.iterations,
-                clock=self._taken.clock_pairs,
-            ),
+            lambda: read_onnxruntime(self._raw / ONNXRUNTIME_FILE, model, **self._isolated, **self._passed),
         )
         if events is None:
             return iter(())
@@ -156,19 +146,11 @@ class _Reader:
         case, shop = self._case, self._shop
         if case.model is None or case.artifact is None:
             return None
-        return dispatch_sites(
-            case.model,
-            case.artifact,
-            cache=shop.cache,
-            isolated=shop.isolated,
-            timeout=COMPILE_TIMEOUT_S,
-            log=self._log,
-        )
+        return dispatch_sites(case.model, case.artifact, cache=shop.cache, **self._isolated)
 
     def _estimates(self, model: Model) -> Estimates:
-        shop = self._shop
-        make = functools.partial(estimate, model, cache=shop.cache, isolated=shop.isolated, log=self._log)
-        return self._have("no estimates", functools.partial(make, timeout=COMPILE_TIMEOUT_S)) or Estimates()
+        make = functools.partial(estimate, model, cache=self._shop.cache, **self._isolated)
+        return self._have("no estimates", make) or Estimates()
 
     def _have(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:

@@ -11,12 +11,15 @@ from typing import Any
 from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.compilers.iree import recipe_of
-from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.compilers.iree_takes import as_iree_takes
+from hil.controller.compilers.trouble import compiling
+from hil.controller.conversions import as_onnx
+from hil.controller.isolated import Isolated
 from hil.controller.profile.estimate import RIDGE, Estimate, Estimates, estimate
 from hil.controller.profile.model import Span
 from hil.controller.profile.rows import join_list
 from hil.controller.profile.sites import Sites, sites_of
-from hil.errors import CompileCrashed, CompileFailed, StageTimeout, StorageError, UsageError
+from hil.errors import StorageError, UsageError
 
 PASSES, DISPATCHES, EXECUTABLES = "passes.csv", "dispatches.csv", "executables.csv"
 _PASSES = ("phase", "depth", "pass", "wall_ms", "cpu_ms", "share_of_phase")
@@ -83,28 +86,30 @@ def profile_compile(
         StorageError: the folder cannot be written.
         CompileFailed, CompileCrashed, StageTimeout: as for compiling.
     """
-    if model.format not in ("onnx", "mlir"):
-        raise UsageError(f"a model that came compiled ({model.format}) is not compiled, so there is no time to tell")
+    if model.format == "vmfb" or runtime not in ("iree", "onnxruntime"):
+        what = "a model that came compiled" if model.format == "vmfb" else f"a model for {runtime}"
+        raise UsageError(f"{what} ({model.format}) is not compiled by IREE, so there is no time to tell")
+    given = model
+    settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "timeout": timeout, "log": log}
+    if runtime == "iree":
+        taken = as_iree_takes(model, flags, **settings)
+        model, own_flags = taken.model, taken.flags
+    else:
+        model = as_onnx(model, cache=cache, isolated=isolated, log=log)
     arguments: dict[str, Any] = {"model": str(model.path.absolute())}
     function = "load_onnxruntime"
     notes: list[str] = []
     if runtime == "iree":
         function = "compile_iree"
-        arguments |= {"format": model.format, "dims": dict(model.dims), "flags": recipe_of(model, flags).flags}
+        arguments |= {"format": model.format, "dims": dict(model.dims), "flags": recipe_of(model, own_flags).flags}
     else:
         notes.append(f"{runtime} compiles nothing: its phases are those of creating a session on this machine")
-    try:
+    with compiling():
         found = isolated.call(
             f"hil.controller.profile.compile_time_build:{function}", arguments, timeout=timeout, log=log
         )
-    except IsolatedTimeout as error:
-        raise StageTimeout(f"compiling {error.message}", stage="compile", detail=error.detail) from error
-    except IsolatedCrash as error:
-        raise CompileCrashed(f"the compiler died: {error.message}", detail=error.detail) from error
-    except IsolatedFailure as error:
-        raise CompileFailed(f"the model cannot be compiled: {error.message}", detail=error.detail) from error
     if runtime == "iree":
-        sites = sites_of(model, flags, cache=cache, isolated=isolated, timeout=timeout, log=log)
+        sites = sites_of(given, flags, **settings)
         dispatches = _dispatch_rows(sites, found["sources"], ridge)
         notes += sites.notes
     else:

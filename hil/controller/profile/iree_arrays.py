@@ -21,7 +21,6 @@ EVENT = np.dtype(
         ("bytes", "<i8"),
         ("submission", "<i8"),
         ("queue", "<i8"),
-        ("command_buffer", "<i8"),
         ("executable", "<i8"),
         ("command", "<u4"),
         ("function", "<u4"),

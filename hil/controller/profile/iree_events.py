@@ -42,7 +42,6 @@ class IreeEvent(NamedTuple):
         start_ns, duration_ns: by the clock that the pairs lead to.
         submission: which of its iteration's, from 0: what was handed to the queue at once.
         place: which of its submission's dispatches, from 0; None of what is no dispatch.
-        command_buffer: its number; None of what is in none.
         command: its place in the command buffer, barriers counted; None where the driver does not tell.
         executable, function: the program's numbers; None of what is no dispatch.
         tiles: workgroups that it was cut into; None where the driver does not tell.
@@ -58,7 +57,6 @@ class IreeEvent(NamedTuple):
     duration_ns: int
     submission: int
     place: int | None
-    command_buffer: int | None
     command: int | None
     executable: int | None
     function: int | None
@@ -70,7 +68,7 @@ class IreeEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class IreeEvents:
-    """A profile of IREE's. It lies in files, 96 bytes an event, and is read whenever it is gone through.
+    """A profile of IREE's. It lies in files, 88 bytes an event, and is read whenever it is gone through.
 
     Attributes:
         folder: where those files are.
@@ -105,7 +103,7 @@ class IreeEvents:
             batch = self.order[first : first + _BATCH]
             where = (array[batch].tolist() for array in (self.iteration, self.submission, self.place))
             for row, iteration, submission, place in zip(rows[batch].tolist(), *where, strict=True):
-                yield self._event(row, iteration, submission, place, is_dispatch=row[11] == dispatch)
+                yield self._event(row, iteration, submission, place, is_dispatch=row[10] == dispatch)
 
     def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
         """What the iterations submitted: the dispatches' names of each submission, in order.
@@ -143,7 +141,7 @@ class IreeEvents:
     def _event(
         self, row: tuple[Any, ...], iteration: int, submission: int, place: int, *, is_dispatch: bool
     ) -> IreeEvent:
-        start, duration, tile_time, size, _, _, buffer, executable, command, function, tiles, op, key, groups = row
+        start, duration, tile_time, size, _, _, executable, command, function, tiles, op, key, groups = row
         begin = mapped(start, self.clock)
         has_tiles = is_dispatch and tiles > 0
         return IreeEvent(
@@ -154,7 +152,6 @@ class IreeEvents:
             mapped(start + duration, self.clock) - begin,
             submission,
             place if is_dispatch else None,
-            buffer or None,
             command if command != NONE else None,
             executable if is_dispatch else None,
             function if is_dispatch else None,

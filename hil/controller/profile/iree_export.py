@@ -94,7 +94,6 @@ def _row(record: Mapping[str, Any], names: dict[str, int]) -> tuple[Any, ...]:
         record["payload_length"],
         record["submission_id"],
         record["physical_device_ordinal"] << 16 | record["queue_ordinal"],
-        record["command_buffer_id"],
         record["executable_id"],
         record["command_index"],
         record["function_ordinal"],

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.pictures import new_figure, save_figure
 from hil.controller.profile.diff import OpDiff, ProfileDiff
 from hil.controller.profile.model import OpRow, Profile
 from hil.controller.profile.show import TITLES
 from hil.controller.profile.show_totals import Total, run_times, shortener, totals, typical_iteration
 from hil.controller.suite.reports.texts import line, seconds
-from hil.errors import StorageError, UsageError
+from hil.errors import UsageError
 
 _NAME_LONGEST = 60
 _POINTS_NAMED = 5
@@ -42,7 +43,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     points = [one for one in found if one.kind == "compute" and one.intensity and one.flops_per_s]
     shown = found[:top]
     height = 2.6 + 0.26 * len(shown)
-    figure = _figure(14, height + 2.2)
+    figure = new_figure(14, height + 2.2)
     panels = figure.add_gridspec(2, 2, height_ratios=(height, 2.2), width_ratios=(1.6, 1) if points else (1, 0.001))
     times = run_times(profile)
     timed = "" if times.timed_p50_ns is None else f", timed p50 {_time(times.timed_p50_ns)}"
@@ -51,7 +52,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     if points:
         _draw_roofline(figure.add_subplot(panels[0, 1]), points)
     _draw_timeline(figure.add_subplot(panels[1, :]), iteration)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
@@ -69,7 +70,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     shown = list(diff.ops)[:top]
     if not shown:
         raise UsageError(f"{diff.a} and {diff.b} have no operation to draw")
-    figure = _figure(11, 1.6 + 0.3 * len(shown))
+    figure = new_figure(11, 1.6 + 0.3 * len(shown))
     axes = figure.subplots()
     axes.set_title(_text(f"{diff.a} -> {diff.b}: change of an iteration's time", 120), fontsize=10)
     unit, size = _unit(max(abs(one.change_ns) for one in shown))
@@ -81,27 +82,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     _name_bars(axes, [f"{line(one.name, _NAME_LONGEST - 10)} {_ratio(one)}" for one in shown])
     axes.axvline(0, color="#444", linewidth=0.8)
     axes.set_xlabel(f"{unit} an iteration (grey: no change was shown)")
-    _save(figure, path)
-
-
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("matplotlib is needed to draw a picture", hint="pip install 'hil[plot]'") from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:
-        raise UsageError(f"cannot draw {path}: {error}", hint="end the file's name in .png, .svg or .pdf") from error
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    save_figure(figure, path)
 
 
 def _time(ns: float) -> str:

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hil.controller.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES
 from hil.controller.profile.show import new_table
 from hil.controller.suite.reports.texts import plain, seconds
 from hil.errors import UsageError
@@ -13,12 +14,10 @@ from hil.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PASSES = "passes.csv"
-
 
 def is_compile_profile(folder: Path) -> bool:
     """Whether a folder holds what ``--compile-time-profile`` wrote."""
-    return (folder / _PASSES).is_file()
+    return (folder / PASSES).is_file()
 
 
 def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
@@ -34,7 +33,7 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     """
     from rich.text import Text
 
-    rows = _read(folder / _PASSES)
+    rows = _read(folder / PASSES)
     phases = [row for row in rows if row["depth"] == "0"]
     passes = sorted((row for row in rows if row["depth"] != "0"), key=_time, reverse=True)
     whole = sum(map(_time, phases)) or 1.0
@@ -47,9 +46,9 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
             )
         console.print()
         console.print(table)
-    dispatches, binaries = _read(folder / "dispatches.csv"), _read(folder / "executables.csv")
+    dispatches, binaries = _read(folder / DISPATCHES), _read(folder / EXECUTABLES)
     size = sum(int(row["bytes"]) for row in binaries)
-    console.print(Text(f"\n{len(dispatches)} dispatches, a program of {size:,} bytes: {folder / 'dispatches.csv'}"))
+    console.print(Text(f"\n{len(dispatches)} dispatches, a program of {size:,} bytes: {folder / DISPATCHES}"))
 
 
 def _time(row: dict[str, str]) -> float:

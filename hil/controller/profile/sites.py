@@ -12,8 +12,11 @@ from pathlib import Path
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache
 from hil.controller.compilers.iree import recipe_of
-from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
+from hil.controller.compilers.iree_takes import as_iree_takes
+from hil.controller.compilers.trouble import compiling
+from hil.controller.conversions import OP_TYPES
+from hil.controller.isolated import Isolated
+from hil.errors import UsageError
 
 _FILE = "sites.json"
 # Raise this when what is read out of the compiler's phases changes.
@@ -155,7 +158,8 @@ def dispatch_sites(
     """Find the sites of a program by compiling its model half way, once more.
 
     Args:
-        model: what the program was compiled of. Of one that came compiled (``vmfb``) no sites are known.
+        model: what the program was compiled of, before any conversion. Of one that came compiled (``vmfb``) no sites
+            are known.
         artifact: the program; its flags are used. Of one that holds several models no sites are known.
         cache: where the sites are kept.
         isolated: where the compiler runs.
@@ -177,30 +181,29 @@ def sites_of(
     model: Model, flags: Sequence[str], *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path
 ) -> Sites:
     """The sites of the program that these flags make of a model; see :func:`dispatch_sites`."""
-    if model.format not in ("onnx", "mlir"):
+    if model.format == "vmfb":
         return Sites((), {}, ("a program that came compiled does not tell the nodes of its dispatches",))
-    recipe = recipe_of(model, flags)
+    taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, timeout=timeout, log=log)
+    model = taken.model
+    recipe = recipe_of(model, taken.flags)
+    op_types = model.files.get(OP_TYPES)
 
     def make(folder: Path) -> None:
-        try:
+        what = "the dispatches' nodes"
+        with compiling(f"finding {what}", died=what, failed=what):
             found = isolated.call(
                 "hil.controller.profile.sites_build:build",
                 {
                     "model": str(model.path.absolute()),
                     "format": model.format,
                     "dims": dict(model.dims),
+                    "op_types": str(op_types.absolute()) if op_types else None,
                     "flags": list(recipe.flags),
                     "log": str(log.absolute()),
                 },
                 timeout=timeout,
                 log=log,
             )
-        except IsolatedTimeout as error:
-            raise StageTimeout(f"finding the dispatches' nodes {error.message}", detail=error.detail) from error
-        except IsolatedCrash as error:
-            raise CompileCrashed(f"the dispatches' nodes: {error.message}", detail=error.detail) from error
-        except IsolatedFailure as error:
-            raise CompileFailed(f"the dispatches' nodes: {error.message}", detail=error.detail) from error
         (folder / _FILE).write_text(json.dumps(found))
 
     key = Cache.key("sites", program=recipe.key, version=_VERSION)

@@ -9,6 +9,7 @@ Nothing here is called by the controller. Three of the compiler's phases are loo
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +25,16 @@ _SHARED = ("arith.constant", "tensor.empty", "tensor.dim", "linalg.fill", "linal
 _FRAME = ("flow.", "affine.", "iree_tensor_ext.", "util.")
 
 
-def build(model: str, format: str, dims: Mapping[str, int], flags: Sequence[str], log: str) -> dict[str, Any]:
+def build(
+    model: str, format: str, dims: Mapping[str, int], op_types: str | None, flags: Sequence[str], log: str
+) -> dict[str, Any]:
     """Compile as far as *stream* and read the sites.
 
     Args:
         model: the ONNX or MLIR file.
         format: ``onnx`` or ``mlir``.
         dims: sizes of symbolic dimensions (ONNX).
+        op_types: a JSON file that says what the names in the locations of MLIR are, in the model's order; or None.
         flags: those of the program itself.
         log: the file that standard error goes to.
 
@@ -64,9 +68,12 @@ def build(model: str, format: str, dims: Mapping[str, int], flags: Sequence[str]
         code, said = run_compiler(source, folder / "stream.mlir", own_flags, folder, Path(log))
         if code:
             fail(code, said)
-        types = {**_onnx_types(Path(model), dims), **_imported_types(source)} if format == "onnx" else {}
+        if format == "onnx":
+            types = {**_onnx_types(Path(model), dims), **_imported_types(source)}
+        else:
+            types = json.loads(Path(op_types).read_text()) if op_types else {}
         modules = {phase: _parsed(folder / "phases", phase) for phase in _PHASES}
-    return _read(modules, types, is_onnx=format == "onnx")
+    return _read(modules, types)
 
 
 def _onnx_types(path: Path, dims: Mapping[str, int]) -> dict[str, str]:
@@ -102,7 +109,7 @@ def _parsed(folder: Path, phase: str) -> Any:
     return ir.Module.parse(file.read_text(), context=ir.Context())
 
 
-def _read(modules: Mapping[str, Any], types: Mapping[str, str], *, is_onnx: bool) -> dict[str, Any]:
+def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
     notes: list[str] = []
     # What the compiler puts around the arguments is at the function's own place.
     functions = {name for op in modules["dispatch-creation"].body.operations for name in names_in(str(op.location))}
@@ -114,7 +121,7 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str], *, is_onnx: bool
 
     def names(operation: Any) -> list[str]:
         found = names_in(str(operation.location))
-        return [name for name in found if (name in types if is_onnx else name not in functions)]
+        return [name for name in found if (name in types if types else name not in functions)]
 
     fused = list(_all(modules["dispatch-creation"], _is_workgroups))
     calls = list(_all(modules["flow"], lambda op: op.name == "flow.dispatch"))

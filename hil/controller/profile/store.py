@@ -137,6 +137,7 @@ def _plain(value: Any) -> Any:
 def _made(of: type[Made], /, **values: Any) -> Made:
     """A dataclass's instance whose numbers are numbers and whose texts are texts."""
     made = of(**values)
+    # A dataclass's instance, which no bound of a type variable can say.
     for field in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(getattr(made, field.name), _PLAIN_TYPES.get(str(field.type), object)):
             raise TypeError(f"{field.name} is no {field.type}")

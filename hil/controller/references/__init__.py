@@ -67,19 +67,31 @@ class Reference:
 
 def references() -> dict[str, Reference]:
     """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
-    from hil.controller.references import iree_llvm_cpu, onnx_reference, onnxruntime
+    from hil.controller.references import iree_llvm_cpu, onnx_reference, onnxruntime, tensorflow, tflite, torch_eager
 
     built_in = {
         "onnxruntime": Reference(("onnx",), onnxruntime.source, onnxruntime.compute),
         "onnx-reference": Reference(("onnx",), onnx_reference.source, onnx_reference.compute),
         "iree-llvm-cpu": Reference(("onnx", "mlir"), iree_llvm_cpu.source, iree_llvm_cpu.compute),
+        "torch-eager": Reference(("pt2",), torch_eager.source, torch_eager.compute),
+        "tensorflow": Reference(("tf", "keras"), tensorflow.source, tensorflow.compute),
+        "tflite": Reference(("tflite",), tflite.source, tflite.compute),
+        "tflite-builtin": Reference(("tflite",), tflite.source_builtin, tflite.compute_builtin),
     }
     return registered("hil.references", built_in)
 
 
 # Who is asked, in this order, when the user names no reference. ONNX's evaluator comes before IREE because it shares
 # nothing with the program under test; it is plain numpy, and slow.
-_ORDER = {"onnx": ("onnxruntime", "onnx-reference", "iree-llvm-cpu"), "mlir": ("iree-llvm-cpu",)}
+_ORDER = {
+    "onnx": ("onnxruntime", "onnx-reference", "iree-llvm-cpu"),
+    "mlir": ("iree-llvm-cpu",),
+    "pt2": ("torch-eager",),
+    "tf": ("tensorflow",),
+    "keras": ("tensorflow",),
+    # LiteRT's reference kernels lack some operators.
+    "tflite": ("tflite", "tflite-builtin"),
+}
 
 
 def default_references(model: Model) -> list[str]:

@@ -88,6 +88,7 @@ class Shell:
         stdin: bytes | Path | None = None,
         timeout: float = 30.0,
         check: bool = True,
+        progress: Progress | None = None,
     ) -> Done:
         """Run a command and wait for its end.
 
@@ -98,6 +99,7 @@ class Shell:
             stdin: what it reads: bytes, or a file's contents; otherwise it finds the end at once.
             timeout: seconds that it may take altogether.
             check: whether a code other than 0 is an error.
+            progress: told the bytes of each piece of ``stdin`` that was sent.
 
         Raises:
             BoardError: it failed, or wrote more than 16 MiB.
@@ -109,7 +111,7 @@ class Shell:
         source = stdin.open("rb") if isinstance(stdin, Path) else io.BytesIO(stdin or b"")
         with source, self._seam(f"`{name}`", f"`{name}` was not started"):
             try:
-                code, err = execute(self.transport, line, source, out, timeout)
+                code, err = execute(self.transport, line, source, out, timeout, progress=progress)
             except TimeoutError:
                 raise BoardLost(f"`{name}` did not answer within {timeout:g} s", board=self.board) from None
             except TooMuch:

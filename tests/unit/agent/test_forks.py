@@ -96,3 +96,20 @@ def test_one_that_rests_ends_its_workers_and_starts_again_when_it_is_needed(serv
     os.kill(again, signal.SIGKILL)
     assert exited.wait(60)
     channel.close()
+
+
+def test_a_light_runtime_is_asked_without_starting_a_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    light = ForkServer("test_forks:Runtime", light=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", None)
+        assert light.describe() == {"name": "none"}
+    _, channel, exited = fork(light)
+    channel.close()
+    assert exited.wait(30)
+    light.stop()
+
+
+def test_a_light_runtime_that_cannot_be_imported_says_why():
+    assert "no_such_module" in ForkServer("no_such_module:Runtime", light=True).describe()["error"]

@@ -23,7 +23,7 @@ JOB = Job(models=(Path("a"), Path("b")))
 
 
 def bench(**settings: object) -> BenchJob:
-    return BenchJob(JOB, **settings)  # type: ignore[arg-type]
+    return BenchJob(JOB, **settings)
 
 
 def noisy(seed: int, level_ns: float, spread: float):

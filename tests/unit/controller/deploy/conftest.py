@@ -54,7 +54,13 @@ class LocalShell:
     commands: list[tuple[str, ...]] = field(default_factory=list)
 
     def run(
-        self, argv: Sequence[str], *, stdin: bytes | Path | None = None, timeout: float = 30.0, check: bool = True
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | Path | None = None,
+        timeout: float = 30.0,
+        check: bool = True,
+        progress: Callable[[int], None] = lambda size: None,
     ) -> Done:
         self.commands.append(tuple(argv))
         data = stdin.read_bytes() if isinstance(stdin, Path) else stdin or b""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import zipfile
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from hil.controller.cache import Cache
+from hil.controller.deploy import progress
 from hil.controller.deploy.packages import Package
 from hil.controller.deploy.platforms import Interpreter
 from hil.controller.deploy.trouble import NoAgentHere, NoWheels
 from hil.controller.deploy.wheels import Group, Wanted, agent_group, packages_for, runtime_group
-from hil.errors import BoardError
+from hil.errors import BoardError, StorageError
 
 ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
 Fetch = Callable[..., list[Package]]
@@ -96,6 +101,53 @@ def test_the_second_time_needs_no_index(index: Path, fetch: Fetch):
     assert fetch(Wanted("thing", "", "1.5")) == first
     with pytest.raises(NoWheels):
         fetch(Wanted("thing", "", "1.5"), Interpreter("/usr/bin/python3", (3, 12), "aarch64", "glibc-2.31"))
+
+
+@pytest.mark.parametrize("runtime", ["executorch", "tflite"])
+def test_a_runtime_that_is_not_published_for_a_board_is_named(index: Path, tmp_path: Path, runtime: str):
+    board = Interpreter("/usr/bin/python3", (3, 11), "armv7l", "glibc-2.36")
+
+    with pytest.raises(NoWheels, match=r"^[a-z-]+[<>=][^ ]+ is not published for Python 3\.11 on armv7l, glibc 2\.36"):
+        packages_for(board, [runtime_group(runtime)], board="b", say=print, cache=Cache(tmp_path / "cache"))
+
+
+def test_what_takes_long_to_fetch_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    served = tmp_path / "served"
+    served.mkdir()
+    wheel = publish(served, "large", "1.0")
+    with zipfile.ZipFile(wheel, "a") as more:
+        more.writestr("large/data", os.urandom(2_000_000))
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    said: list[str] = []
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(served))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
+        group = [Group("some", (Wanted("large", "", "1.0"),))]
+        packages_for(ARM, group, board="b", say=said.append, cache=Cache(tmp_path / "cache"))
+        server.shutdown()
+
+    assert said[0] == "fetching some for Python 3.11 on aarch64, glibc 2.31"
+    assert said[-1] == f"{said[0]}: 2.0 MB of 2.0 MB"
+
+
+def test_no_room_for_what_is_fetched_is_this_machines_trouble(index: Path, fetch: Fetch, tmp_path: Path):
+    # pip fails as on a full disk: writing what it fetched.
+    publish(index, "thing", "1.5")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "sitecustomize.py").write_text(
+        "import errno, shutil\n"
+        "def full(*_, **__): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "shutil.copy = shutil.copy2 = shutil.copyfile = full\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(full))
+        with pytest.raises(StorageError, match=r"no room in .* for the packages"):
+            fetch(Wanted("thing", "", "1.5"))
 
 
 def test_an_index_that_cannot_be_reached_is_no_fault_of_the_board(

@@ -12,6 +12,7 @@ from hil.errors import UsageError
 BUILT_IN = [
     "iree",
     "iree-O3",
+    "iree-via-onnx",
     "iree-f16",
     "onnxruntime",
     "onnxruntime-static-int8-per-channel",
@@ -20,6 +21,11 @@ BUILT_IN = [
     "iree-static-int8-per-tensor",
     "onnxruntime-dynamic-int8",
     "iree-dynamic-int8",
+    "executorch-portable",
+    "xnnpack",
+    "xnnpack-static-int8-per-channel",
+    "xnnpack-static-int8-per-tensor",
+    "xnnpack-dynamic-int8-per-channel",
 ]
 
 

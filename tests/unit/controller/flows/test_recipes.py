@@ -249,7 +249,7 @@ def test_models_that_cannot_be_changed_are_told_with_why(apply, tmp_path: Path):
         apply(HALF, integers)
     mlir = tmp_path / "m.mlir"
     mlir.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {\n  return %x : tensor<4xf32>\n}\n")
-    with pytest.raises(ImportFailed, match="takes ONNX models"):
+    with pytest.raises(ImportFailed, match="takes models of the format onnx"):
         apply(HALF, mlir)
 
 

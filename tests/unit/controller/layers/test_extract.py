@@ -343,5 +343,5 @@ def test_only_onnx_models_have_layers_and_groups_have_names(
         layers_of(imported(lstm()), group="every", **shop)
     path = tmp_path / "double.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
-    with pytest.raises(UsageError, match="only ONNX models have layers"):
+    with pytest.raises(UsageError, match="only ONNX models can be taken apart"):
         layers_of(import_model(path, isolated=isolated), **shop)

@@ -251,5 +251,5 @@ def test_random_inputs_of_every_kind_of_value(value: Array, imported: Any, shop:
 def test_only_onnx_models_show_what_is_inside(tmp_path: Path, isolated: Isolated, settings: dict[str, Any]) -> None:
     path = tmp_path / "same.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
-    with pytest.raises(UsageError, match="only ONNX models show what is inside"):
+    with pytest.raises(UsageError, match="only ONNX models can be taken apart"):
         activations(import_model(path, isolated=isolated), {}, **settings)

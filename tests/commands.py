@@ -1,4 +1,4 @@
-"""`hil` as a user calls it, and models made for a test."""
+"""`hil` as a user calls it, and models made for a test. A pytest plugin for all tests."""
 
 from __future__ import annotations
 

@@ -1,0 +1,135 @@
+"""The runtime xla-aot, with libraries written in C in the place of tfcompile's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from hil.agent.runtimes.xla_aot import XlaAotRuntime
+from hil.errors import LoadFailed, RunFailed
+from hil.tensors import TensorSpec
+from hil.xla_program import VALUES, Argument, Signature, write_signature
+
+# total += sum(x); count is only read; it fails where the sum is negative.
+SOURCE = """
+#include <stdint.h>
+static float *x, *total; static int32_t* count; static float mean;
+const char* hil_xla_signature(void) { return SIGNATURE; }
+void* hil_xla_new(void) { return &x; }
+int64_t hil_xla_argument_size(void* p, int i) { return i == 0 ? X_SIZE : 4; }
+int64_t hil_xla_result_size(void* p, int i) { return 4; }
+void hil_xla_set(void* p, int i, void* d) { if (i == 0) x = d; else if (i == 1) total = d; else count = d; }
+int hil_xla_run(void* p) {
+  for (int i = 0; i < 3; i++) *total += x[i];
+  mean = *total / *count;
+  return *total >= 0;
+}
+void* hil_xla_result(void* p, int i) { return i == 0 ? (void*)&mean : (void*)total; }
+"""
+SIGNATURE = Signature(
+    "step",
+    (
+        Argument(TensorSpec("x", "float32", (3,))),
+        Argument(TensorSpec("total", "float32", ()), variable=True, assigned=True),
+        Argument(TensorSpec("count", "int32", ()), variable=True),
+    ),
+    (TensorSpec("mean", "float32", ()),),
+)
+ONES = np.ones(3, np.float32)
+
+
+@pytest.fixture
+def build(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+
+    def make(signature="", x_size=12):
+        (tmp_path / "program.c").write_text(SOURCE)
+        defines = [f"-DSIGNATURE={json.dumps(signature or write_signature(SIGNATURE))}", f"-DX_SIZE={x_size}"]
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", *defines, "-o", tmp_path / "program.so", tmp_path / "program.c"], check=True
+        )
+        return tmp_path
+
+    return make
+
+
+def load(folder, device="", function=""):
+    return XlaAotRuntime({}).load(folder, "program.so", device, function)
+
+
+def test_variables_lie_beside_the_library_and_every_run_begins_with_them(build):
+    folder = build()
+    (folder / VALUES).write_bytes(np.float32(10).tobytes() + np.int32(2).tobytes())
+    program = load(folder, "cpu", "step")
+    assert [spec.name for spec in program.inputs] == ["x"] and [spec.name for spec in program.outputs] == ["mean"]
+    program.bind([ONES])
+    for _ in range(2):
+        program.run()
+        assert program.fetch() == [np.float32(6.5)]
+
+
+def test_variables_are_arguments_and_results_where_no_values_lie_beside_the_library(build):
+    program = load(build())
+    assert [spec.name for spec in program.inputs] == ["x", "total", "count"]
+    total = np.float32(1).reshape(())
+    program.bind([ONES, total, np.int32(2).reshape(())])
+    for _ in range(2):
+        program.run()
+        assert [float(value) for value in program.fetch()] == [2.0, 4.0]
+    assert total == 1
+
+
+def test_inputs_may_lie_anywhere_in_memory(build):
+    program = load(build())
+    whole = np.arange(12, dtype=np.float32)
+    program.bind([whole[1::4], np.zeros((), np.float32), np.ones((), np.int32)])
+    program.run()
+    assert program.fetch()[0] == 1 + 5 + 9
+
+
+def test_an_error_of_the_program_is_told(build):
+    program = load(build())
+    program.bind([-ONES, np.zeros((), np.float32), np.ones((), np.int32)])
+    with pytest.raises(RunFailed, match="step reported an error"):
+        program.run()
+
+
+def test_what_is_no_program_for_here_is_refused(build, tmp_path):
+    build()
+    with pytest.raises(LoadFailed, match="no device 'gpu'"):
+        load(tmp_path, device="gpu")
+    with pytest.raises(LoadFailed, match="no function 'other'"):
+        load(tmp_path, function="other")
+    (tmp_path / VALUES).write_bytes(bytes(3))
+    with pytest.raises(LoadFailed, match=r"has 3 bytes, the program's variables take 8"):
+        load(tmp_path)
+    data = bytearray((tmp_path / "program.so").read_bytes())
+    data[18:20] = b"\xf3\0"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "program.so").write_bytes(data)
+    with pytest.raises(LoadFailed, match="compiled for riscv64, and this board is"):
+        load(tmp_path / "other")
+    (tmp_path / "other" / "program.so").write_bytes(b"MZ" + bytes(30))
+    with pytest.raises(LoadFailed, match="no shared library of Linux"):
+        load(tmp_path / "other")
+
+
+def test_a_library_that_does_not_fit_its_signature_is_refused(build):
+    with pytest.raises(LoadFailed, match="argument x: 3 float32 of the program takes 16 bytes, expected were 12"):
+        load(build(x_size=16))
+
+
+def test_a_library_of_another_version_is_refused(build):
+    folder = build(signature='{"abi": 99}')
+    with pytest.raises(LoadFailed, match="version 99"):
+        load(folder)
+    shutil.copy(folder / "program.so", folder / "cut.so")
+    (folder / "cut.so").write_bytes((folder / "cut.so").read_bytes()[:200])
+    with pytest.raises(LoadFailed, match="cannot be loaded"):
+        XlaAotRuntime({}).load(folder, "cut.so", "", "")

@@ -1,0 +1,77 @@
+"""Which runtimes there are, as the agent tells them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hil.agent import runtimes
+from hil.agent.runtimes import BUILT_IN, BuiltIn
+from hil.agent.supervisor import Supervisor
+from hil.errors import LoadFailed
+
+LIGHT = [name for name, one in BUILT_IN.items() if one.light]
+
+
+class Runtime:
+    """A runtime that does nothing."""
+
+    @staticmethod
+    def describe() -> dict[str, object]:
+        return {"version": "1", "devices": ["cpu"]}
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    """Of three runtimes: of one there is no package, of another only the package's parent."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    packages = {"there": "json", "absent": "no_such_package", "inner": "no_such_package.inner", "part": "json.no_part"}
+    references = {name: "test_runtimes:Runtime" for name in packages}
+    found = {name: BuiltIn(references[name], package) for name, package in packages.items()}
+    monkeypatch.setattr(runtimes, "BUILT_IN", found)
+    made = Supervisor(references, {})
+    yield made
+    made.close()
+
+
+def test_a_runtime_that_is_not_installed_is_not_told(supervisor: Supervisor):
+    assert supervisor.describe() == {"there": {"version": "1", "devices": ["cpu"]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("absent", "no_such_package"), ("inner", "no_such_package.inner"), ("part", "json.no_part")],
+)
+def test_whoever_asks_for_it_hears_what_it_needs(supervisor: Supervisor, name: str, package: str):
+    with pytest.raises(LoadFailed, match=f"'{name}' is not installed.* package {package}") as raised:
+        supervisor.take(name, "")
+    assert "it has there; `hil board deploy --runtime" in raised.value.hint
+
+
+def test_one_that_nobody_knows_is_named_beside_those_that_are_there(supervisor: Supervisor):
+    with pytest.raises(LoadFailed, match="no runtime 'other'") as raised:
+        supervisor.take("other", "")
+    assert raised.value.hint == "it has there"
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_a_light_runtime_imports_nothing_heavy_to_be_described(name: str):
+    program = (
+        "import sys\n"
+        "from hil.agent.runtimes import BUILT_IN, resolve\n"
+        f"one = BUILT_IN[{name!r}]\n"
+        "try:\n"
+        "    resolve(one.reference).describe()\n"
+        "except ImportError as error:\n"
+        # What is not installed here; that hil's own module is there is what a light runtime promises.
+        "    assert not (error.name or '').startswith('hil'), error\n"
+        "heavy = {'torch', 'tensorflow', 'executorch', 'ai_edge_litert', 'iree', 'onnx'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
