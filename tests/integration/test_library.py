@@ -54,7 +54,7 @@ def board(simulator: str, shared_cache: Path) -> Any:
         ({"input_range": 1}, "input_range must be two numbers", ""),
         ({"input_range": (1, 0)}, "input_range must be two numbers, the lower one first", ""),
         ({"runtime": None}, "runtime must be a text, got None", ""),
-        ({"runtime": "nonesuch"}, "'nonesuch'", "one of iree"),
+        ({"runtime": "nonesuch"}, "'nonesuch'", "one of executorch, iree"),
         ({"debug_ir": 1}, "debug_ir must be a path or None", ""),
         ({"recompute": "no"}, "recompute must be True or False, got 'no'", ""),
         ({"model": None}, "model must be the path of a model's file, got None", ""),
