@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.arguments import PATH, SECONDS, TEXT, TEXTS, checked, options_of
-from hil.controller.case import Case, Workshop
+from hil.controller.case import Case, Workshop, end_case
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import begin, check_options, conclude, execute, prepare, refer_case
 from hil.controller.torch_module import exported, is_torch, save_program
-from hil.errors import UsageError
+from hil.errors import ImportFailed, UsageError
+from hil.results import Stage
 
 
 def connect(
@@ -81,16 +82,19 @@ def run(
     Raises:
         UsageError: there is no such option or file, an argument is of the wrong kind, or the model does not take these
             inputs.
-        ImportFailed: torch cannot export the module.
     """
     from hil.controller.cache import Cache
     from hil.controller.isolated import Isolated
 
-    program = None
+    program = refused = None
     if is_torch(model):
-        program, inputs = exported(model, inputs)
+        path = Path(f"{type(model).__name__}.pt2")
+        try:
+            program, inputs = exported(model, inputs)
+        except ImportFailed as error:
+            refused, inputs = error, ()
     else:
-        path: Path = checked("model", model, ("the path of a model's file", PATH[1]))
+        path = checked("model", model, ("the path of a model's file", PATH[1]))
     chosen = options_of({"inputs": inputs, **options})
     if not all(hasattr(board, name) for name in ("config", "push", "load")):
         raise UsageError(
@@ -102,6 +106,10 @@ def run(
     if not isinstance(shop, Workshop | None):
         raise UsageError(f"shop must be a hil.controller.pipeline.Workshop or None, got {shop!r:.80}")
     check_options(chosen, BoardChoice(board.config, board.name))
+    if refused is not None:
+        case = Case(path.stem, path, chosen, Path())
+        end_case(case, refused, Stage.IMPORT)
+        return case
     with contextlib.ExitStack() as stack:
         if shop is None:
             shop = Workshop(Cache(), stack.enter_context(Isolated()))
@@ -111,7 +119,7 @@ def run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hil-")))
         (folder / "logs").mkdir()
         if program is not None:
-            path = folder / f"{type(model).__name__}.pt2"
+            path = folder / path
             save_program(program, path)
         case = prepare(begin(path, chosen, folder, shop), board.config, shop)
         return conclude(refer_case(execute(case, board, shop), shop), shop)

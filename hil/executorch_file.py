@@ -267,10 +267,13 @@ def _bundled(value: Table) -> Array | int | float | bool:
         return _number(kind, held)
     sizes, order = held.integers(1), tuple(held.data(3))
     dtype = DTYPES.get(held.number(0, "Int8"), "")
-    if not dtype or sorted(order) != list(range(len(sizes))) or any(size < 0 for size in sizes):
+    if not dtype or len(sizes) > _MOST_DIMS or sorted(order) != list(range(len(sizes))) or any(n < 0 for n in sizes):
         raise Damaged("a case holds a tensor of a dtype or shape that hil does not know")
     data, size = held.data(2), nbytes_of(dtype, sizes)
     if data.nbytes != size:
         shape = "x".join(map(str, sizes)) or "scalar"
         raise Damaged(f"a case's tensor, {shape} {dtype}, takes {size} bytes and has {data.nbytes}")
-    return from_bytes(data, dtype, [sizes[axis] for axis in order]).transpose(inverse(order))
+    try:
+        return from_bytes(data, dtype, [sizes[axis] for axis in order]).transpose(inverse(order))
+    except ValueError as error:  # what numpy says of strides beyond all numbers, where a dimension is 0
+        raise Damaged("a case holds a tensor of a shape that cannot be") from error

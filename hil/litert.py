@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hil.errors import LoadFailed, RunFailed
-from hil.tensors import Array, Dim, TensorSpec, dtype_name
+from hil.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of
 
 PACKAGE = "ai-edge-litert"
 # How operators are computed: ours -> LiteRT's. XNNPACK takes those that it has kernels for, LiteRT's own do the rest.
@@ -85,17 +85,20 @@ class Signature:
 
     def outputs_now(self) -> list[Array]:
         """The outputs of the last run, copied."""
-        return [
-            _from_litert(np.asarray(self._core.GetTensor(index, self._graph)), spec.dtype)
-            for index, spec in zip(self._made, self.outputs, strict=True)
-        ]
+        return [self._output(index, spec) for index, spec in zip(self._made, self.outputs, strict=True)]
+
+    def _output(self, index: int, spec: TensorSpec) -> Array:
+        size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]
+        if 0 in size:  # which LiteRT has no buffer for
+            return np.empty(size, dtype_of(spec.dtype))
+        return _from_litert(np.asarray(self._core.GetTensor(index, self._graph)), spec.dtype)
 
     def _spec(self, name: str, index: int, *, named: bool) -> TensorSpec:
-        kind = self._core.TensorType(index, self._graph)
         try:
+            kind = self._core.TensorType(index, self._graph)
             dtype = "string" if kind is np.bytes_ else dtype_name(kind)
-        except Exception as error:
-            raise LoadFailed(f"tensor {name!r} has elements of type {kind}, which hil cannot pass") from error
+        except Exception as error:  # of LiteRT's too: numpy has no such type
+            raise LoadFailed(f"tensor {name!r} has elements that hil cannot pass: {words(error)}") from error
         size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]
         open_size = [int(dim) for dim in self._core.TensorSizeSignature(index, self._graph)] or size
         shape: list[Dim] = [

@@ -11,6 +11,18 @@ class Empty(tf.Module):
     """Has nothing to call."""
 
 
+class Edges(tf.Module):
+    """Has methods without a signature: what they return depends on what they are given."""
+
+    @tf.function
+    def none_of(self, x):
+        return x[:0]
+
+    @tf.function
+    def reshaped(self, x, rows):
+        return tf.reshape(x, tf.stack([rows, 2]))
+
+
 class Counter(tf.Module):
     """Keeps a count, and tells it in every kind of structure."""
 

@@ -17,11 +17,13 @@ from typing import Any
 
 from hil.agent import framing
 from hil.agent.runtimes import resolve
-from hil.errors import BoardError, LoadFailed
+from hil.errors import BoardError, HilError, LoadFailed
 
 # How long a runtime that does not work is taken at its word.
 _RETRY_S = 30.0
 _FORK_S = 30.0
+# The first worker waits until the runtime's library is imported: PyTorch's takes a small board a minute.
+_PRELOAD_S = 300.0
 
 
 class ForkServer:
@@ -43,6 +45,8 @@ class ForkServer:
         self._forked = threading.Condition(self._lock)
         self._watching: dict[int, Callable[[int], None]] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        # Whether it has forked yet: until then it may still be importing.
+        self._awake = False
         self.described: dict[str, Any] = {}
         self._failed_at = -math.inf
 
@@ -106,6 +110,7 @@ class ForkServer:
                     self._process.wait()
                     return self.described
                 self._channel = ours
+                self._awake = False
                 self._pids.clear()
                 threading.Thread(target=self._listen, args=(ours,), daemon=True, name="forkserver").start()
             return self.described
@@ -114,7 +119,7 @@ class ForkServer:
         """A new worker that has these descriptors; ``on_exit`` is called with its exit code.
 
         Raises:
-            LoadFailed: the runtime cannot be imported here.
+            LoadFailed: the runtime, or its library, cannot be imported here.
             BoardError: no process could be started.
         """
         with self._forking:
@@ -126,20 +131,33 @@ class ForkServer:
     def _fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
         with self._lock:
             if self._channel is None or self._process is None:
-                raise BoardError("the agent's fork server died")
+                raise self._died()
             try:
                 self._channel.send({"fork": True}, fds)
             except framing.Closed as error:
-                raise BoardError("the agent's fork server died") from error
-            self._forked.wait_for(lambda: self._pids or self._channel is None, timeout=_FORK_S)
+                raise self._died() from error
+            limit = _FORK_S if self._awake else _PRELOAD_S
+            ended = self._forked.wait_for(lambda: self._pids or self._channel is None, timeout=limit)
+            if ended and not self._pids and not self._awake:
+                raise self._died()
             if self._channel is None or not self._pids:
                 # An answer that came late would be taken for the next worker's: there must be none.
                 self._process.kill()
                 self._forked.wait_for(lambda: self._channel is None, timeout=_FORK_S)
                 raise BoardError("the agent's fork server does not answer")
+            self._awake = True
             pid = self._pids.popleft()
             self._watching[pid] = on_exit
             return pid
+
+    def _died(self) -> HilError:
+        """Why it is gone: in an import, of the runtime's own; it may also have been stopped."""
+        if self._awake or self._process is None:
+            return BoardError("the agent's fork server died")
+        return LoadFailed(
+            "the runtime does not work on this board: its process died while importing its library",
+            hint="the memory may be too small for it, or the CPU lacks instructions that it uses",
+        )
 
     def rest(self) -> None:
         """End it, and with it every worker, until one is needed again."""

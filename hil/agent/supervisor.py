@@ -203,7 +203,8 @@ class Supervisor:
         if package := lacking(runtime):
             raise LoadFailed(
                 f"the runtime {runtime!r} is not installed on this board: it needs the Python package {package}",
-                hint=f"it has {', '.join(self._installed())}; `hil board deploy --runtime {runtime}` brings it",
+                hint=f"it has {', '.join(self._installed())}; `hil board deploy --runtime {runtime}` brings it to one "
+                "over SSH, a simulated one has what is installed beside hil",
             )
         with self._lock:
             spare = self._spares.pop((runtime, device), None)

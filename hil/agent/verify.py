@@ -84,7 +84,7 @@ def verify_bundle(
         with tempfile.TemporaryDirectory(prefix="hil-verify-") as folder:
             program = bundle.extract(Path(folder))
             for method in methods:
-                desk = _Desk(supervisor, replace(program, function=method.name), method, device, timeout)
+                desk = _Desk(supervisor, Path(folder), replace(program, function=method.name), method, device, timeout)
                 for result in desk.results():
                     watch(result)
                     results.append(result)
@@ -96,8 +96,17 @@ def verify_bundle(
 class _Desk:
     """A method's worker: made when it is needed, and anew after a case that cost it its life."""
 
-    def __init__(self, supervisor: Supervisor, program: Artifact, method: Method, device: str, timeout: float) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        folder: Path,
+        program: Artifact,
+        method: Method,
+        device: str,
+        timeout: float,
+    ) -> None:
         self._supervisor = supervisor
+        self._folder = folder
         self._program = program
         self._method = method
         self._device = device
@@ -133,7 +142,7 @@ class _Desk:
             worker.order(
                 {
                     "op": "load",
-                    "folder": str(self._program.files[self._program.main].parent),
+                    "folder": str(self._folder),
                     "main": self._program.main,
                     "device": self._device,
                     "function": self._program.function,
@@ -200,7 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="python -m hil.agent verify",
         description="Run every case of a bundle on this machine and compare what comes out with what is expected.",
-        epilog="Exit codes: 0 all passed, 1 an answer differs, 2 bad bundle or usage, 3 a case failed to run.",
+        epilog="Exit codes: 0 all passed, 1 an answer differs, 2 bad bundle or usage, 3 a case failed to run, "
+        "5 there was no case to run.",
     )
     options.add_argument("bundle", type=Path, metavar="BUNDLE", help="a .hilb file")
     options.add_argument("--method", action="append", default=[], metavar="M", help="only this entry point; repeats")

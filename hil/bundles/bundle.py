@@ -15,10 +15,10 @@ from hil.bundle import Artifact
 from hil.bundles import layout
 from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
 from hil.bundles.checks import checked_cases
-from hil.bundles.content import blob_table, from_document, to_document
+from hil.bundles.content import blob_table, from_document, program_files, to_document
 from hil.bundles.layout import Head
 from hil.bundles.signature import sign
-from hil.digest import digest_of
+from hil.digest import algorithm_of, digest_file
 from hil.errors import StorageError, UsageError, did_you_mean
 
 SUFFIX = ".hilb"
@@ -174,7 +174,9 @@ class Bundle:
 
         Raises:
             StorageError: they cannot be written.
+            UsageError: what was written is not what was checked when the bundle was opened: its file was changed.
         """
+        digests, *_ = program_files(self.head.document())
         files = {name: folder / name for name in self.program.files}
         try:
             for name, path in files.items():
@@ -183,6 +185,8 @@ class Bundle:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(self.program.files[name])
+                if digest_file(path, algorithm_of(digests[name])) != digests[name]:
+                    raise UsageError("the bundle was changed while it was read", hint="try it again")
         except OSError as error:
             raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
         first = self.methods[0]
@@ -190,7 +194,7 @@ class Bundle:
             runtime=self.program.runtime,
             main=self.program.main,
             files=files,
-            digests={name: digest_of(data) for name, data in self.program.files.items()},
+            digests=digests,
             function=first.name,
             compiler=self.program.compiler,
             flags=self.program.flags,

@@ -60,14 +60,16 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
     if not expected:
         raise UsageError(f"{where}: nothing is expected of a method without outputs: it could not fail")
     try:
-        check_tolerance(case.rtol, case.atol)
+        rtol, atol = (None if value is None else float(value) for value in (case.rtol, case.atol))
+        check_tolerance(rtol, atol)
         for output, array in expected.items():
-            tolerance = tolerance_for(dtype_name(array.dtype), case.rtol, case.atol)
-            if tolerance is not None and case.atol is not None:
+            tolerance = tolerance_for(dtype_name(array.dtype), rtol, atol)
+            if tolerance is not None and atol is not None:
                 refuse_vacuous(output, array, tolerance)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
-    rtol, atol = (None if value is None else float(value) for value in (case.rtol, case.atol))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise UsageError(f"{where}: a tolerance is no number: {error}", hint="give rtol and atol as floats") from error
     return BundledCase(name, inputs, expected, rtol, atol, case.source)
 
 

@@ -81,6 +81,8 @@ def file_name(text: str, where: str) -> str:
         UsageError: it leads elsewhere.
     """
     path = PurePosixPath(name_of(text, where))
+    if len(text.encode()) > MAX_NAME:  # file systems count bytes
+        raise refused(where, "is too long for the name of a file")
     if path.is_absolute() or str(path) != text or ".." in path.parts or "\\" in text or ":" in text or text == ".":
         raise refused(where, f"is {text[:80]!r}, which is no name inside the program's folder")
     return text

@@ -78,7 +78,9 @@ def _absolute(path: Path | None) -> str:
 def knows_target(config: BoardConfig, runtime: str) -> bool:
     """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
     compiler = _TARGETED.get(runtime or config.runtime)
-    return compiler is None or bool(config.compile_flags.get(compiler))
+    # A simulator's CPU is this machine's, which tfcompile takes by itself.
+    here = compiler == "tfcompile" and config.is_simulator
+    return compiler is None or here or bool(config.compile_flags.get(compiler))
 
 
 def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
@@ -95,10 +97,11 @@ def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -
     if knows_target(config, runtime):
         return config, ""
     if (runtime or config.runtime) == "xla-aot":
-        from hil.controller.compilers.tfcompile import flags_for
+        from hil.controller.compilers.tfcompile_target import flags_for
 
         flags = flags_for(machine)
-        return replace(config, compile_flags={**config.compile_flags, "tfcompile": flags}), " ".join(flags)
+        told = " ".join(flag.partition("=")[2] for flag in flags)
+        return replace(config, compile_flags={**config.compile_flags, "tfcompile": flags}), told
     from hil.controller.targets import iree_flags
 
     target = iree_flags(machine)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hil.controller.flagfile_tolerance import as_strict
+from hil.controller.references.expected import expected_result
 from hil.controller.runs import storing
 from hil.errors import UsageError, did_you_mean
 from hil.iree_command import PARAMETER_SCOPE
@@ -159,14 +161,17 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
             f"{job.flagfile} names files of parameters, which hil keeps beside the program itself",
             hint="run the model instead of its program: hil bench MODEL.onnx",
         )
+    rtol, atol = flags.rtol, flags.atol
+    if flags.expected and not job.expected:
+        rtol, atol = as_strict(rtol, atol, list(expected_result(flags.expected, None).outputs.values()))
     return replace(
         job,
         models=job.models or flags.modules,
         function=job.function or flags.function,
         inputs=job.inputs or flags.inputs,
         expected=job.expected or flags.expected,
-        rtol=flags.rtol if job.rtol is None else job.rtol,
-        atol=flags.atol if job.atol is None else job.atol,
+        rtol=rtol if job.rtol is None else job.rtol,
+        atol=atol if job.atol is None else job.atol,
         flagfile=None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,16 @@ def load_npz(path: Path) -> dict[str, Array]:
     """The arrays in an .npz file, by key.
 
     Raises:
-        UsageError: the file is missing, or is no such archive.
+        UsageError: the file is missing, is no such archive, or unpacks to more than this machine's memory holds.
     """
     try:
         with READING_NPY, np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is no archive of arrays")
+            # zipfile gives no more of a member than is said here.
+            size = sum(member.file_size for member in archive.zip.infolist()) if archive.zip is not None else 0
+            if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+                raise ValueError(f"it unpacks to {size} bytes, more than this machine's memory holds")
             return {key: archive[key] for key in archive.files}
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error

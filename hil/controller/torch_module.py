@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.said import first_line
 from hil.errors import ImportFailed, UsageError
 from hil.tensors import Array
 
@@ -79,13 +80,12 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
     try:
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # a module may raise anything, and torch has many errors for what it cannot trace
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ImportFailed(
-            f"torch.export cannot export {type(model).__name__}: {lines[0][:300] if lines else type(error).__name__}",
+            f"torch.export cannot export {type(model).__name__}: {first_line(error)}",
             hint="" if inputs else "a module needs its inputs, to be traced with",
             detail=str(error),
         ) from error
-    return program, _named(program, (args, kwargs))
+    return program, _traced(program, (args, kwargs))
 
 
 def save_program(program: Any, path: Path) -> None:
@@ -102,31 +102,87 @@ def save_program(program: Any, path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error}") from error
 
 
-def _named(program: Any, inputs: Any) -> dict[str, Array]:
-    """Inputs under the names of a program's own, in any structure whose tensors are in its order."""
+def _traced(program: Any, inputs: Any) -> dict[str, Array]:
+    """What a module was traced with, under the names of the program that it became."""
     import torch
 
-    from hil.controller.importers.pt2 import is_tensor, user_inputs
-    from hil.controller.references.torch_eager import to_numpy
+    from hil.controller.importers.pt2 import user_inputs
+    from hil.torch_values import from_torch
 
-    names = [name for name, spec in user_inputs(program) if is_tensor(spec.arg)]
-    if isinstance(inputs, Mapping) and inputs.keys() <= set(names):
-        given = {name: _tensor(value) for name, value in inputs.items()}
-    else:
-        leaves = [_tensor(leaf) for leaf in torch.utils._pytree.tree_leaves(inputs)]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if tensors and len(tensors) != len(names):
-            raise UsageError(
-                f"the program takes {len(names)} tensors ({', '.join(names)}), got {len(tensors)}",
-            )
-        given = dict(zip(names, tensors, strict=False))
-    return {name: to_numpy(value) for name, value in given.items()}
+    leaves = torch.utils._pytree.tree_leaves(inputs)
+    named = zip(user_inputs(program), leaves, strict=True)
+    return {name: from_torch(leaf) for (name, _), leaf in named if isinstance(leaf, torch.Tensor)}
+
+
+def _named(program: Any, inputs: Any) -> dict[str, Array]:
+    """The tensors of a call, under the names of a program's own, which some may be given by; the rest is random."""
+    from hil.controller.importers.pt2 import is_tensor, user_inputs
+
+    if isinstance(inputs, str) or not isinstance(inputs, Mapping | Sequence):
+        raise UsageError(
+            f"the inputs of a program are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
+            hint="one argument is (x,)",
+        )
+    if not inputs:
+        return {}
+    wanted = user_inputs(program)
+    names = [name for name, spec in wanted if is_tensor(spec.arg)]
+    if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not any(map(_is_tree, inputs.values())):
+        return {name: _array(name, value) for name, value in inputs.items()}
+    takes = f"it takes {', '.join(names)}"
+    places = dict(zip(_places(program, program.call_spec.in_spec.unflatten(range(len(wanted)))), wanted, strict=True))
+    given = _places(program, ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {}))
+    if unknown := given.keys() - places.keys():
+        raise UsageError(f"the program takes no tensor as {min(unknown)}", hint=takes)
+    found: dict[str, Array] = {}
+    for place, (name, spec) in places.items():
+        if is_tensor(spec.arg):
+            if place not in given:
+                raise UsageError(f"the program needs {place} as well", hint=takes)
+            found[name] = _array(name, given[place])
+        elif place in given and not _is_same(given[place], spec.arg.value):
+            raise UsageError(f"the program was exported with {place} = {spec.arg.value!r}, not {given[place]!r:.80}")
+    return found
+
+
+def _places(program: Any, call: Any) -> dict[str, Any]:
+    """The parts of a call, ``(args, kwargs)``, by where they are: ``batch['image']``, however they are ordered."""
+    import torch
+
+    parameters = program.module_call_graph[0].signature.forward_arg_names or ()
+    found = {}
+    for (kind, first, *rest), value in torch.utils._pytree.tree_flatten_with_path(call)[0]:
+        if kind.idx:
+            parameter = str(first.key)
+        else:
+            parameter = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx + 1}"
+        found["".join([parameter, *map(str, rest)])] = value
+    return found
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _is_same(value: Any, constant: Any) -> bool:
+    return isinstance(value, int | float | str | None) and value == constant
+
+
+def _array(name: str, value: Any) -> Array:
+    import torch
+
+    from hil.torch_values import from_torch
+
+    tensor = _tensor(value)
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"{name} is a tensor, got {value!r:.80}")
+    return from_torch(tensor)
 
 
 def _tensor(value: Any) -> Any:
     """A numpy array as a tensor; anything else as it is."""
     import numpy as np
 
-    from hil.controller.references.torch_eager import from_numpy
+    from hil.torch_values import to_torch
 
-    return from_numpy(value) if isinstance(value, np.ndarray) else value
+    return to_torch(value) if isinstance(value, np.ndarray) else value

@@ -133,6 +133,8 @@ class SimProgram:
         self.function = inner.function
         self.inputs = inner.inputs
         self.outputs = inner.outputs
+        if hasattr(inner, "profile"):  # one that cannot be profiled lacks the method: see hil.agent.runtimes.Program
+            self.profile = self._profile
 
     def bind(self, inputs: list[Array]) -> None:
         """As the real program."""
@@ -148,7 +150,7 @@ class SimProgram:
             while time.perf_counter_ns() < end:
                 pass
 
-    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+    def _profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """As the real program, unless its tool has a fault."""
         how = self._runtime.profile_fault()
         if how in ("missing", "crash", "hang"):

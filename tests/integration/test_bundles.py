@@ -17,7 +17,7 @@ import onnx
 import pytest
 from models import DIGITS
 
-from hil.bundles import Bundle
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.errors import UsageError
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
@@ -195,6 +195,46 @@ def test_what_iree_s_own_tool_says_of_a_flag_file_hil_says_too(hil, flags, tmp_p
     assert ended.code == 1
     assert "1 of 2 cases passed" in ended.out
     assert "1 of 20" in ended.out and "worst at [0, 3]: 3, the reference has 4" in ended.out
+
+
+HALF = """
+func.func @f(%x: tensor<3xf16>, %i: tensor<2xi32>) -> (tensor<3xf16>, tensor<2xi32>) {
+  %0 = arith.addf %x, %x : tensor<3xf16>
+  %1 = arith.addi %i, %i : tensor<2xi32>
+  return %0, %1 : tensor<3xf16>, tensor<2xi32>
+}
+"""
+
+
+def test_a_flag_file_without_tolerances_means_those_of_iree_s_tool(hil, tmp_path):
+    (tmp_path / "half.mlir").write_text(HALF)
+    assert hil("bundle", "create", "half.mlir", "-o", "half.hilb").code == 0
+    assert hil("bundle", "export", "half.hilb", "flags", "--to", "flagfile").code == 0
+    head = ["--module=main.vmfb", "--function=f", "--input=3xf16=50 1 1", "--input=2xi32=1000000 1"]
+    tool = Path(sys.executable).parent / "iree-run-module"
+    (tmp_path / "flags" / "seed0.flagfile").unlink()
+    file = tmp_path / "flags" / "a.flagfile"
+    for halves, integers, code in [
+        ("100 2 2", "2000000 2", 0),
+        ("100.0625 2 2", "2000000 2", 1),
+        ("100 2 2", "2000001 2", 1),
+    ]:
+        file.write_text("\n".join([*head, f"--expected_output=3xf16={halves}", f"--expected_output=2xi32={integers}"]))
+        assert subprocess.run([tool, "--flagfile=a.flagfile"], cwd=file.parent, capture_output=True).returncode == code
+        assert hil("bundle", "import", "flags", "--from", "flagfile", "-o", "a.hilb").code == 0
+        assert hil("bundle", "run", "a.hilb").code == code
+    # A tolerance that keeps integers exact is one that the tools can be told of.
+    assert hil("bundle", "export", "a.hilb", "again", "--to", "flagfile").code == 0
+
+
+def test_a_case_may_be_called_like_the_programs_file(hil, digits, tmp_path):
+    (tmp_path / "program").mkdir()
+    opened = Bundle.open(digits)
+    program, (method,) = opened.extract(tmp_path / "program"), opened.methods
+    case = MethodTestCase(method.cases[0].inputs, method.cases[0].expected_outputs, name=program.main)
+    Bundle.create(program, [MethodTestSuite(method.name, [case])]).save(tmp_path / "a.hilb")
+    assert hil("bundle", "export", "a.hilb", "out", "--to", "flagfile").code == 0
+    assert hil("bundle", "import", "out", "--from", "flagfile", "-o", "b.hilb").code == 0
 
 
 def test_onnx_test_data_goes_in_and_out(hil, digits, tmp_path):

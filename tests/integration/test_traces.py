@@ -197,7 +197,11 @@ def test_a_backend_that_there_is_not_is_refused_before_anything_runs(python, wor
     assert "did you mean 'iree_llvmcpu'" in said
 
 
-def test_an_option_of_the_projects_own_keeps_its_name(python, place):
+def test_an_option_of_the_projects_own_keeps_its_name_and_its_meaning(python, place):
+    option = "'--target_backends', nargs='*', default=['ours']"
+    (place / "conftest.py").write_text(f"def pytest_addoption(parser):\n    parser.addoption({option})\n")
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_module.py")
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
     (place / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--artifacts_dir')\n")
     (place / "test_module.py").write_text(
         "def test_it(pytestconfig):\n    assert pytestconfig.option.artifacts_dir == 'mine'\n"

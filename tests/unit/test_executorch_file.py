@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from executorch_crafted import bundled
 from flatbuffers import Builder
 
 from hil.executorch_file import is_bundle, mapped, pick_method, program_in, read_cases, read_methods
@@ -140,3 +141,9 @@ def test_a_small_file_that_tells_of_a_huge_one_is_refused():
     builder.Finish(builder.EndObject(), file_identifier=b"ET12")
     with pytest.raises(Damaged, match="the same over and over"):
         read_methods(memoryview(bytes(builder.Output())))
+
+
+@pytest.mark.parametrize("sizes", [[1] * 70, [0, 2**31 - 1, 2**31 - 1, 2**31 - 1]])
+def test_a_case_with_a_tensor_of_an_absurd_shape_is_refused(sizes: list[int]):
+    with pytest.raises(Damaged, match="shape"):
+        read_cases(bundled([sizes]))

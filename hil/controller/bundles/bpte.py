@@ -11,10 +11,12 @@ import numpy as np
 
 from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles import Method as BundleMethod
 from hil.compare.values import EXACT_DTYPES
 from hil.controller.case import Workshop
 from hil.controller.conversions import needed_version
 from hil.controller.isolated import IsolatedError
+from hil.controller.magnitude import largest
 from hil.controller.tensor_folder import save_tensors
 from hil.digest import digest_file
 from hil.errors import UsageError
@@ -89,6 +91,8 @@ def write_bpte(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
         try:
             program = program_in(bundle.program.files[bundle.program.main])
             methods = read_methods(program)
+            for method in bundle.methods:
+                _check_own(methods, method)
         except Damaged as error:
             raise UsageError(f"the bundle's program {bundle.program.main}: {error}") from error
         (place / "program.pte").write_bytes(program)
@@ -102,6 +106,19 @@ def write_bpte(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
             shop.isolated.call(f"{__name__}_build:write", arguments, timeout=_WRITE_S, log=place / "log")
         except IsolatedError as error:
             raise UsageError(f"ExecuTorch cannot write the bundle: {error.message}", detail=error.detail) from error
+
+
+def _check_own(methods: Mapping[str, Method], said: BundleMethod) -> None:
+    """Refuse a method that the program lacks, or that takes or gives another number of tensors than its bundle says."""
+    if said.name not in methods:
+        raise UsageError(f"the bundle's program has no method {said.name!r}", hint=f"it has {', '.join(methods)}")
+    own = _signature(methods[said.name])
+    counts = [(len(one.inputs), len(one.outputs)) for one in (own, said.signature)]
+    if counts[0] != counts[1]:
+        raise UsageError(
+            f"method {said.name!r} of the program takes {counts[0][0]} and gives {counts[0][1]} tensors, "
+            f"the bundle says {counts[1][0]} and {counts[1][1]}"
+        )
 
 
 def _signature(method: Method) -> Signature:
@@ -127,8 +144,9 @@ def _of_places(
         hint = "a case without expected outputs verifies nothing" if not given else ""
         raise UsageError(f"{where}: it has {len(given)} {what}s, the method has {len(values)}", hint=hint)
     for place, (value, found) in enumerate(zip(values, given, strict=True)):
-        if value.constant is not None and found != value.constant:
-            raise UsageError(f"{where}: {what} {place} is {found}, the program has {value.constant} there, always")
+        if value.constant is not None and (isinstance(found, np.ndarray) or found != value.constant):
+            told = "a tensor" if isinstance(found, np.ndarray) else found
+            raise UsageError(f"{where}: {what} {place} is {told}, the program has {value.constant} there, always")
         if isinstance(found, np.ndarray) and not _fits(value, found):
             sizes = f"{shape_text(found.shape)}, the program takes {shape_text(value.sizes)} at most"
             raise UsageError(f"{where}: {what} {place} is {sizes}")
@@ -148,15 +166,10 @@ def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
     exact = [array for array in arrays if dtype_name(array.dtype) in EXACT_DTYPES]
     if len(exact) == len(arrays):
         return None, None
-    sizes = [_largest(array) for array in arrays]
-    rtol = min(_RTOL, 0.5 / max(1.0, *map(_largest, exact), 0.0))
+    sizes = [largest(array) for array in arrays]
+    rtol = min(_RTOL, 0.5 / max(1.0, *map(largest, exact), 0.0))
     # Of values all below it, a tolerance would say nothing.
     return rtol, min([_ATOL, *(size for size in sizes if size > 0)])
-
-
-def _largest(array: Array) -> float:
-    magnitudes = np.abs(array.astype(np.float64))
-    return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
 
 
 def _saved(method: Method, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:

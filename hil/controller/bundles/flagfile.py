@@ -23,8 +23,10 @@ from hil.compare.values import EXACT_DTYPES
 from hil.controller.bundles.methods import import_methods, no_board, signatures_of
 from hil.controller.case import Workshop
 from hil.controller.commanded.signature import signature_of
+from hil.controller.flagfile_tolerance import as_strict
 from hil.controller.flagfiles import FlagFile, parse_flagfile
 from hil.controller.inputs import make_inputs
+from hil.controller.magnitude import largest
 from hil.controller.references import expected_result
 from hil.controller.runs import safe_name
 from hil.digest import digest_file
@@ -48,7 +50,8 @@ def write_flagfiles(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
     path.mkdir(exist_ok=True)
     artifact = bundle.extract(path)
     parameters = [name for name in program.files if name.endswith(".irpa")]
-    used: set[str] = set()
+    # Beside the program's own files.
+    used = {name.partition("/")[0].casefold() for name in program.files}
     for method in bundle.methods:
         takes, gives = _own(artifact, method, shop)
         for case in method.cases:
@@ -112,7 +115,7 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
             flags["expected_rtol"] = max(flags.get("expected_rtol", 0.0), tolerance.rtol)
         elif dtype not in EXACT_DTYPES:
             raise UsageError(f"{where}: iree-run-module compares no {dtype}")
-        elif tolerance is not None and (tolerance.rtol or tolerance.atol):
+        elif tolerance is not None and tolerance.atol + tolerance.rtol * largest(array) >= 1:
             raise UsageError(f"{where}: iree-run-module compares integers exactly, and this case has a tolerance")
     return [f"--{name}={value!r}" for name, value in sorted(flags.items())]
 
@@ -149,11 +152,11 @@ def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
         if not flags.expected:
             raise UsageError(f"{file} expects nothing", hint="it needs --expected_output")
         signature = signatures[method]
+        outputs = dict(expected_result(flags.expected, signature.outputs).outputs)
         case = MethodTestCase(
             make_inputs(signature.inputs, flags.inputs),
-            dict(expected_result(flags.expected, signature.outputs).outputs),
-            flags.rtol,
-            flags.atol,
+            outputs,
+            *as_strict(flags.rtol, flags.atol, list(outputs.values())),
             file.stem,
             file.name,
         )

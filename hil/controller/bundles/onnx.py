@@ -68,10 +68,12 @@ def write_onnx(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
             f"the bundle holds {program.main} for {program.runtime}, and no ONNX model",
             hint="make one that does: hil bundle create MODEL.onnx --runtime onnxruntime",
         )
+    if len(bundle.methods) != 1:
+        raise UsageError(f"the bundle has {len(bundle.methods)} methods, and an ONNX model has one graph")
+    (method,) = bundle.methods
     path.mkdir(exist_ok=True)
     bundle.extract(path)
     (path / program.main).rename(path / _MODEL)
-    (method,) = bundle.methods
     for number, case in enumerate(method.cases):
         folder = path / f"test_data_set_{number}"
         folder.mkdir()

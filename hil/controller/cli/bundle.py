@@ -44,11 +44,11 @@ for _command in (create, export, import_from):
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what a BUNDLE holds: program, methods, cases, sizes, and who signed it."""
-    from hil.bundles import Bundle
+    from hil.controller.bundles.opening import open_bundle
     from hil.controller.bundles.show import document_of, print_bundle
     from hil.controller.cli.screen import print_json
 
-    document = document_of(Bundle.open(bundle), bundle)
+    document = document_of(open_bundle(bundle), bundle)
     if as_json:
         print_json(document)
     else:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from hil.controller.said import first_line
 from hil.errors import CompileFailed
 
 # What only carries values about.
@@ -48,6 +49,7 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
         )
         seconds = time.monotonic() - start
         edge = lowered.exported_program()
+        _leave_inputs_alone(edge)
         if debug_ir is not None:
             Path(debug_ir, "lowered.txt").write_text(str(edge))
         delegation = shared_out(edge.graph_module)
@@ -55,10 +57,24 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
             lowered.to_executorch().write_to_file(file)
     except Exception as error:  # each pass has errors of its own
         raise CompileFailed(
-            f"ExecuTorch cannot lower {Path(model).name}: {_first_line(error)}",
+            f"ExecuTorch cannot lower {Path(model).name}: {first_line(error)}",
             detail=f"{type(error).__name__}: {error}",
         ) from error
     return {"lower_s": seconds, "program_bytes": Path(output).stat().st_size, "delegation": delegation}
+
+
+def _leave_inputs_alone(program: Any) -> None:
+    """Take out what is written back into inputs: ExecuTorch would return it before the program's own outputs."""
+    from torch.export.graph_signature import OutputKind
+
+    specs = program.graph_signature.output_specs
+    kept = [at for at, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
+    if len(kept) < len(specs):
+        returned = next(node for node in program.graph.nodes if node.op == "output")
+        returned.args = (tuple(returned.args[0][at] for at in kept),)
+        specs[:] = [specs[at] for at in kept]
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
 
 
 def shared_out(graph_module: Any) -> dict[str, Any]:
@@ -85,8 +101,3 @@ def _operators(graph: Any) -> list[str]:
 
 def _name(target: Any) -> str:
     return str(getattr(target, "__name__", target))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

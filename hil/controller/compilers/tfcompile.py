@@ -6,7 +6,6 @@ generated, tfcompile makes a header and objects of them, and these are linked wi
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache, digests_in
+from hil.controller.compilers.tfcompile_target import Target, target_of
 from hil.controller.conversions import needed_version
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.versions import version
@@ -31,30 +31,6 @@ _LOG = "compile.log"
 _STEPS = "hil.controller.compilers.tfcompile"
 # Raise this when what a step makes changes: older ones in the cache are then not used.
 _VERSION = 2
-_TRIPLE, _CPU, _VARIABLES = "--target-triple", "--target-cpu", "--variables"
-# Family of CPUs -> (tfcompile's target, Zig's). Old C libraries, which newer ones still are.
-_TARGETS = {
-    "x86_64": ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17"),
-    "aarch64": ("aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17"),
-}
-_FAMILY = {"amd64": "x86_64", "arm64": "aarch64"}
-
-
-@dataclass(frozen=True)
-class Target:
-    """What to compile for.
-
-    Attributes:
-        triple: as LLVM calls it.
-        cpu: as LLVM calls it; "" is any of its family.
-        zig: as Zig calls it, with the C library.
-        variables: whether the program's variables are arguments and results like others, and not kept with it.
-    """
-
-    triple: str
-    cpu: str
-    zig: str
-    variables: bool
 
 
 @dataclass
@@ -139,35 +115,6 @@ def compile_tfcompile(
     return artifact_of(model, graph, library, target, flags, by, place)
 
 
-def target_of(flags: Sequence[str]) -> Target:
-    """What the flags ask for.
-
-    Raises:
-        UsageError: a flag is none of ours, or the target is unknown.
-    """
-    given = {name: value for name, _, value in (flag.partition("=") for flag in flags)}
-    if unknown := sorted(set(given) - {_TRIPLE, _CPU, _VARIABLES}):
-        raise UsageError(f"tfcompile has no flag {unknown[0]}", hint=f"it has {_TRIPLE}=, {_CPU}= and {_VARIABLES}=")
-    variables = given.get(_VARIABLES, "inside")
-    if variables not in ("inside", "outside"):
-        raise UsageError(f"{_VARIABLES} is 'inside' or 'outside', not {variables!r}")
-    machine = platform.machine().lower()
-    triple = given.get(_TRIPLE) or _TARGETS.get(_FAMILY.get(machine, machine), ("",))[0]
-    family = triple.split("-")[0]
-    if _FAMILY.get(family, family) not in _TARGETS or "linux" not in triple:
-        raise UsageError(
-            f"tfcompile's programs cannot be linked for {triple or machine}",
-            hint=f"{_TRIPLE} with one of: {', '.join(known for known, _ in _TARGETS.values())}",
-        )
-    return Target(triple, given.get(_CPU, ""), _TARGETS[_FAMILY.get(family, family)][1], variables == "outside")
-
-
-def flags_for(machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flags for a machine as a board shows it (``arch``); compiling refuses one that there are no programs for."""
-    arch = str(machine.get("arch", "")).lower()
-    return (f"{_TRIPLE}={_FAMILY.get(arch, arch)}-unknown-linux-gnu",) if arch else ()
-
-
 def compiler() -> str:
     """Name and version of all that makes programs.
 
@@ -231,6 +178,7 @@ def link(model: Model, graph: Path, program: Path, target: Target, place: Workpl
         "tfcompile-library",
         program=_content(program),
         signature=signature,
+        tensorflow=needed_version("tensorflow", EXTRA),
         target=target.zig,
         zig=version("ziglang"),
         version=_VERSION,

@@ -7,6 +7,7 @@ installed on the machine.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -39,6 +40,8 @@ _TYPES = {
     "std::complex<float>": "c64",
     "std::complex<double>": "c128",
 }
+# LLVM says this and goes on, for any CPU of the family or into an abort.
+_UNKNOWN_CPU = re.compile(r"'(?P<cpu>[^']*)' is not a recognized processor for this target")
 _ERROR = re.compile(r"(?:error: |undefined symbol: |ld\.lld: )(?P<what>.*)")
 
 _GLUE = """\
@@ -50,7 +53,7 @@ using Program = {name};
 
 static Program* of(void* program) {{ return static_cast<Program*>(program); }}
 
-HIL_API const char* hil_xla_signature() {{ return R"hil({signature})hil"; }}
+HIL_API const char* hil_xla_signature() {{ return {signature}; }}
 // Its arguments are set by the caller, and its memory is its own until the process ends.
 HIL_API void* hil_xla_new() {{ return new Program(Program::AllocMode::RESULTS_PROFILES_AND_TEMPS_ONLY); }}
 HIL_API int64_t hil_xla_argument_size(void* program, int index) {{
@@ -69,20 +72,25 @@ def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> 
     """Run tfcompile on the graph and config of one folder; header and objects go to another.
 
     Raises:
-        CompileFailed: tfcompile refused the graph; the message is its own.
+        CompileFailed: tfcompile refused the graph (the message is its own), or LLVM does not know the CPU.
         CompileCrashed: it died.
     """
     for name in (GRAPH, CONFIG):
         shutil.copyfile(Path(source) / name, Path(folder) / name)
     command = [sys.executable, "-m", "hil.controller.compilers.tfcompile_command", folder, triple, cpu]
     code, said = _run(command, Path(log))
+    if unknown := _UNKNOWN_CPU.search(said):
+        raise CompileFailed(
+            f"tfcompile: no CPU {unknown['cpu']!r} is known for {triple}",
+            hint="--target-cpu as LLVM calls it; without it: any CPU of the family",
+        )
     refused = Path(folder) / ERROR
     if refused.exists():
         told = [line.strip() for line in refused.read_text().splitlines() if line.strip()]
-        raise CompileFailed(f"tfcompile: {' '.join(told)[:400]}", detail=said)
+        raise CompileFailed(f"tfcompile: {' '.join(told)[:400]}", detail=_end(said))
     if code:
         died = f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
-        raise CompileCrashed(f"tfcompile died {died}", detail=said)
+        raise CompileCrashed(f"tfcompile died {died}", detail=_end(said))
 
 
 def compile_source(source: str, target: str, folder: str, log: str) -> None:
@@ -110,10 +118,20 @@ def link(program: str, signature: str, objects: Sequence[str], target: str, libr
     """
     with tempfile.TemporaryDirectory(prefix="hil-link-") as scratch:
         glue = Path(scratch) / GLUE
-        glue.write_text(_GLUE.format(header=HEADER, name=CLASS, signature=signature))
+        glue.write_text(glue_of(signature))
         made = [str(Path(program) / name) for name in OBJECTS]
         parts = [str(glue), *made, *objects, f"-I{program}", *_FLAGS, *_LINK_FLAGS]
         _zig([*parts, "-o", library], target, Path(log))
+
+
+def glue_of(signature: str) -> str:
+    """The C++ source of a program's functions.
+
+    Args:
+        signature: what the library says of itself, in printable ASCII; what it names may come from anybody's file.
+    """
+    # Of such text JSON's string is C++'s as well.
+    return _GLUE.format(header=HEADER, name=CLASS, signature=json.dumps(signature))
 
 
 def needed_sources(header: str) -> list[Path]:
@@ -173,7 +191,9 @@ def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
         code, said = _run(command, log, Path(scratch))
     if code:
         errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(said)))
-        raise CompileFailed(f"the C++ compiler failed: {'; '.join(errors[:3]) or f'exit code {code}'}", detail=said)
+        raise CompileFailed(
+            f"the C++ compiler failed: {'; '.join(errors[:3]) or f'exit code {code}'}", detail=_end(said)
+        )
 
 
 def _run(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple[int, str]:
@@ -182,4 +202,8 @@ def _run(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple
     code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
     with log.open("rb") as file:
         file.seek(start)
-        return code, "\n".join(file.read().decode(errors="replace").splitlines()[-40:])
+        return code, file.read().decode(errors="replace")
+
+
+def _end(said: str) -> str:
+    return "\n".join(said.splitlines()[-40:])

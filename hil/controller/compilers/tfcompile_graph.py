@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.compilers.tfcompile_config import Config, Node, Port, make_config
-from hil.controller.tensorflow.lower import named_outputs, spec_of, words
+from hil.controller.tensorflow.lower import named_outputs, spec_of
 from hil.controller.tensorflow.source import open_model
+from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed, HilError
 from hil.tensors import TensorSpec, to_bytes
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from hil.controller.tensorflow.lower import lower, named_outputs, words
+from hil.controller.tensorflow.lower import lower, named_outputs
 from hil.controller.tensorflow.program import freeze
 from hil.controller.tensorflow.source import Source, open_model
+from hil.controller.tensorflow.tflite import convert
+from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed
-
-# How TensorFlow calls operations that change a variable.
-_ASSIGNING = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSliceAssign")
 
 
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
@@ -49,7 +45,6 @@ def tflite_of(source: Source) -> bytes:
         CompileFailed: TFLite has no such operators.
     """
     import tensorflow as tf
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     # TFLite sorts by name what a signature takes and gives: numbers keep our order.
     specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number:03}") for number, spec in enumerate(source.specs)]
@@ -60,21 +55,6 @@ def tflite_of(source: Source) -> bytes:
 
     try:
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
-        holder = tf.Module()
-        if _assigns(concrete):
-            holder.model = source.model
-        else:
-            # The converter leaves some variables that never change without a value.
-            concrete = convert_variables_to_constants_v2(concrete)
-        with tempfile.TemporaryDirectory(prefix="hil-tflite-") as folder:
-            tf.saved_model.save(holder, folder, {source.name: concrete})
-            return bytes(tf.lite.TFLiteConverter.from_saved_model(folder, [source.name]).convert())
-    except Exception as error:  # of TensorFlow's, and the converter's own
-        raise CompileFailed(f"TFLite cannot take the model: {words(error)}", detail=str(error)) from error
-
-
-def _assigns(concrete: Any) -> bool:
-    """Whether a function changes a variable, itself or in a function that it calls."""
-    graph = concrete.graph.as_graph_def()
-    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
-    return any(node.op.startswith(_ASSIGNING) for node in nodes)
+    except Exception as error:  # whatever the function itself raises
+        raise CompileFailed(f"TensorFlow cannot trace {source.name}: {words(error)}", detail=str(error)) from error
+    return convert(concrete, source.name, source.model)

@@ -11,6 +11,7 @@ from hil.controller.conversions import ONNX_HINT, OP_TYPES
 from hil.controller.conversions.torch_names import mark, name_onnx_nodes
 from hil.controller.importers.pt2 import Sizes, is_tensor, output_names, user_inputs
 from hil.controller.importers.pt2_archive import load_program
+from hil.controller.said import first_line
 from hil.errors import CompileFailed, UsageError
 from hil.tensors import TensorSpec
 
@@ -55,7 +56,7 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
     except Exception as error:  # the importer asserts, and raises whatever Python does
         raise CompileFailed(
-            f"torch-mlir cannot import {Path(path).name}: {_first_line(error)}",
+            f"torch-mlir cannot import {Path(path).name}: {first_line(error)}",
             hint=ONNX_HINT,
             detail=str(error),
         ) from error
@@ -102,7 +103,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         exported.save(output, external_data=heavy)
     except Exception as error:  # the exporter raises many kinds, one inside the other
         raise CompileFailed(
-            f"torch.onnx cannot export {Path(path).name}: {_first_line(_cause(error))}", detail=str(error)
+            f"torch.onnx cannot export {Path(path).name}: {first_line(_cause(error))}", detail=str(error)
         ) from error
     model = onnx.load(output, load_external_data=False)
     model.graph.name = function
@@ -171,8 +172,3 @@ def _cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

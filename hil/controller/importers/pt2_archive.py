@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.importers.pt2_graph import AGAIN, check_graph, read_json
+from hil.controller.said import first_line
 from hil.errors import ImportFailed
 
 _MODEL = "models/model.json"
@@ -50,9 +51,8 @@ def load_program(path: str) -> Any:
             program = torch.export.load(path)
         except Exception as error:  # torch has no error of its own for a bad file
             cause = trouble[0] if trouble else error
-            text = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
             raise ImportFailed(
-                f"{name} cannot be read by torch {torch.__version__}: {text[:300]}", hint=AGAIN
+                f"{name} cannot be read by torch {torch.__version__}: {first_line(cause)}", hint=AGAIN
             ) from error
     # Checks of inputs, as Python text from the file. hil checks inputs itself.
     program._guards_code = []

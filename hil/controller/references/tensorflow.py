@@ -41,8 +41,9 @@ def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: s
     import tensorflow as tf
 
     from hil.controller.tensor_folder import load_tensors, save_tensors
-    from hil.controller.tensorflow.lower import array_of, named_outputs, words
+    from hil.controller.tensorflow.lower import array_of, named_outputs
     from hil.controller.tensorflow.source import open_model
+    from hil.controller.tensorflow.words import words
     from hil.errors import ReferenceFailed
 
     opened = open_model(model, function, dims)

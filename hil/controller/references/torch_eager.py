@@ -55,51 +55,26 @@ def run(model: str, inputs: str, outputs: str) -> None:
 
     from hil.controller.importers.pt2 import is_tensor, output_names, user_inputs
     from hil.controller.importers.pt2_archive import load_program
+    from hil.controller.said import first_line
     from hil.controller.tensor_folder import load_tensors, save_tensors
     from hil.errors import ReferenceFailed
+    from hil.torch_values import from_torch, to_torch
 
     torch.set_num_threads(_THREADS)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.manual_seed(0)
     program = load_program(model)
-    given = {name: from_numpy(array) for name, array in load_tensors(Path(inputs)).items()}
+    given = {name: to_torch(array) for name, array in load_tensors(Path(inputs)).items()}
     flat = [given[name] if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
     args, kwargs = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
     try:
         with torch.no_grad():
             returned = program.module(check_guards=False)(*args, **kwargs)
     except Exception as error:  # whatever an operator may raise
-        text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ReferenceFailed(f"torch failed to run the program: {text[:400]}", detail=str(error)) from error
+        raise ReferenceFailed(f"torch failed to run the program: {first_line(error)}", detail=str(error)) from error
     values = torch.utils._pytree.tree_leaves(returned)
     names = output_names(program)
     results: dict[str, Any] = {
-        name: to_numpy(value) for (name, arg), value in zip(names, values, strict=True) if is_tensor(arg)
+        name: from_torch(value) for (name, arg), value in zip(names, values, strict=True) if is_tensor(arg)
     }
     save_tensors(Path(outputs), results)
-
-
-def from_numpy(array: Any) -> Any:
-    """A torch tensor with an array's values, of the same dtype."""
-    import torch
-
-    from hil.tensors import ML_DTYPES, dtype_name
-
-    name = dtype_name(array.dtype)
-    if name in ML_DTYPES:
-        return torch.from_numpy(array.view(f"u{array.dtype.itemsize}").copy()).view(getattr(torch, name))
-    return torch.from_numpy(array.copy())
-
-
-def to_numpy(tensor: Any) -> Any:
-    """The reverse of :func:`from_numpy`."""
-    import torch
-
-    from hil.tensors import ML_DTYPES, dtype_of
-
-    name = str(tensor.dtype).removeprefix("torch.")
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if name in ML_DTYPES:
-        bits = {1: torch.uint8, 2: torch.int16}[plain.element_size()]
-        return plain.view(bits).numpy().view(dtype_of(name))
-    return plain.numpy()

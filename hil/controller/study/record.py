@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hil.controller.study.plan import Experiment
@@ -89,6 +90,30 @@ def row_of(document: dict[str, Any], experiment: Experiment) -> Row:
         document["detail"],
         document["worst"] or {},
     )
+
+
+def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[Row]:
+    """The rows of a study that goes on: those that ended earlier, asked for or not, and those still to be done.
+
+    A row that the board was lost in is still to be done.
+
+    Args:
+        stored: documents of the rows that there are.
+        asked: new rows of all that is asked for.
+
+    Raises:
+        KeyError, TypeError, ValueError: a document is none of a row.
+    """
+    todo = {(row.experiment.name, row.way): row for row in asked}
+    rows = []
+    for document in stored:
+        new = todo.pop((document["experiment"], document["way"]), None)
+        if document["outcome"] not in (None, Outcome.BOARD_LOST.value):
+            name, title, reported = (document[part] for part in ("experiment", "title", "reported"))
+            rows.append(row_of(document, new.experiment if new else Experiment(name, title, reported, Path())))
+        elif new:
+            rows.append(new)
+    return [*rows, *todo.values()]
 
 
 def exit_code(rows: Iterable[Row], interrupted: bool) -> int:

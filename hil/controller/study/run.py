@@ -6,28 +6,27 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hil.compare.tolerance import check_tolerance
-from hil.compare.verdict import compare_output
 from hil.controller.cache import Cache
 from hil.controller.choice import BoardChoice
+from hil.controller.conversions import needed_version
 from hil.controller.isolated import Isolated
 from hil.controller.jobs import Progress
 from hil.controller.loaded import LoadedProgram
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.runs import jsonable, storing
+from hil.controller.study.match import match_steps
 from hil.controller.study.plan import Asked, Experiment
-from hil.controller.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, row_of
+from hil.controller.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, taken_over
 from hil.controller.study.train_build import BATCH, RESULT, SAVED
 from hil.controller.study.ways import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.tensor_folder import load_tensors
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, ReferenceFailed, UsageError
-from hil.results import Outcome, OutputComparison
+from hil.results import Outcome
 from hil.tensors import Array
 
 DOCUMENT = "study.json"
@@ -56,7 +55,8 @@ def run_study(
     if asked.steps < 1:
         raise UsageError("--steps must be at least 1")
     for way in asked.ways:
-        WAYS[way].check()
+        WAYS[way].compiler()
+    needed_version("tensorflow", "tensorflow")
     with Isolated() as isolated:
         study = _Study(asked, choice, isolated, screen)
         return study.run(wait_s), study.rows
@@ -86,12 +86,13 @@ class _Study:
                     wait_s=wait_s,
                     say=self.screen.note,
                 ) as board:
-                    self.info = {"name": board.name, "hw_type": self.choice.config.hw_type}
+                    self.info = self._board()
                     for experiment in self.asked.experiments:
                         self._experiment(experiment, board)
                 finished = True
             except KeyboardInterrupt:
                 interrupted = True
+                self.screen.note("interrupted; the rows that are there stay: go on with the same command and --resume")
         return self._save(finished=finished, interrupted=interrupted)
 
     def _open_folder(self) -> None:
@@ -114,13 +115,16 @@ class _Study:
                 raise UsageError(
                     f"{out} holds a study of other settings", hint="-o names another folder, or give the same settings"
                 )
-            known = {(row["experiment"], row["way"]): row for row in document["rows"] if row["outcome"]}
-            self.rows = [
-                row_of(known[key], row.experiment) if (key := (row.experiment.name, row.way)) in known else row
-                for row in self.rows
-            ]
+            if document["board"] not in ({}, self._board()):
+                raise UsageError(
+                    f"{out} holds a study on another board, {document['board']['name']}", hint="-o names another folder"
+                )
+            self.rows = taken_over(document["rows"], self.rows)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{stored} cannot be read: {error}", hint="-o names another folder") from error
+
+    def _board(self) -> dict[str, Any]:
+        return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
 
     def _experiment(self, experiment: Experiment, board: AnyBoard) -> None:
         mine = [row for row in self.rows if row.experiment == experiment and row.outcome is None]
@@ -159,8 +163,8 @@ class _Study:
         saved = trained.absolute() / SAVED / "saved_model.pb"
         machine = board.info["machine"]
         making = Making(saved, board.config, machine, folder, self.cache, self.isolated, stage)
+        row.compiler = WAYS[row.way].compiler()
         program = WAYS[row.way].make(making)
-        row.compiler = program.artifact.compiler
         row.size = sum(path.stat().st_size for path in program.artifact.files.values())
 
         def load() -> Any:
@@ -169,7 +173,13 @@ class _Study:
 
         with stage(LOAD, load) as loaded:
             results = stage(RUN, lambda: self._run_steps(loaded, program, trained))
-        stage(MATCH, lambda: self._match(row, results, trained))
+        asked = self.asked
+        stage(
+            MATCH,
+            lambda: match_steps(
+                row, results, lambda step: load_tensors(trained / RESULT.format(step)), rtol=asked.rtol, atol=asked.atol
+            ),
+        )
 
     def _run_steps(self, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
         """Every step's outputs; each starts from the variables as the program itself left them."""
@@ -183,34 +193,6 @@ class _Study:
             # What a step does not assign is compared as well: it must still be what it was.
             results.append(outputs | state)
         return results
-
-    def _match(self, row: Row, results: Sequence[Mapping[str, Array]], trained: Path) -> None:
-        """Compare every step.
-
-        Raises:
-            _Differs: one does not agree.
-        """
-        for step, outputs in enumerate(results):
-            place = f"step {step + 1} of {len(results)}"
-            expected = load_tensors(trained / RESULT.format(step))
-            if outputs.keys() != expected.keys():
-                others = ", ".join(sorted(outputs.keys() ^ expected.keys()))
-                raise _Differs(f"{place}: these are not in both the program and TensorFlow's training: {others}")
-            for name, reference in expected.items():
-                compared = self._compare(name, outputs[name], reference)
-                if compared.max_abs is not None and compared.max_abs >= row.worst.get("max_abs", 0.0):
-                    ulp = {"max_abs": compared.max_abs, "max_ulp": compared.max_ulp}
-                    row.worst = {**ulp, "of": name, "step": step + 1}
-                if not compared.passed:
-                    raise _Differs(f"{place}: {name}: {compared.reason}")
-            row.steps = step + 1
-
-    def _compare(self, name: str, actual: Array, reference: Array) -> OutputComparison:
-        """What a tensor's values may differ by depends on how large they are: some optimizers keep squares."""
-        largest = float(np.abs(reference).max(initial=0.0)) if reference.dtype.kind == "f" else 0.0
-        return compare_output(
-            name, actual, reference, rtol=self.asked.rtol, atol=self.asked.atol * min(largest or 1.0, 1.0)
-        )
 
     @contextlib.contextmanager
     def _stages(self, row: Row) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
@@ -264,12 +246,6 @@ class _Study:
             temporary.replace(self.asked.out / DOCUMENT)
             write_tables(self.rows, self.asked.out)
         return document
-
-
-class _Differs(HilError):
-    """A training step's values differ from TensorFlow's."""
-
-    outcome = "FAIL"
 
 
 class _Stopped(Exception):

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.tensor_folder import save_tensors
-from hil.controller.tensorflow.lower import lower, words
+from hil.controller.tensorflow.lower import lower
 from hil.controller.tensorflow.program import prepare
 from hil.controller.tensorflow.source import open_model
+from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
 
 STEP = "step"

@@ -12,8 +12,10 @@ from typing import Any
 from hil.boards import BoardConfig
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache
+from hil.controller.choice import with_target
 from hil.controller.compilers import tfcompile
 from hil.controller.compilers.iree import compile_iree, compiler_version_or_fail
+from hil.controller.compilers.tfcompile_target import target_of
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.study.train_build import MLIR, SIGNATURE, STEP, VALUES
@@ -77,8 +79,10 @@ def by_tfcompile(making: Making) -> Program:
     # Nothing comes from the cache: a study measures.
     place = tfcompile.Workplace(making.cache, making.isolated, True, TIMEOUT_S, making.log, {})
     making.log.touch()
-    flags = (*(making.config.compile_flags.get("tfcompile") or tfcompile.flags_for(making.machine)), _OUTSIDE)
-    target, by = tfcompile.target_of(flags), tfcompile.compiler()
+    # The board was opened for IREE's sake.
+    config, _ = with_target(making.config, tfcompile.RUNTIME, making.machine)
+    flags = (*config.compile_flags.get("tfcompile", ()), _OUTSIDE)
+    target, by = target_of(flags), tfcompile.compiler()
 
     def generated() -> tuple[Model, Path]:
         model = import_model(making.saved, function=STEP, isolated=making.isolated, cache=making.cache)
@@ -140,10 +144,11 @@ def by_iree(making: Making) -> Program:
 
 @dataclass(frozen=True)
 class Way:
-    """A compiler, what raises UsageError where it is missing, its programs' runtime and its stages before loading."""
+    """A compiler, its name with version (UsageError where it is missing), its programs' runtime, its stages before
+    loading."""
 
     make: Callable[[Making], Program]
-    check: Callable[[], str]
+    compiler: Callable[[], str]
     runtime: str
     stages: tuple[str, ...]
 
@@ -157,7 +162,7 @@ _TFCOMPILE = (tfcompile.GENERATE, tfcompile.COMPILE, tfcompile.LINK)
 WAYS: Mapping[str, Way] = MappingProxyType(
     {
         "tfcompile": Way(by_tfcompile, tfcompile.compiler, tfcompile.RUNTIME, _TFCOMPILE),
-        "iree": Way(by_iree, compiler_version_or_fail, "iree", (LOWER, tfcompile.COMPILE)),
+        "iree": Way(by_iree, lambda: f"iree {compiler_version_or_fail()}", "iree", (LOWER, tfcompile.COMPILE)),
     }
 )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hil.controller.said import first_line
 from hil.controller.tensor_folder import save_tensors
 from hil.errors import ImportFailed, UsageError
 from hil.torch_values import from_torch
@@ -196,18 +197,18 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
         try:
             expected = model(*copy.deepcopy(inputs))
         except Exception as error:
-            raise ImportFailed(f"the module does not run: {_first(error)}", detail=str(error)) from error
+            raise ImportFailed(f"the module does not run: {first_line(error)}", detail=str(error)) from error
         try:
             # Strictly, as the tester does it.
             program = torch.export.export(
                 model, copy.deepcopy(lowering.inputs), dynamic_shapes=lowering.dynamic_shapes, strict=True
             )
         except Exception as error:
-            raise ImportFailed(f"torch.export refuses it: {_first(error)}", detail=str(error)) from error
+            raise ImportFailed(f"torch.export refuses it: {first_line(error)}", detail=str(error)) from error
     try:
         torch.export.save(program, Path(folder) / MODEL)
     except Exception as error:
-        raise ImportFailed(f"torch.export.save refuses it: {_first(error)}", detail=str(error)) from error
+        raise ImportFailed(f"torch.export.save refuses it: {first_line(error)}", detail=str(error)) from error
     for name, values in ((INPUTS, inputs), (EXPECTED, expected)):
         leaves = torch.utils._pytree.tree_leaves(values)
         tensors = [from_torch(one) for one in leaves if isinstance(one, torch.Tensor)]
@@ -231,8 +232,3 @@ def _random_like(inputs: Sequence[Any]) -> tuple[Any, ...]:
     import torch
 
     return tuple(torch.randn(one.shape).to(one.dtype) for one in inputs)
-
-
-def _first(error: Exception) -> str:
-    """The first line of an error that says something."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -10,6 +10,7 @@ from typing import Any
 from hil.controller.tensorflow.lowered import LoweredFunction, State
 from hil.controller.tensorflow.structure import leaves, numbered, replace_leaves
 from hil.controller.tensorflow.text import read
+from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed, UsageError
 from hil.tensors import Array, TensorSpec, dtype_name
 
@@ -113,16 +114,11 @@ def array_of(tensor: Any) -> Array:
     return text
 
 
-def words(error: Exception) -> str:
-    """What TensorFlow says, without the user's code that it quotes and the graph's nodes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("File ", "in user code", "Stack trace", "[["))]
-    return f"{type(error).__name__}: {' '.join(told[-3:])[:400]}" if told else type(error).__name__
-
-
 def _live(concrete: Any, text: str, inputs: list[TensorSpec], returned: Any) -> Live:
     module = read(text)
     captured = [_captured(concrete, tensor) for tensor in concrete.captured_inputs]
+    if not module.aliases and not concrete.structured_outputs:
+        raise CompileFailed("the function returns nothing and assigns no variable: there is nothing to run")
     if module.arguments != len(inputs) + len(captured):
         raise CompileFailed(
             f"the lowered function takes {module.arguments} arguments, expected were {len(inputs)} inputs and "

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.tensorflow.lower import named_outputs, spec_of, words
+from hil.controller.tensorflow.lower import named_outputs, spec_of
 from hil.controller.tensorflow.structure import leaves, replace_leaves
+from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed, ImportFailed, UsageError
 from hil.tensors import Dim, TensorSpec
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hil.testing.traces.options import TEXTS, backends_text
+from hil.testing.traces.options import PYTEST_DEST, TEXTS, backends_text
 
 if TYPE_CHECKING:
     from hil.controller.suite.request import Request
@@ -169,6 +169,7 @@ class LateOptions:
             with contextlib.suppress(*CONFLICTS):
                 group.addoption(
                     f"--{name}",
+                    dest=PYTEST_DEST.format(name),
                     help=text,
                     metavar="DIR" if is_folder else "NAMES",
                     type=str if is_folder else backends_text,

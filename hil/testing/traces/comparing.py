@@ -114,7 +114,16 @@ def _compare(number: int, reference: ModuleCall, target: ModuleCall, trace: Trac
     if not wanted:
         return CallComparison(number, target.method)  # it returned nothing on either side
     verdict = compare(RunResult("", got), RunResult(trace.backend, wanted), rtol=reference.rtol, atol=reference.atol)
-    return CallComparison(number, target.method, verdict=verdict)
+    other = "" if verdict else _other_inputs(reference, target, trace)
+    return CallComparison(number, target.method, other, verdict)
+
+
+def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> str:
+    """Whether a wrong answer may come of other inputs: of chance in the test, or of an earlier call's wrong answer."""
+    wanted, got = arrays_in(reference.inputs), arrays_in(target.inputs)
+    if wanted and wanted.keys() == got.keys() and not compare(RunResult("", got), RunResult(trace.backend, wanted)):
+        return f"it was given other inputs than {trace.backend}"
+    return ""
 
 
 def _shape(value: Any) -> list[Any]:

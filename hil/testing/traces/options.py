@@ -15,6 +15,8 @@ TEXTS = {
     "reference_backend": "The backend that they are compared with (default: tf, and for model files their reference).",
     "artifacts_dir": f"Where programs and traces are kept (default {DEFAULT_FOLDER}).",
 }
+# What they are called among pytest's options: a project's own of the same name says nothing about backends.
+PYTEST_DEST = "hil_traces_{}"
 
 
 @dataclass(frozen=True)

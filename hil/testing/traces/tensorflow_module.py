@@ -14,6 +14,7 @@ from hil.controller.case import Workshop
 from hil.controller.conversions import needed_version
 from hil.controller.tensorflow.lower import Live, flatten, lower
 from hil.controller.tensorflow.structure import replace_leaves
+from hil.controller.tensorflow.words import words
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.results import Stage
 from hil.testing.traces.backends import TF, TFLITE, Backend
@@ -116,8 +117,7 @@ class _Eager(_Made):
         try:
             outputs = getattr(self.module, method)(*tensors)
         except tf.errors.OpError as error:
-            message = str(error).splitlines()[0][:400]
-            raise RunFailed(f"TensorFlow: {message}", stage=Stage.RUN.value, detail=str(error)) from error
+            raise RunFailed(f"TensorFlow: {words(error)}", stage=Stage.RUN.value, detail=str(error)) from error
         return Called(as_numpy(f"what {method} returned", outputs), f"tensorflow {self._subject.version}")
 
 

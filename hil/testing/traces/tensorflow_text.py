@@ -1,11 +1,11 @@
-"""TensorFlow's own words: a method in its dialect, an error without what nobody reads."""
+"""A method in TensorFlow's own dialect."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from hil.controller.tensorflow.lower import words
+from hil.controller.tensorflow.words import words
 
 
 def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
@@ -29,9 +29,3 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     except Exception as error:  # it is a by-product: what is wrong is said where the method is lowered
         return f"// {name}: {words(error)}\n"
     return f"// {name}\n{text.strip()}\n"
-
-
-def converter_words(error: Exception) -> str:
-    """What the TFLite converter refused, in a line."""
-    told = [line.partition("error: ")[2].strip() for line in str(error).splitlines() if "error: " in line]
-    return "; ".join(dict.fromkeys(told))[:400] or words(error)

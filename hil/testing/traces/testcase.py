@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hil.errors import UsageError
 from hil.results import Outcome
-from hil.testing.traces.options import TEXTS, TraceOptions, backends_text
+from hil.testing.traces.options import PYTEST_DEST, TEXTS, TraceOptions, backends_text
 from hil.testing.traces.session import ModuleTraces, told
 from hil.testing.traces.traced import TraceFunction
 
@@ -116,7 +116,7 @@ class TracedModuleTestCase(unittest.TestCase):
         """What was typed, then what the class itself says."""
         typed = _typed
         if self._config is not None:
-            given = (self._config.getoption(name, None) for name in TEXTS)
+            given = (self._config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS)
             typed = TraceOptions.of(*given)
             typed = replace(typed, artifacts_dir=self._config.invocation_params.dir / typed.artifacts_dir)
         return replace(

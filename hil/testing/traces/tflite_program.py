@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,17 @@ from typing import Any
 from hil.bundle import Artifact
 from hil.controller.case import Workshop
 from hil.controller.importers import import_model
-from hil.controller.tensorflow.lower import spec_of, words
+from hil.controller.tensorflow.lower import spec_of
 from hil.controller.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
+from hil.controller.tensorflow.tflite import assignments, convert
+from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed
 from hil.results import Stage
 from hil.tensors import TensorSpec
 from hil.testing.traces.files import write_whole
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
-from hil.testing.traces.tensorflow_text import converter_words, in_tf_dialect
-
-# Operations that change a variable.
-_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+from hil.testing.traces.tensorflow_text import in_tf_dialect
 
 
 @dataclass(frozen=True)
@@ -77,24 +75,20 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
         raise CompileFailed(
             f"TensorFlow cannot trace the method: {words(error)}", stage=Stage.COMPILE.value, detail=str(error)
         ) from error
-    if writes := next(_writes(concrete.graph.as_graph_def()), ""):
+    if writes := next(assignments(concrete), ""):
         raise CompileFailed(
             f"the method changes variables ({writes}), which a TFLite program cannot hand back",
             stage=Stage.COMPILE.value,
             hint="run it on IREE; for tflite list it in expected.toml",
         )
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete])
     try:
-        content: bytes = converter.convert()
-    except Exception as error:  # the converter has many
+        content = convert(concrete, place.stem)
+    except CompileFailed as error:
         kept = place.with_suffix(".mlir")
         write_whole(kept, in_tf_dialect(function, place.stem, inputs).encode())
-        raise CompileFailed(
-            f"the TFLite converter: {converter_words(error)}",
-            stage=Stage.COMPILE.value,
-            hint=f"what it was given is in {kept}",
-            detail=str(error),
-        ) from error
+        error.hint = f"what it was given is in {kept}"
+        error.located(stage=Stage.COMPILE.value)
+        raise
     write_whole(place, content)
     model = import_model(place, isolated=shop.isolated, cache=shop.cache)
     artifact = target.compile(model, place)
@@ -102,9 +96,3 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
     return TfLiteProgram(
         artifact, tuple(spec_of(name, outputs[name]) for name in sorted(outputs)), numbered(returned[0])
     )
-
-
-def _writes(graph: Any) -> Iterator[str]:
-    """The operations of a graph, and of the functions that it calls, that change a variable."""
-    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
-        yield from (node.op for node in nodes if node.op.startswith(_WRITES))

@@ -48,7 +48,14 @@ class TracedModule:
             f"{', '.join(self._methods)}"
         )
 
-    def _call(self, method: str, /, *args: Any, rtol: float | None = None, atol: float | None = None) -> Any:
+    def _call(
+        self, method: str, /, *args: Any, rtol: float | None = None, atol: float | None = None, **named: Any
+    ) -> Any:
+        if named:
+            raise UsageError(
+                f"{method} is given {', '.join(named)} by name, and a trace records arguments by their position",
+                hint="give it without the name; only rtol and atol have one",
+            )
         check_tolerance(rtol, atol)
         inputs = self._runner.inputs(method, args)
         called = self._runner.call(method, inputs)

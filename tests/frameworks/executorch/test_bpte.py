@@ -17,7 +17,7 @@ from executorch_programs import Conv, Linear, export, save_bpte, save_pt2, stock
 
 import hil  # noqa: E402
 from hil.bundle import Artifact  # noqa: E402
-from hil.bundles import Bundle, MethodTestCase, MethodTestSuite  # noqa: E402
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature  # noqa: E402
 from hil.controller.bundles.bpte import read_bpte, write_bpte  # noqa: E402
 from hil.controller.cache import Cache  # noqa: E402
 from hil.controller.case import Case, Options, Workshop  # noqa: E402
@@ -199,6 +199,21 @@ def test_a_number_other_than_the_programs_own_is_refused(shop, tmp_path: Path):
     stock = save_bpte(tmp_path / "scaled.bpte", export(Scaled(), [X, 3]), [([X, 3], [X * 3]), ([X, 4], [X * 4])])
     with pytest.raises(UsageError, match="case 1: input 1 is 4, the program has 3 there, always"):
         read_bpte(stock, shop=shop)
+
+
+def test_methods_that_the_program_does_not_have_are_refused(shop, tmp_path: Path):
+    stock = read_bpte(save_bpte(tmp_path / "a.bpte", export(Linear(), [X]), [([X], list(Linear()(X)))]), shop=shop)
+    (tmp_path / "program").mkdir()
+    artifact, (method,) = stock.extract(tmp_path / "program"), stock.methods
+    case = MethodTestCase(method.cases[0].inputs, method.cases[0].expected_outputs)
+    other = Bundle.create(artifact, [MethodTestSuite("other", [case])], signatures={"other": method.signature})
+    with pytest.raises(UsageError, match="no method 'other'"):
+        write_bpte(other, tmp_path / "b.bpte", shop=shop)
+    one = Signature(method.signature.inputs, method.signature.outputs[:1])
+    short = MethodTestCase(case.inputs, [method.cases[0].expected_outputs["output0"]])
+    fewer = Bundle.create(artifact, [MethodTestSuite("forward", [short])], signatures={"forward": one})
+    with pytest.raises(UsageError, match="gives 2 tensors, the bundle says 1 and 1"):
+        write_bpte(fewer, tmp_path / "b.bpte", shop=shop)
 
 
 def test_what_is_no_program_of_executorch_has_no_place_in_a_bpte(shop, tmp_path: Path):

@@ -103,6 +103,23 @@ def test_portable_delegates_nothing_and_notes_outlive_the_cache(compiled, residu
     assert again.digests == first.digests
 
 
+def test_what_a_program_writes_into_its_inputs_is_no_output(shop: Workshop, tmp_path: Path):
+    """ExecuTorch would return it, in the place of the first output; PyTorch does not."""
+
+    class Changing(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            x.add_(y)
+            y.mul_(2)
+            return {"a": x * 2, "b": y + 1}
+
+    path = save_pt2(tmp_path / "changing.pt2", export(Changing(), [torch.zeros(2, 3), torch.zeros(2, 3)]))
+    with hil.connect("sim") as board:
+        for backend in ("xnnpack", "portable"):
+            flags = (f"--backend={backend}",)
+            case = hil.run(path, board, shop=shop, runtime="executorch", compile_flags=flags, iterations=3)
+            assert case, (case.reason, case.error)
+
+
 def test_what_cannot_be_lowered_says_why(compiled, tmp_path: Path):
     class Complex(torch.nn.Module):
         def forward(self, x: Any) -> Any:

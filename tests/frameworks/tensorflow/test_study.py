@@ -112,8 +112,13 @@ def test_training_steps_agree_with_tensorflows_and_are_stored(hil, tmp_path):
     resumed = hil("study", "run", FOURTEEN, *options, "--resume", "--json")
     assert resumed.code == 0 and resumed.document["rows"] == rows
     assert time.monotonic() - began < 60
+    # Those that are not asked for again stay where they are.
+    part = hil("study", "run", FOURTEEN, *options[2:], "--compiler", "iree", "--resume", "--json")
+    assert part.code == 0 and part.document["rows"] == rows
     other = hil("study", "run", FOURTEEN, *options, "--resume", "--rtol", "0.01")
     assert other.code == 2 and "other settings" in other.err
+    elsewhere = hil("study", "run", FOURTEEN, *options, "--resume", "--board", "sim-small")
+    assert elsewhere.code == 2 and "on another board, sim" in elsewhere.err
 
 
 def test_what_goes_wrong_is_told_with_its_stage_and_nothing_is_left_out(hil, study):

@@ -141,6 +141,16 @@ def test_flags_that_tfcompile_does_not_have_are_refused(hil, saved):
     assert done.code == 2 and "tfcompile has no flag --O9" in done.err
 
 
+@pytest.mark.parametrize("options", [(), ("--compile-flag", ARM)])
+def test_a_cpu_that_llvm_does_not_know_is_refused(hil, saved, options):
+    done = hil(
+        *("compile", saved, "--function", "pick", "--runtime", "xla-aot", "-o", "x.so", *options),
+        "--compile-flag=--target-cpu=cortex-z1",
+    )
+    assert done.code == 3
+    assert "no CPU 'cortex-z1' is known for" in done.err
+
+
 @pytest.mark.board
 def test_an_arm_board_runs_a_program_and_needs_no_tensorflow(hil, saved, board_aarch64, tmp_path):
     (tmp_path / "arm.toml").write_text(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traced_modules import Classifier, Counter, Empty, Recurrent, Refused, Sums
+from traced_modules import Classifier, Counter, Edges, Empty, Recurrent, Refused, Sums
 
-from hil.errors import UsageError
+from hil.errors import RunFailed, UsageError
 from hil.iree_command import own_tool
 from hil.results import Outcome
 from hil.testing import Trace, compare_backends, ndarange, uniform
@@ -256,6 +256,29 @@ def test_what_the_compiler_refuses_is_kept_with_the_way_to_see_it_again(place):
     assert (place / "hil-traces" / "Refused" / "iree_input.mlir").is_file()
     [taken] = compare_backends(doubled, Refused, exported_names=["double"])
     assert taken.outcome is Outcome.PASS, taken.lines()
+
+
+def test_tensors_without_elements_come_back():
+    def emptied(module):
+        module.none_of(uniform([4]))
+        module.none_of(uniform([0]))
+
+    for result in compare_backends(emptied, Edges, target_backends="iree_llvmcpu,tflite", exported_names=["none_of"]):
+        assert result.outcome is Outcome.PASS, result.lines()
+
+
+def test_what_tensorflow_itself_refuses_comes_in_its_words():
+    def reshaped(module):
+        module.reshaped(uniform([4]), np.int32(3))
+
+    with pytest.raises(RunFailed, match="a tensor with 4 values, but the requested shape has 6"):
+        compare_backends(reshaped, Edges)
+
+    def named(module):
+        module.reshaped(uniform([4]), rows=np.int32(2))
+
+    with pytest.raises(UsageError, match="given rows by name"):
+        compare_backends(named, Edges)
 
 
 def test_what_tflite_cannot_hold_is_said():

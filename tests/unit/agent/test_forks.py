@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from hil.agent import forks, framing
 from hil.agent.forks import ForkServer
-from hil.errors import BoardError
+from hil.errors import BoardError, LoadFailed
 
 
 class Runtime:
@@ -24,6 +25,22 @@ class Runtime:
     @staticmethod
     def describe() -> dict[str, object]:
         return {"name": "none"}
+
+
+class Slow(Runtime):
+    """One whose library takes long to import."""
+
+    @staticmethod
+    def preload() -> None:
+        time.sleep(1)
+
+
+class Deadly(Runtime):
+    """One whose library ends the process that imports it."""
+
+    @staticmethod
+    def preload() -> None:
+        os.kill(os.getpid(), signal.SIGILL)
 
 
 @pytest.fixture
@@ -63,7 +80,8 @@ def test_workers_that_are_asked_for_at_once_are_each_their_own(server: ForkServe
 def test_an_answer_that_comes_late_is_nobody_elses(server: ForkServer, monkeypatch: pytest.MonkeyPatch):
     stopped = server._process
     assert isinstance(stopped, subprocess.Popen)
-    monkeypatch.setattr(forks, "_FORK_S", 0.5)
+    for limit in ("_FORK_S", "_PRELOAD_S"):
+        monkeypatch.setattr(forks, limit, 0.5)
     os.kill(stopped.pid, signal.SIGSTOP)
 
     with pytest.raises(BoardError, match="does not answer"):
@@ -113,3 +131,21 @@ def test_a_light_runtime_is_asked_without_starting_a_process(monkeypatch: pytest
 
 def test_a_light_runtime_that_cannot_be_imported_says_why():
     assert "no_such_module" in ForkServer("no_such_module:Runtime", light=True).describe()["error"]
+
+
+def test_the_first_worker_waits_until_its_library_is_imported(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(forks, "_FORK_S", 0.01)
+    slow = ForkServer("test_forks:Slow", light=True)
+    _, channel, exited = fork(slow)
+    channel.close()
+    assert exited.wait(30)
+    slow.stop()
+
+
+def test_a_library_that_ends_the_process_is_a_runtime_that_does_not_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    deadly = ForkServer("test_forks:Deadly", light=True)
+    with pytest.raises(LoadFailed, match="died while importing its library"):
+        fork(deadly)
+    deadly.stop()

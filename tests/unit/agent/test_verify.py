@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnx import TensorProto, helper
 
 from hil.agent import verify
 from hil.bundle import Artifact
-from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.tensors import TensorSpec
 
 F32 = np.float32
@@ -89,6 +90,33 @@ def test_a_case_that_the_runtime_refuses_costs_that_case_only(tmp_path, capsys):
     code, out, _ = call(capsys, bundled(tmp_path, helper.make_node("Add", ["x", "z"], ["y"]), *cases, inputs=inputs))
     assert code == 3
     assert [line.split()[0] for line in out.splitlines() if "test/" in line] == ["PASS", "RUN_ERROR", "PASS"]
+
+
+def test_a_program_may_lie_in_a_folder(twice, tmp_path, capsys):
+    path = twice([2, 4, 6])
+    opened = Bundle.open(path)
+    made = opened.extract(_folder(tmp_path))
+    (file,) = made.files.values()
+    program = replace(made, main="models/m.onnx", files={"models/m.onnx": file})
+    Bundle.create(program, [MethodTestSuite("test", [_given(opened)])]).save(path)
+    assert call(capsys, path)[0] == 0
+
+
+def test_no_case_is_no_success(tmp_path, capsys):
+    spec = TensorSpec("x", "float32", (1,))
+    signature = Signature((spec,), (spec,))
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    program = Artifact("onnxruntime", "model.onnx", {"model.onnx": tmp_path / "model.onnx"}, {}, "f", "none")
+    case = MethodTestCase([np.ones(1, F32)], [np.ones(1, F32)])
+    made = Bundle.create(program, [MethodTestSuite("f", [case])], signatures={"f": signature, "g": signature})
+    made.save(tmp_path / "b.hilb")
+    code, out, _ = call(capsys, tmp_path / "b.hilb", "--method", "g")
+    assert (code, "0 of 0 cases passed" in out) == (5, True)
+
+
+def _given(bundle: Bundle) -> MethodTestCase:
+    case = bundle.methods[0].cases[0]
+    return MethodTestCase(case.inputs, case.expected_outputs)
 
 
 def test_a_program_that_takes_other_inputs_than_the_bundle_says_is_not_run(twice, tmp_path, capsys):

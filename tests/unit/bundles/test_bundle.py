@@ -93,6 +93,24 @@ def test_the_program_comes_out_as_it_went_in(tmp_path):
         bundle(tmp_path).extract(tmp_path / "out")
 
 
+def test_a_file_that_is_changed_after_it_was_checked_gives_no_program(tmp_path):
+    bundle(tmp_path).save(tmp_path / "b.hilb")
+    opened = Bundle.open(tmp_path / "b.hilb")
+    raw = (tmp_path / "b.hilb").read_bytes()
+    with (tmp_path / "b.hilb").open("r+b") as file:
+        file.seek(raw.index(b"main.bin" * 7))
+        file.write(b"evil")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="was changed"):
+        opened.extract(tmp_path / "out")
+
+
+@pytest.mark.parametrize("rtol", [10**400, "much", -1, float("nan")])
+def test_a_tolerance_that_is_no_number_is_refused(tmp_path, rtol):
+    with pytest.raises(UsageError, match=r"method 'f', case 0: .*tol"):
+        bundle(tmp_path, case(rtol=rtol))
+
+
 def test_a_full_folder_is_told(tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
         bundle(tmp_path).save(tmp_path / "missing" / "b.hilb")

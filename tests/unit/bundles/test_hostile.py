@@ -90,6 +90,7 @@ FORGERIES = {
     "a name with a NUL": lambda d: d["program"]["files"][0].update(name="a\0b"),
     "half a character": lambda d: d["program"]["files"][0].update(name="\ud800"),
     "an endless name": lambda d: d["program"]["files"][0].update(name="a" * 300),
+    "a name of too many bytes": lambda d: d["program"]["files"][0].update(name="\u00e9" * 200),
     "the seal's name": lambda d: d["program"]["files"][0].update(name="hil:bundle"),
     "a file that is a folder too": lambda d: d["program"]["files"][1].update(name="main.bin/w"),
     "two files of one name": lambda d: d["program"]["files"][1].update(name="MAIN.bin"),

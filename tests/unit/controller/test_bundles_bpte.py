@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from executorch_crafted import bundled
 
 from hil.bundles import Bundle
 from hil.controller.bundles.bpte import read_bpte
@@ -14,6 +15,7 @@ from hil.controller.cache import Cache
 from hil.controller.case import Workshop
 from hil.controller.isolated import Isolated
 from hil.errors import UsageError
+from hil.executorch_file import read_methods
 
 FILES = Path(__file__).parents[1] / "executorch_files"
 
@@ -62,3 +64,12 @@ def test_a_case_that_is_cut_off_is_refused(shop: Workshop, tmp_path: Path):
         path.write_bytes(whole[:size])
         with pytest.raises(UsageError, match=r"a\.bpte"):
             read_bpte(path, shop=shop)
+
+
+def test_a_tensor_in_the_place_of_the_programs_own_number_is_refused(shop: Workshop, tmp_path: Path):
+    path = tmp_path / "a.bpte"
+    program = (FILES / "numbers.pte").read_bytes()
+    places = len(read_methods(memoryview(program))["forward"].inputs)
+    path.write_bytes(bundled([(2, 4)] * places, program))
+    with pytest.raises(UsageError, match="is a tensor, the program has"):
+        read_bpte(path, shop=shop)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import re
 
 import pytest
 
-from hil.controller.compilers.tfcompile import flags_for, target_of
-from hil.controller.compilers.tfcompile_build import is_needed, needed_variants
+from hil.controller.compilers.tfcompile_build import glue_of, is_needed, needed_variants
 from hil.controller.compilers.tfcompile_config import Node, assigned_variables, identifiers, make_config, split
+from hil.controller.compilers.tfcompile_target import flags_for, target_of
 from hil.errors import CompileFailed, UsageError
 from hil.tensors import TensorSpec
+from hil.xla_program import Signature, read_signature, write_signature
 
 GRAPH = [
     Node("function/x", "Placeholder"),
@@ -107,6 +110,14 @@ def test_a_call_of_unknown_type_brings_the_whole_library():
     )
     assert is_needed("dot_lib_f32", included, variants) and is_needed("dot_lib_s8", included, variants)
     assert not is_needed("sort_lib", included, variants)
+
+
+def test_names_of_anybodys_model_stay_text_in_the_source():
+    names = ("x)hil", '"; } int evil() { return 0; } //', "a\\", "ü\n")
+    signature = Signature("step", (), tuple(TensorSpec(name, "float32", ()) for name in names))
+    (line,) = [line for line in glue_of(write_signature(signature)).splitlines() if "hil_xla_signature" in line]
+    literal = re.fullmatch(r'.* return ("(?:[^"\\]|\\["\\])*"); }', line)
+    assert literal and read_signature(json.loads(literal[1])) == signature
 
 
 def test_targets_are_this_machines_family_or_the_one_that_is_named():

@@ -46,6 +46,15 @@ def test_later_flags_take_the_place_of_the_files_and_options_that_of_both(tmp_pa
     assert (found.models, found.function, found.rtol) == ((Path("a.onnx"),), "h", 0.2)
 
 
+def test_integers_stay_exact_beside_a_tolerance_as_the_tools_have_it(tmp_path):
+    loose = "--module=m.vmfb\n--expected_rtol=0.001\n--expected_output=1xi32=2000000\n"
+    assert (job(tmp_path / "flagfile", loose).rtol, job(tmp_path / "flagfile", loose, rtol=0.5).rtol) == (None, 0.5)
+    mixed = job(tmp_path / "flagfile", f"{loose}--expected_output=1xf32=3\n")
+    assert mixed.rtol is not None and mixed.atol is not None
+    assert mixed.atol + mixed.rtol * 2000000 < 1
+    assert job(tmp_path / "flagfile", "--expected_rtol=0.001\n--expected_output=1xf32=3\n").rtol == 0.001
+
+
 @pytest.mark.parametrize(
     ("text", "later", "said"),
     [

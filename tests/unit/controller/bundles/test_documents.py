@@ -11,11 +11,13 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from bundle_files import bundle
 from models import save_model
 from onnx import TensorProto, helper
 from referencing import Registry, Resource
 
 from hil.agent import verify
+from hil.bundles.layout import Head, pieces
 from hil.controller.cli.main import main
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -60,6 +62,14 @@ def test_every_document_is_as_its_schema_says(call, tmp_path, capsys):
     assert (tmp_path / "again.hilb").read_bytes() == (tmp_path / "m.hilb").read_bytes()
     assert verify.main(["m.hilb", "--json"]) == 1
     check(json.loads(capsys.readouterr().out), "commands.schema.json#/$defs/python%20-m%20hil.agent%20verify")
+
+
+def test_nobody_is_shown_as_the_signer_who_did_not_sign(call, tmp_path):
+    made = bundle(tmp_path)
+    forged = Head(made.head.size, made.head.manifest, b"k" * 32, b"s" * 64)
+    (tmp_path / "f.hilb").write_bytes(b"".join(bytes(one) for one in pieces(forged, list(made._blobs.values()))))
+    for verb in ("inspect", "verify", "run"):
+        assert "signature is not" in call(verb, "f.hilb", code=2)["error"]["message"]
 
 
 @pytest.mark.parametrize(

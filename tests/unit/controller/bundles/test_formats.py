@@ -77,6 +77,9 @@ def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, shop):
         (lambda d: d["methods"][0]["cases"][0].update(folder="../.."), "no name inside"),
         (lambda d: d["methods"][0]["cases"][0].update(folder="nowhere"), "no folder"),
         (lambda d: d["methods"][0]["cases"][0].update(rtol="much"), "wrong type"),
+        (lambda d: d["methods"][0]["cases"][0].update(rtol=10**400), "too large"),
+        (lambda d: d["methods"][0]["cases"][0].update(folder="\u00e9" * 200), "too long"),
+        (lambda d: d.update(files=["\u00e9" * 200, "main.bin"]), "too long"),
         (
             lambda d: d["methods"][0]["inputs"][0].update(dtype="float64"),
             "is 3x2 float32, the method takes Nx2 float64",
@@ -183,6 +186,17 @@ def test_what_iree_s_tools_cannot_compare_is_not_written(tmp_path, shop):
 def test_a_program_of_another_runtime_is_refused(tmp_path, shop, form, message):
     with pytest.raises(UsageError, match=message):
         write_format(form, bundle(tmp_path), tmp_path / "out", shop=shop)
+
+
+def test_an_onnx_model_has_one_method(tmp_path, shop):
+    (tmp_path / "m.onnx").touch()
+    signature = Signature(tuple(program(tmp_path).inputs), tuple(program(tmp_path).outputs))
+    artifact = Artifact("onnxruntime", "m.onnx", {"m.onnx": tmp_path / "m.onnx"}, {}, "f", "none")
+    suites = [MethodTestSuite("f", [case()])]
+    made = Bundle.create(artifact, suites, signatures={"f": signature, "g": signature})
+    with pytest.raises(UsageError, match="2 methods"):
+        write_format("onnx", made, tmp_path / "out", shop=shop)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_form_that_there_is_not_is_refused_with_those_that_there_are(tmp_path, shop):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hil.controller.study.match import Differs, match_steps
 from hil.controller.study.plan import Experiment, read_study
-from hil.controller.study.record import FAILED, PASSED, Row, StageResult, exit_code, row_of, summary
+from hil.controller.study.record import FAILED, PASSED, Row, StageResult, exit_code, row_of, summary, taken_over
 from hil.controller.study.show import cells, failures, markdown, write_tables
 from hil.controller.study.ways import WAYS
 from hil.errors import UsageError
@@ -75,7 +78,7 @@ def test_the_table_names_the_stage_that_failed_and_leaves_nothing_out(tmp_path):
         "-",
         "COMPILE_ERROR",
     )
-    assert (fine["link"], fine["match"], fine["size"], fine["2019"]) == ("none", "5 steps", "2 KiB", "pass")
+    assert (fine["link"], fine["match"], fine["size"], fine["reported"]) == ("none", "5 steps", "2 KiB", "pass")
     assert failures(rows) == ["fc, tfcompile: link: it | broke"]
     assert "- fc, tfcompile: link: it | broke" in markdown(rows)
     write_tables(rows, tmp_path)
@@ -93,3 +96,74 @@ def test_exit_codes_are_those_of_all_commands():
     assert exit_code([row("iree", "compile", Outcome.COMPILE_CRASH), row("iree", "match", Outcome.FAIL)], False) == 3
     assert exit_code([], False) == 5
     assert exit_code([row("iree")], True) == 130
+
+
+def test_a_study_that_goes_on_keeps_every_row_that_ended():
+    lost = row("tfcompile", "run", Outcome.BOARD_LOST)
+    fresh = [Row(ONE, way, [StageResult(name) for name in WAYS[way].all_stages]) for way in ("tfcompile", "iree")]
+    other = Row(Experiment("conv", "CNN", "", Path()), "iree", [], Outcome.FAIL)
+    unfinished = Row(Experiment("rnn", "RNN", "", Path()), "iree", [])
+    stored = [one.document() for one in (lost, row("iree"), other, unfinished)]
+    assert taken_over(stored, fresh) == [fresh[0], row("iree"), other]
+    assert taken_over([], fresh) == fresh
+    with pytest.raises((KeyError, TypeError)):
+        taken_over([{"experiment": "fc", "way": "iree", "outcome": "PASS"}], fresh)
+
+
+TRAINED = [
+    {
+        "loss": np.array(1 - step / 10, np.float32),
+        "variable kernel": np.arange(1, 5, dtype=np.float32) + step,
+        "variable squares": np.full(3, 1e-6, np.float32) * (step + 1),
+        "variable count": np.array(step),
+    }
+    for step in range(3)
+]
+
+
+def match(results, trained=TRAINED):
+    found = row("iree")
+    found.steps, found.worst = 0, {}
+    try:
+        match_steps(found, results, trained.__getitem__, rtol=1e-4, atol=1e-5)
+    except Differs as error:
+        return found, error.message
+    return found, ""
+
+
+def test_every_output_and_variable_of_every_step_has_to_agree():
+    near = [{**step, "loss": step["loss"] + np.float32(5e-5)} for step in TRAINED]
+    found, message = match(near)
+    assert (found.steps, message) == (3, "")
+    assert (found.worst["of"], found.worst["max_abs"] > 0) == ("loss", True)
+    for step in range(3):
+        for name, value in TRAINED[step].items():
+            # Squares are small: one that differs by a thousandth of all else's size differs all the same.
+            off = np.asarray(value) + np.asarray(1 if value.dtype.kind == "i" else value.dtype.type(1e-3) * value)
+            changed = [dict(one) for one in TRAINED]
+            changed[step][name] = off.astype(value.dtype)
+            found, message = match(changed)
+            assert found.steps == step and message.startswith(f"step {step + 1} of 3: {name}: "), message
+
+
+def test_a_comparison_of_nothing_is_no_match():
+    assert "no step" in match([])[1]
+    assert "nothing to compare" in match([{}], [{}])[1]
+    fewer = [{name: value for name, value in step.items() if name != "variable count"} for step in TRAINED]
+    assert "not in both the program and TensorFlow's training: variable count" in match(fewer)[1]
+    assert "variable count" in match(TRAINED, fewer)[1]
+
+
+def test_a_training_that_diverged_agrees_only_where_both_did():
+    diverged = [{"loss": np.array([np.nan, np.inf, 1], np.float32)}]
+    assert match(diverged, diverged)[1] == ""
+    assert "loss" in match([{"loss": np.array([np.nan, 2, 1], np.float32)}], diverged)[1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed here")
+@pytest.mark.parametrize(("way", "extra"), [("iree", "tensorflow"), ("tfcompile", "tfcompile")])
+def test_without_tensorflow_nothing_is_begun(hil, tmp_path, way, extra):
+    done = hil("study", "run", FOURTEEN, "--experiment", "fc", "--compiler", way)
+    assert done.code == 2
+    assert f"pip install 'hil[{extra}]'" in done.err
+    assert not (tmp_path / "hil-study").exists()

@@ -43,6 +43,17 @@ def test_every_wrong_call_and_output_is_told_with_its_numbers():
     assert len(first.lines(failed_only=True)) == 3
 
 
+def test_a_wrong_answer_to_another_question_is_told_as_such():
+    def asked(given: np.ndarray, answer: np.ndarray) -> ModuleCall:
+        return ModuleCall("predict", (given,), (answer,), None, None)
+
+    reference = traced("tf", asked(ONES, ONES))
+    [other] = compare_traces(reference, traced("board", asked(2 * ONES, 2 * ONES)))
+    assert not other and other.reason == "it was given other inputs than tf"
+    [wrong] = compare_traces(reference, traced("board", asked(ONES, 2 * ONES)))
+    assert not wrong and not wrong.reason
+
+
 def test_tolerances_are_those_of_the_call():
     near = ONES * np.float32(1.01)
     for reference, passes in ((call(ONES), False), (call(ONES, rtol=0.02), True), (call(ONES, atol=0.005), False)):

@@ -1,0 +1,80 @@
+"""What a live program is called with, under the names that hil has for its inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hil.controller.torch_module import exported  # noqa: E402 (it needs torch)
+from hil.errors import UsageError  # noqa: E402
+
+A, B, W = (np.full(2, value, np.float32) for value in (1, 2, 3))
+
+
+class Weighted(torch.nn.Module):
+    """A mapping, a tensor and a number."""
+
+    def forward(self, batch: Any, w: Any, scale: float = 2.0) -> Any:
+        return (batch["a"] - batch["b"] * w) * scale
+
+
+@pytest.fixture(scope="module")
+def program() -> Any:
+    found, named = exported(Weighted(), ({"b": B, "a": A}, W, 4.0))
+    assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
+    return found
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ({"a": A, "b": B}, W),
+        [{"b": torch.from_numpy(B), "a": A}, W, 4.0],
+        {"w": W, "batch": {"a": A, "b": B}},
+        {"scale": 4.0, "w": W, "batch": {"b": B, "a": A}},
+        {"w": W, "batch_b": B, "batch_a": A},
+    ],
+    ids=["positional", "tensors", "keywords", "keywords-and-a-constant", "names"],
+)
+def test_arguments_find_their_inputs_in_whatever_order_they_come(program, inputs):
+    _, named = exported(program, inputs)
+    assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
+
+
+def test_a_modules_keywords_may_come_in_any_order():
+    program, named = exported(Weighted(), {"w": W, "batch": {"b": B, "a": A}})
+    assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
+    [value] = program.module()(w=torch.from_numpy(W), batch={"b": torch.from_numpy(B), "a": torch.from_numpy(A)})[:1]
+    assert value.item() == (1 - 2 * 3) * 2
+
+
+def test_what_is_not_given_is_left_to_chance_only_where_names_or_nothing_say_so(program):
+    assert exported(program, ())[1] == {} == exported(program, {})[1]
+    assert list(exported(program, {"w": W})[1]) == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (({"a": A, "b": B},), "the program needs w as well"),
+        (({"a": A, "b": B}, W, 4.0, W), "takes no tensor as argument 4"),
+        ({"v": W}, "takes no tensor as v"),
+        (({"a": A, "b": B}, W, 3.0), "was exported with scale = 4.0, not 3.0"),
+        (({"a": A, "b": B}, 3), "w is a tensor, got 3"),
+        ({"w": 3}, "w is a tensor, got 3"),
+        (["w=3"], "takes no tensor as batch"),
+        ([1.0, 2.0], "takes no tensor as batch"),
+        (3, "a sequence or a mapping"),
+        ("w=3", "a sequence or a mapping"),
+        (W, "a sequence or a mapping"),
+        (None, "a sequence or a mapping"),
+    ],
+)
+def test_what_fits_no_input_is_refused_and_nothing_random_runs_instead(program, inputs, said):
+    with pytest.raises(UsageError) as caught:
+        exported(program, inputs)
+    assert said in str(caught.value)
