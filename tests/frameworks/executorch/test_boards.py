@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import Linear, export, save_bpte, save_pt2  # noqa: E402
+from executorch_programs import Linear, export, save_bpte, save_pt2
 
-from hil.testing.virtual_board import VirtualBoard  # noqa: E402
+from hil.testing.virtual_board import VirtualBoard
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the exporter's own, there are many

@@ -13,21 +13,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import Conv, Linear, export, save_bpte, save_pt2, stock_verdict  # noqa: E402
+from executorch_programs import Conv, Linear, export, save_bpte, save_pt2, stock_verdict
 
-import hil  # noqa: E402
-from hil.bundle import Artifact  # noqa: E402
-from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature  # noqa: E402
-from hil.controller.bundles.bpte import read_bpte, write_bpte  # noqa: E402
-from hil.controller.cache import Cache  # noqa: E402
-from hil.controller.case import Case, Options, Workshop  # noqa: E402
-from hil.controller.isolated import Isolated  # noqa: E402
-from hil.controller.opening import AnyBoard  # noqa: E402
-from hil.controller.pipeline import conclude  # noqa: E402
-from hil.controller.references import expected_result  # noqa: E402
-from hil.errors import UsageError  # noqa: E402
-from hil.results import RunResult  # noqa: E402
-from hil.tensors import TensorSpec  # noqa: E402
+import hil
+from hil.bundle import Artifact
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.controller.bundles.bpte import read_bpte, write_bpte
+from hil.controller.cache import Cache
+from hil.controller.case import Case, Options, Workshop
+from hil.controller.isolated import Isolated
+from hil.controller.opening import AnyBoard
+from hil.controller.pipeline import conclude
+from hil.controller.references import expected_result
+from hil.errors import UsageError
+from hil.results import RunResult
+from hil.tensors import TensorSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 

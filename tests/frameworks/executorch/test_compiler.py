@@ -13,18 +13,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import NETS, Residual, export, save_pt2  # noqa: E402
-from rich.console import Console  # noqa: E402
+from executorch_programs import NETS, Residual, export, save_pt2
+from rich.console import Console
 
-import hil  # noqa: E402
-from hil.bundle import Artifact  # noqa: E402
-from hil.controller.cache import Cache  # noqa: E402
-from hil.controller.case import Workshop  # noqa: E402
-from hil.controller.compilers import compile_model  # noqa: E402
-from hil.controller.importers import import_model  # noqa: E402
-from hil.controller.isolated import Isolated  # noqa: E402
-from hil.controller.report import case_record, print_case  # noqa: E402
-from hil.errors import CompileFailed, UsageError  # noqa: E402
+import hil
+from hil.bundle import Artifact
+from hil.controller.cache import Cache
+from hil.controller.case import Workshop
+from hil.controller.compilers import compile_model
+from hil.controller.importers import import_model
+from hil.controller.isolated import Isolated
+from hil.controller.report import case_record, print_case
+from hil.errors import CompileFailed, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 

@@ -10,16 +10,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import NETS, export, save_pt2  # noqa: E402
+from executorch_programs import NETS, export, save_pt2
 
-import hil  # noqa: E402
-from hil.controller.cache import Cache  # noqa: E402
-from hil.controller.case import Case, Workshop  # noqa: E402
-from hil.controller.flows import Flow, apply_recipe, flows, load_flow, quantum_atol  # noqa: E402
-from hil.controller.importers import import_model  # noqa: E402
-from hil.controller.isolated import Isolated  # noqa: E402
-from hil.controller.opening import AnyBoard  # noqa: E402
-from hil.errors import ImportFailed  # noqa: E402
+import hil
+from hil.controller.cache import Cache
+from hil.controller.case import Case, Workshop
+from hil.controller.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
+from hil.controller.importers import import_model
+from hil.controller.isolated import Isolated
+from hil.controller.opening import AnyBoard
+from hil.errors import ImportFailed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 

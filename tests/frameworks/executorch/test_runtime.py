@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import Conv, Kinds, Linear, export, save_bpte, save_pte  # noqa: E402
+from executorch_programs import Conv, Kinds, Linear, export, save_bpte, save_pte
 
-from hil.agent.runtimes.executorch import ExecuTorchProgram, ExecuTorchRuntime  # noqa: E402
-from hil.errors import LoadFailed, RunFailed  # noqa: E402
+from hil.agent.runtimes.executorch import ExecuTorchProgram, ExecuTorchRuntime
+from hil.errors import LoadFailed, RunFailed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 

@@ -9,12 +9,12 @@ from hil.errors import CompileFailed
 
 tf = pytest.importorskip("tensorflow")
 
-from iree import runtime  # noqa: E402
-from iree.compiler import tools  # noqa: E402
+from iree import runtime
+from iree.compiler import tools
 
-from hil.controller.tensorflow.lower import Live, flatten, lower  # noqa: E402
-from hil.controller.tensorflow.program import freeze, prepare  # noqa: E402
-from hil.controller.tensorflow.structure import leaves, numbered, restore  # noqa: E402
+from hil.controller.tensorflow.lower import Live, flatten, lower
+from hil.controller.tensorflow.program import freeze, prepare
+from hil.controller.tensorflow.structure import leaves, numbered, restore
 
 CONFIG = runtime.Config("local-sync")
 

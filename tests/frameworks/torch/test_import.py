@@ -14,11 +14,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_modules import Counting, Nested, Net, Recurrent, save, save_net  # noqa: E402 (it needs torch)
+from torch_modules import Counting, Nested, Net, Recurrent, save, save_net
 
-from hil.controller.importers import import_model  # noqa: E402
-from hil.controller.importers.pt2 import describe  # noqa: E402
-from hil.errors import ImportFailed, UsageError  # noqa: E402
+from hil.controller.importers import import_model
+from hil.controller.importers.pt2 import describe
+from hil.errors import ImportFailed, UsageError
 
 MODEL = "models/model.json"
 WEIGHTS = "data/weights/model_weights_config.json"

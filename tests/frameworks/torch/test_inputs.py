@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hil.controller.torch_module import exported  # noqa: E402 (it needs torch)
-from hil.errors import UsageError  # noqa: E402
+from hil.controller.torch_module import exported
+from hil.errors import UsageError
 
 A, B, W = (np.full(2, value, np.float32) for value in (1, 2, 3))
 

@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_modules import Branching, Conjugate, Counting, Net, Recurrent, save, save_net  # noqa: E402 (it needs torch)
+from torch_modules import Branching, Conjugate, Counting, Net, Recurrent, save, save_net
 
-import hil as library  # noqa: E402
-from hil.controller.torch_module import export_module  # noqa: E402
-from hil.errors import UsageError  # noqa: E402
-from hil.results import Outcome  # noqa: E402
+import hil as library
+from hil.controller.torch_module import export_module
+from hil.errors import UsageError
+from hil.results import Outcome
 
 
 @pytest.fixture
