@@ -24,13 +24,13 @@ class Conversion:
 
     Attributes:
         convert: ``module:function``, called in a process of its own with ``path`` (the model's file), ``function`` (its
-            entry point) and ``output`` (the file to write; further files beside it). Inputs and outputs keep order,
-            dtypes and shapes. Raises CompileFailed; whatever else it raises becomes one.
+            entry point), ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further
+            files beside it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it
+            raises becomes one.
         by: who does it, as results say it.
         packages: whose versions the result depends on.
         suffix: of the file.
         extra: of hil, which installs the packages.
-        sized: whether the function is told ``dims`` too, sizes of symbolic dimensions by name, and makes use of them.
         version: raise it when the result changes without those.
     """
 
@@ -39,7 +39,6 @@ class Conversion:
     packages: tuple[str, ...]
     suffix: str
     extra: str
-    sized: bool = False
     version: int = 1
 
 
@@ -49,17 +48,17 @@ _TENSORFLOW = "hil.controller.conversions.tensorflow_program"
 
 def _from_tensorflow(function: str, by: str, suffix: str, *packages: str) -> Conversion:
     name = f"{_TENSORFLOW}:{function}"
-    return Conversion(name, by, ("tensorflow", *packages), suffix, "tensorflow", sized=True)
+    return Conversion(name, by, ("tensorflow", *packages), suffix, "tensorflow")
 
 
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
         ("pt2", "mlir"): Conversion(
-            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch", sized=True
+            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch"
         ),
         ("pt2", "onnx"): Conversion(
-            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", sized=True
+            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch"
         ),
         ("tf", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler"),
         ("keras", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler", "keras"),
@@ -113,7 +112,7 @@ def convert(
         "conversion",
         model=model.digest,
         function=model.function,
-        dims=dict(model.dims) if conversion.sized else {},
+        dims=dict(model.dims),
         convert=conversion.convert,
         versions=[needed_version(package, conversion.extra) for package in conversion.packages],
         version=conversion.version,
@@ -122,7 +121,7 @@ def convert(
 
     def make(folder: Path) -> None:
         arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
-        arguments |= {"output": str(folder / name)} | ({"dims": dict(model.dims)} if conversion.sized else {})
+        arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
             isolated.call(conversion.convert, arguments, timeout=timeout or CONVERT_TIMEOUT_S, log=log)
