@@ -26,7 +26,7 @@ else:
 
 _PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
 _BOARD = ("name", "hw_type", "description", "runtime")
-_TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator"}
+_TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator", "labgrid"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Connection:
         known_hosts: file of pinned host keys; "" is the user's own.
         accept_new_host_key: pin the key of a host that was never seen.
         folder: hil's folder on the board; "" is ``.hil`` in the login's home.
+        fence: sessions are opened with it, so that nobody with a lower one can use the board; 0 is none.
+        lease: of a board that a farm lent: whose and from where, for results; "" is none.
     """
 
     address: str = ""
@@ -52,6 +54,8 @@ class Connection:
     known_hosts: str = ""
     accept_new_host_key: bool = False
     folder: str = ""
+    fence: int = 0
+    lease: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,23 @@ class Simulator:
     memory_limit: int = 0
     arithmetic: str = ""
     faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Labgrid:
+    """A board that labgrid has: the farm's host acquires its place, which tells the SSH address and switches the power.
+
+    Attributes:
+        place: its name; "" is no labgrid place.
+        coordinator: ``HOST:PORT``; "" is ``LG_COORDINATOR``, else labgrid's own default.
+        service: which ``NetworkService`` it is, where the place has several.
+        client: labgrid's command line.
+    """
+
+    place: str = ""
+    coordinator: str = ""
+    service: str = ""
+    client: str = "labgrid-client"
 
 
 @dataclass(frozen=True)
@@ -79,6 +100,7 @@ class BoardConfig:
         command: how a program is run where no agent is (the table ``[runtime]``).
         power: what resets it and switches its power.
         simulator: set for a simulator, which hil starts itself.
+        labgrid: the labgrid place that it is.
         path: the file it was read from.
     """
 
@@ -93,6 +115,7 @@ class BoardConfig:
     command: RuntimeCommand = field(default_factory=RuntimeCommand)
     power: Power = field(default_factory=Power)
     simulator: Simulator | None = None
+    labgrid: Labgrid = Labgrid()
     path: Path = Path()
 
     @property
@@ -138,10 +161,27 @@ def load_board(name: str) -> BoardConfig:
             "or USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT",
         )
     try:
-        data = tomllib.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError as error:
         raise UsageError(f"no such board config: {path}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return parse_board(text, path)
+
+
+def parse_board(text: str, path: Path) -> BoardConfig:
+    """The board config that a text is.
+
+    Args:
+        text: TOML.
+        path: the file that it is from, or would be: its name is the board's where the text tells none.
+
+    Raises:
+        UsageError: it is not a board config.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return _parse(data, path)
 
@@ -167,6 +207,8 @@ def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
     if simulator and "faults" in simulator:
         simulator["faults"] = tuple(_strings(path, "faults", simulator["faults"]))
     connection: Connection = _make(Connection, table("connection"), path, "connection")
+    if not 0 <= connection.fence < 1 << 63:
+        raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
     made: BoardConfig = _make(
         BoardConfig,
         {
@@ -178,6 +220,7 @@ def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
             "command": parse_runtime(table("runtime"), path),
             "power": parse_power(table("power"), str(path)),
             "simulator": None if simulator is None else _make(Simulator, simulator, path, "simulator"),
+            "labgrid": _make(Labgrid, table("labgrid"), path, "labgrid"),
             "path": path.resolve(),
         },
         path,

@@ -4,7 +4,8 @@ The tree, with the outcome and the exit code each ends in::
 
     HilError
     ├── UsageError            what was typed or configured is wrong            exit 2
-    │   └── StorageError      a folder of ours cannot be written               exit 2
+    │   ├── StorageError      a folder of ours cannot be written               exit 2
+    │   └── AccessRefused     the farm does not let this token do it           exit 2
     ├── StageError            a stage of the model's own failed                exit 3
     │   ├── ImportFailed      IMPORT_ERROR     the model cannot be read
     │   ├── CompileFailed     COMPILE_ERROR    the compiler refused it
@@ -18,7 +19,9 @@ The tree, with the outcome and the exit code each ends in::
         ├── BoardLost         BOARD_LOST       it stopped answering
         ├── BoardUnreachable  BOARD_LOST       it never answered
         ├── BoardBusy         BOARD_LOST       somebody else holds it
-        └── SessionEnded      BOARD_LOST       our session was ended by another
+        ├── SessionEnded      BOARD_LOST       our session was ended by another
+        └── FarmError         BOARD_LOST       the farm failed, or has no such board
+            └── FarmUnreachable  BOARD_LOST    no gateway of the farm answers
 
 "You used it wrongly" and "the board failed" are different families, so that neither is ever blamed for the other.
 """
@@ -90,6 +93,10 @@ class UsageError(HilError):
 
 class StorageError(UsageError):
     """A folder that hil writes to is full or cannot be written."""
+
+
+class AccessRefused(UsageError):
+    """The farm does not let the bearer of this token do that."""
 
 
 class StageError(HilError):
@@ -167,6 +174,14 @@ class BoardBusy(BoardError):
 
 class SessionEnded(BoardError):
     """Our session on the board was ended, by a higher fence or because its time ran out."""
+
+
+class FarmError(BoardError):
+    """The farm failed, or no board of it will do."""
+
+
+class FarmUnreachable(FarmError):
+    """No gateway of the farm answers."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -196,6 +196,15 @@ def error_from_parts(kind: str, message: str, hint: str = "", detail: str = "") 
     return found(message, hint=hint, detail=detail)
 
 
+def error_of(call: grpc.RpcError) -> errors.HilError | None:
+    """The typed error that the far side of a failed call sent; None where it sent none."""
+    for sent in call.trailing_metadata() or ():
+        if sent.key == ERROR_KEY:
+            said = pb.Error.FromString(sent.value)
+            return error_from_parts(said.kind, said.message, said.hint, said.detail)
+    return None
+
+
 def spec_to_message(spec: TensorSpec) -> pb.TensorSpec:
     """A tensor's spec as a message."""
     dims = [pb.Dim(size=dim) if isinstance(dim, int) else pb.Dim(symbol=dim or "") for dim in spec.shape]

@@ -67,6 +67,12 @@ class Programs:
         Raises:
             LoadFailed, RunCrashed, StageTimeout: as the worker ends.
         """
+        with self._sessions.journal.during("load", fence=session.fence) as noted:
+            reply = self._load(session, request)
+            noted["program"] = reply.program_id
+        return reply
+
+    def _load(self, session: Session, request: pb.LoadRequest) -> pb.LoadReply:
         names = [file.name for file in request.files]
         if request.main not in names:
             raise UsageError(f"the program's main file {request.main[:100]!r} is not among its files")
@@ -160,7 +166,8 @@ class Programs:
                 self._policy.check_profile(tool)
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
         try:
-            reply = loaded.worker.call(order, _timeout(start.timeout_s))
+            with self._sessions.journal.during(str(order["op"]), fence=loaded.session.fence, program=start.program_id):
+                reply = loaded.worker.call(order, _timeout(start.timeout_s))
         except (RunCrashed, StageTimeout):
             self._forget(start.program_id)
             raise

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hmac
-import ipaddress
 import os
-import socket
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from hil import wire
 from hil.agent import runtimes
+from hil.agent.journal import Journal
 from hil.agent.lock import StoreLock
 from hil.agent.policy import Policy
 from hil.agent.programs import Programs
@@ -28,6 +27,7 @@ from hil.agent.session import Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor
 from hil.errors import SessionEnded, UsageError
+from hil.listening import check_listen, listen_on
 
 # A sync server pins a thread for each open stream: a session holds a few (Hold, Invoke, Logs, Clock), and others wait.
 _THREADS = 48
@@ -39,7 +39,7 @@ class AgentConfig:
 
     Attributes:
         listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
-        store: folder of blobs, programs and the fence.
+        store: folder of blobs, programs, the fence and the journal.
         name: what the device is called.
         build: what was deployed, for Describe.
         quota_bytes: most that blobs may take; 0 is no limit.
@@ -75,7 +75,12 @@ class Agent:
     """A running agent. ``address`` is where it really listens."""
 
     def __init__(self, config: AgentConfig) -> None:
-        _check_exposure(config)
+        check_listen(
+            config.listen,
+            protected=bool(config.tls_key and config.tls_cert and config.token),
+            needs="TLS and a token",
+            hint="--tls-cert, --tls-key and --token-file",
+        )
         # Before anything in the store is touched: it may be another agent's.
         self._store_lock = StoreLock(config.store)
         try:
@@ -90,7 +95,7 @@ class Agent:
         except OSError as error:
             raise UsageError(f"the store {config.store} cannot be used: {error.strerror}") from error
         self._supervisor = Supervisor(config.runtimes, config.runtime_options)
-        self._sessions = Sessions(config.store / "fence", self._session_over)
+        self._sessions = Sessions(config.store / "fence", self._session_over, Journal(config.store / "journal.jsonl"))
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)
         interceptors: list[grpc.ServerInterceptor] = [_TokenCheck(config.token)] if config.token else []
@@ -117,7 +122,9 @@ class Agent:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [f"{wire.PACKAGE}.{service}" for service in wire.SERVICES]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        self.address = self._bind(config)
+        self.address = listen_on(
+            self._server, config.listen, cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
+        )
         self._server.start()
         for service in ("", *names):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -148,68 +155,6 @@ class Agent:
 
     def _session_over(self) -> None:
         self._programs.unload_all(SessionEnded("the session that ran this program has ended"))
-
-    def _bind(self, config: AgentConfig) -> str:
-        kind, _, path = config.listen.partition(":")
-        if kind == "unix":
-            refuse_if_served(path)
-            Path(path).unlink(missing_ok=True)
-            before = os.umask(0o077)
-            try:
-                _bound(self._server.add_insecure_port(config.listen), config.listen)
-            except RuntimeError as error:
-                raise UsageError(f"cannot listen on {config.listen}: {error}") from error
-            finally:
-                os.umask(before)
-            return config.listen
-        try:
-            if config.tls_key and config.tls_cert:
-                pairs = [(config.tls_key.read_bytes(), config.tls_cert.read_bytes())]
-                authority = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
-                credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
-                port = self._server.add_secure_port(config.listen, credentials)
-            else:
-                port = self._server.add_insecure_port(config.listen)
-        except (RuntimeError, OSError) as error:
-            raise UsageError(f"cannot listen on {config.listen}: {error}") from error
-        return f"{config.listen.rpartition(':')[0]}:{_bound(port, config.listen)}"
-
-
-def refuse_if_served(path: str) -> None:
-    """A socket that somebody serves is theirs; one that a killed agent left behind may be replaced.
-
-    Raises:
-        UsageError: somebody serves it.
-    """
-    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-        probe.connect(path)
-        raise UsageError(f"another process serves unix:{path} already", hint="stop it, or listen elsewhere")
-
-
-def _bound(port: int, listen: str) -> int:
-    if not port:
-        raise UsageError(f"cannot listen on {listen}")
-    return port
-
-
-def _check_exposure(config: AgentConfig) -> None:
-    """Refuse to be reachable from elsewhere without TLS and a token."""
-    if config.listen.startswith("unix:"):
-        if not config.listen[len("unix:") :]:
-            raise UsageError("unix: needs a path")
-        return
-    host, colon, port = config.listen.rpartition(":")
-    if not colon or not port.isdigit():
-        raise UsageError(f"cannot listen on {config.listen!r}", hint="unix:PATH or HOST:PORT")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not (config.tls_key and config.tls_cert and config.token):
-        raise UsageError(
-            f"{config.listen} can be reached from other machines: that needs TLS and a token",
-            hint="--tls-cert, --tls-key and --token-file, or listen on 127.0.0.1 or a Unix socket",
-        )
 
 
 class _TokenCheck(grpc.ServerInterceptor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import secrets
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hil.agent.journal import Journal
 from hil.errors import BoardBusy, SessionEnded
 
 MIN_TTL_S = 0.5
@@ -37,11 +39,13 @@ class Sessions:
     Args:
         fence_file: where the highest fence is kept, so that an old owner stays locked out over a restart.
         on_end: called whenever a session has ended, to kill and free what it held.
+        journal: is told of each session.
     """
 
-    def __init__(self, fence_file: Path, on_end: Callable[[], None]) -> None:
+    def __init__(self, fence_file: Path, on_end: Callable[[], None], journal: Journal) -> None:
         self._file = fence_file
         self._on_end = on_end
+        self.journal = journal
         self._changed = threading.Condition()
         self._current: Session | None = None
         self._ended_at = time.monotonic()
@@ -49,6 +53,7 @@ class Sessions:
             self.fence = int(fence_file.read_text())
         except (OSError, ValueError):
             self.fence = 0
+        journal.note("agent started", fence=self.fence, pid=os.getpid())
         threading.Thread(target=self._watch, daemon=True, name="session-ttl").start()
 
     @property
@@ -61,15 +66,20 @@ class Sessions:
         return 0.0 if self._current else time.monotonic() - self._ended_at
 
     def open(self, owner: str, purpose: str, ttl_s: float, fence: int, on_end: Callable[[str], None]) -> Session | None:
-        """Open a session; None when another has the device and ``fence`` is 0.
+        """Open a session; None when another has the device which this one may not end.
+
+        Args:
+            owner, purpose, ttl_s, on_end: the session's.
+            fence: 0 waits for its turn and gets the next fence. A higher one than any before ends what is open. The
+                highest again is whoever had it last: it waits while a session is open, and comes in where none is.
 
         Raises:
-            BoardBusy: the fence is not above every one given before.
+            BoardBusy: the fence is below one given before.
         """
         with self._changed:
-            if fence and fence <= self.fence:
+            if fence and fence < self.fence:
                 raise BoardBusy(f"fence {fence} is too old: the board has seen {self.fence}")
-            if self._current and not fence:
+            if self._current and fence in (0, self.fence):
                 return None
             if self._current:
                 self._end(self._current, f"{owner} took the device with fence {fence}")
@@ -79,6 +89,7 @@ class Sessions:
             temporary.replace(self._file)
             ttl_s = min(max(ttl_s, MIN_TTL_S), MAX_TTL_S)
             self._current = Session(owner, purpose, ttl_s, self.fence, on_end)
+            self.journal.note("session opened", fence=self.fence, owner=owner, purpose=purpose)
             return self._current
 
     def wait_free(self, timeout_s: float) -> None:
@@ -108,6 +119,7 @@ class Sessions:
         self._current = None
         # Everything the session held is gone before anybody else may come.
         self._on_end()
+        self.journal.note("session ended", fence=session.fence, owner=session.owner, reason=reason)
         with contextlib.suppress(Exception):
             session.on_end(reason)
         self._changed.notify_all()

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent.__main__ import config_of, parser, serve
-from hil.agent.server import Agent, AgentConfig, refuse_if_served
+from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.boards import BoardConfig, load_board
 from hil.errors import HilError, UsageError
+from hil.listening import refuse_if_served
 from hil.sim import faults
 from hil.sim.clock import SimClock
 from hil.sim.link import FaultyLink

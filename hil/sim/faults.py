@@ -15,6 +15,7 @@ name           what happens                                                     
                forward by ``jump`` (0) seconds in the first run
 ``profile``    the profiling tool is ``how``: missing, or it crashes, writes half (truncate), never ends   always
 ``slowdown``   every run takes ``factor`` (1.1) times as long                                             always
+``pace``       every run takes at least ``seconds`` (0.1), which the device sleeps                        always
 =============  =========================================================================================  ==========
 
 ``times=N`` makes a fault strike N times and then no more; ``times=0`` is always. ``corrupt`` refuses a program that has
@@ -44,10 +45,12 @@ _KEYS: dict[str, dict[str, Any]] = {
     "clock": {"offset": 0.0, "ppm": 0.0, "jump": 0.0},
     "profile": {"how": "missing", "times": 0},
     "slowdown": {"factor": 1.1},
+    "pace": {"seconds": 0.1},
 }
 PROFILES = ("missing", "crash", "truncate", "hang")
 # A century: what nanoseconds in 64 bits hold thrice.
 _FAR_S = 3.2e9
+_DAY_S = 86400.0
 # What a key's value must be: a test, and in words.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "at": (lambda at: at in ("run", "load"), "run or load"),
@@ -63,6 +66,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "jump": (lambda jump: abs(jump) <= _FAR_S, "seconds, at most a century"),
     "how": (lambda how: how in PROFILES, f"one of {', '.join(PROFILES)}"),
     "factor": (lambda factor: 1 <= factor < math.inf, "1 or more"),
+    "seconds": (lambda seconds: 0 < seconds <= _DAY_S, "above 0, at most a day"),
     "times": (lambda times: times >= 0, "1 or more, or 0 for always"),
 }
 

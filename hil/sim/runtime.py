@@ -52,6 +52,7 @@ class SimRuntime:
             self._clock.install()
         slow = (float(fault.keys["factor"]) for fault in self._faults if fault.name == "slowdown")
         self.slowdown = max(slow, default=1.0)
+        self.pace_s = max((float(fault.keys["seconds"]) for fault in self._faults if fault.name == "pace"), default=0.0)
         self._agent_pid = int(options.get("agent_pid", 0))
         self._half = options.get("arithmetic") == HALF
 
@@ -149,6 +150,8 @@ class SimProgram:
             end = start + (time.perf_counter_ns() - start) * self._runtime.slowdown
             while time.perf_counter_ns() < end:
                 pass
+        if self._runtime.pace_s:
+            time.sleep(max(start / 1e9 + self._runtime.pace_s - time.perf_counter_ns() / 1e9, 0.0))
 
     def _profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """As the real program, unless its tool has a fault."""

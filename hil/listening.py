@@ -1,0 +1,95 @@
+"""Where a gRPC server listens: what it may not without protection, and how it takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from hil.errors import UsageError
+
+
+def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None:
+    """Refuse what is no address, and to be reachable from other machines without protection.
+
+    Args:
+        listen: ``unix:PATH`` or ``HOST:PORT``.
+        protected: whether the server has what it needs to be reachable from other machines.
+        needs: that, in words.
+        hint: how it is given.
+
+    Raises:
+        UsageError: it may not listen there.
+    """
+    if listen.startswith("unix:"):
+        if listen == "unix:":
+            raise UsageError("unix: needs a path")
+        return
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"cannot listen on {listen!r}", hint="unix:PATH or HOST:PORT")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback and not protected:
+        raise UsageError(
+            f"{listen} can be reached from other machines: that needs {needs}",
+            hint=f"{hint}, or listen on 127.0.0.1 or a Unix socket",
+        )
+
+
+def refuse_if_served(path: str) -> None:
+    """A socket that somebody serves is theirs; one that a killed server left behind may be replaced.
+
+    Raises:
+        UsageError: somebody serves it.
+    """
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(path)
+        raise UsageError(f"another process serves unix:{path} already", hint="stop it, or listen elsewhere")
+
+
+def listen_on(
+    server: Any, listen: str, *, cert: Path | None = None, key: Path | None = None, client_ca: Path | None = None
+) -> str:
+    """Have a server listen: on a Unix socket that only its user can open, or on a port.
+
+    Args:
+        server: a ``grpc.Server`` or ``grpc.aio.Server`` that was not started yet.
+        listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
+        cert, key: PEM files; with both a port is TLS.
+        client_ca: PEM file; with it, clients must show a certificate of this authority.
+
+    Returns:
+        Where it really listens.
+
+    Raises:
+        UsageError: it cannot listen there, or a file cannot be read.
+    """
+    kind, _, path = listen.partition(":")
+    if kind == "unix":
+        refuse_if_served(path)
+    before = os.umask(0o077)
+    try:
+        if kind == "unix":
+            Path(path).unlink(missing_ok=True)
+        if kind != "unix" and cert and key:
+            pairs = [(key.read_bytes(), cert.read_bytes())]
+            authority = client_ca.read_bytes() if client_ca else None
+            credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
+            port = server.add_secure_port(listen, credentials)
+        else:
+            port = server.add_insecure_port(listen)
+    except (RuntimeError, OSError) as error:
+        raise UsageError(f"cannot listen on {listen}: {error}") from error
+    finally:
+        os.umask(before)
+    if not port:
+        raise UsageError(f"cannot listen on {listen}")
+    return listen if kind == "unix" else f"{listen.rpartition(':')[0]}:{port}"
