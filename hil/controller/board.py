@@ -66,7 +66,6 @@ class Board:
         wait_s: float = 60.0,
         say: Say = lambda text: None,
     ) -> None:
-        self.name = choice.name
         self.closed = False
         self._purpose = purpose
         self._wait_s = wait_s
@@ -75,11 +74,15 @@ class Board:
         self._clock = BoardClock()
         self._there: set[str] = set()
         self._profiler: tuple[Path, str] | None = None
-        self._link: Link = open_link(choice.address, choice.config, faults=faults, runtime=runtime, say=say)
-        self._client = AgentClient(self._link.target, self.name)
+        self._link: Link = open_link(
+            choice.address, choice.config, faults=faults, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say
+        )
+        self.name = self._link.config.name if self._link.config else choice.name
+        self.config = self._link.config or choice.config
+        self._client = self._connected()
         try:
             self.info: dict[str, Any] = self._describe()
-            self.config, self.target = with_target(choice.config, runtime, self.info["machine"])
+            self.config, self.target = with_target(self.config, runtime, self.info["machine"])
         except BoardUnreachable as error:
             if self.shell is not None:
                 error.hint = "its process is there but says nothing: `hil board clean --force` ends it"
@@ -90,8 +93,13 @@ class Board:
             self.close()
             raise
 
+    def _connected(self) -> AgentClient:
+        return AgentClient(self._link.target, self.name, over=self._link.over)
+
     def _describe(self) -> dict[str, Any]:
-        return MessageToDict(self._client.describe(), preserving_proto_field_name=True)
+        said = MessageToDict(self._client.describe(), preserving_proto_field_name=True)
+        lease = self.config.connection.lease
+        return {**said, "lease": lease} if lease else said
 
     def note(self, seen: Invocation) -> list[str]:
         """Keep in :attr:`info` what a run's answer says of the board; what happened since the last time (see
@@ -123,7 +131,8 @@ class Board:
             return
         for mended in (False, True):
             try:
-                self._client.open_session(self._purpose, wait_s=self._wait_s, on_wait=self._say)
+                fence = self.config.connection.fence
+                self._client.open_session(self._purpose, fence=fence, wait_s=self._wait_s, on_wait=self._say)
                 if not self._link.build or self._client.describe().build == self._link.build:
                     break
                 gone: BoardError = BoardBusy("an agent of another version has taken the place of ours", board=self.name)
@@ -142,7 +151,7 @@ class Board:
         self._client.close()
         if self._link.renew:
             self._link.renew()
-        self._client = AgentClient(self._link.target, self.name)
+        self._client = self._connected()
         self._client.payload_bytes_sent = sent
         # What happened until now happened to no run.
         self.info = self._describe()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hil.boards import BoardConfig, load_board
-from hil.controller.links import is_address
+from hil.controller.links import is_address, is_farm
 from hil.errors import UsageError
 
 DEFAULT_HW_TYPE = "sim"
+# What names a board where nobody names one.
+BOARD_VARIABLE = "HIL_BOARD"
 # A board of which nothing but the address is known.
 GENERIC = "generic"
 # Runtime -> the compiler whose flags name the machine that it compiles for.
@@ -43,16 +46,19 @@ def choose(
 
     Args:
         board: a board's name, a config file, or an address (``USER@HOST[:PORT]``, ``ssh:ALIAS``, ``unix:PATH``,
-            ``HOST:PORT``).
+            ``HOST:PORT``, ``farm:SELECTOR``); "" without ``hw_type`` is what ``HIL_BOARD`` names.
         hw_type: hardware type: the config to use for an address, or the simulator to start; without it an address is
-            a ``generic`` board, and no address at all is ``sim``.
+            a ``generic`` board, and no address at all is ``sim``. Of a farm: the boards of that type only.
         identity, known_hosts, accept_new_host_key: for SSH, in place of the config's own.
 
     Raises:
         UsageError: there is no such board or type, or the two do not fit.
     """
+    board = board or named_board(hw_type)
     if not board:
         choice = BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
+    elif is_farm(board):
+        choice = _of_farm(board, hw_type)
     elif is_address(board):
         choice = BoardChoice(load_board(hw_type or GENERIC), board)
     else:
@@ -68,6 +74,36 @@ def choose(
     return replace(choice, config=replace(choice.config, connection=connection))
 
 
+def named_board(hw_type: str) -> str:
+    """The board that ``HIL_BOARD`` names, where no kind of hardware was named instead; "" is none."""
+    return "" if hw_type else os.environ.get(BOARD_VARIABLE, "")
+
+
+def pinned(choice: BoardChoice, board: str) -> BoardChoice:
+    """The choice once it is known which board it came to: another connection is to be to the same one.
+
+    Args:
+        choice: as it was made.
+        board: the board's name.
+    """
+    if not is_farm(choice.config.connection.address):
+        return choice
+    address = f'farm:name="{board}"'
+    connection = replace(choice.config.connection, address=address)
+    return replace(choice, config=replace(choice.config, connection=connection), address=address)
+
+
+def _of_farm(board: str, hw_type: str) -> BoardChoice:
+    """A board of the farm: all that is known of it before it is had is its type, where that was named."""
+    selector = board.partition(":")[2].strip()
+    if hw_type:
+        selector = f'({selector}), hw_type="{hw_type}"' if selector else f'hw_type="{hw_type}"'
+    config = load_board(GENERIC)
+    address = f"farm:{selector}"
+    connection = replace(config.connection, address=address)
+    return BoardChoice(replace(config, hw_type=hw_type or "farm", connection=connection), address)
+
+
 def _absolute(path: Path | None) -> str:
     try:
         return str(path.expanduser().absolute()) if path else ""
@@ -77,6 +113,8 @@ def _absolute(path: Path | None) -> str:
 
 def knows_target(config: BoardConfig, runtime: str) -> bool:
     """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
+    if is_farm(config.connection.address):
+        return False
     compiler = _TARGETED.get(runtime or config.runtime)
     # A simulator's CPU is this machine's, which tfcompile takes by itself.
     here = compiler == "tfcompile" and config.is_simulator

@@ -52,13 +52,14 @@ class AgentClient(AgentConnection):
     Args:
         target: where it is.
         board: how errors call it.
+        over: see :class:`AgentConnection`.
 
     Attributes:
         payload_bytes_sent: bytes of blobs sent so far.
     """
 
-    def __init__(self, target: Target, board: str) -> None:
-        super().__init__(target, board)
+    def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
+        super().__init__(target, board, over=over)
         self._unloading: Any = None
         self.payload_bytes_sent = 0
 

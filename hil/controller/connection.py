@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import tenacity
@@ -46,10 +45,12 @@ class AgentConnection:
     Args:
         target: where it is.
         board: how errors call it.
+        over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
     """
 
-    def __init__(self, target: Target, board: str) -> None:
+    def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         self.board = board
+        self._lease_over = over
         self._target = target
         self._channel = _channel(target)
         self._stub = wire.Stub(self._channel)
@@ -150,13 +151,11 @@ class AgentConnection:
 
     def _translated(self, error: grpc.RpcError) -> errors.HilError:
         """The hil error that a gRPC error stands for: the far side's own where it sent one."""
-        # An RpcError that a call raises is that Call as well, which grpc's types do not say.
-        trailing: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
-        if wire.ERROR_KEY in trailing:
-            said = pb.Error.FromString(trailing[wire.ERROR_KEY])
-            found = wire.error_from_parts(said.kind, said.message, said.hint, said.detail)
-            if isinstance(found, errors.SessionEnded) and self._hold and self._hold.over:
-                found = errors.SessionEnded(f"the session was ended: {self._hold.over}")
+        if found := wire.error_of(error):
+            if isinstance(found, errors.SessionEnded):
+                found = self._ended() or found
+            elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
+                found = errors.SessionEnded(f"the lease ended: {why}")
             return found.located(board=self.board)
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -168,10 +167,18 @@ class AgentConnection:
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return errors.BoardError("what answers there is no agent of hil", board=self.board)
-        if self._hold and self._hold.over:
-            return errors.SessionEnded(f"the session was ended: {self._hold.over}", board=self.board)
+        if (ended := self._ended()) is not None:
+            return ended.located(board=self.board)
         how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
         return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
+
+    def _ended(self) -> errors.SessionEnded | None:
+        """The error of a session that somebody ended, with the reason; None where nobody did, as far as is known."""
+        if why := self._lease_over():
+            return errors.SessionEnded(f"the lease ended: {why}")
+        if self._hold and self._hold.over:
+            return errors.SessionEnded(f"the session was ended: {self._hold.over}")
+        return None
 
 
 def _was_cut(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ def registered(group: str, built_in: Mapping[str, T]) -> dict[str, T]:
     A package may replace a built-in one by taking its name. One that cannot be loaded is a UsageError.
     """
     found = dict(built_in)
-    for point in _points(group, tuple(sys.path)):
+    for point in points(group):
         try:
             found[point.name] = point.load()
         except Exception as error:
@@ -28,6 +28,11 @@ def registered(group: str, built_in: Mapping[str, T]) -> dict[str, T]:
                 hint=f"it comes from the package {point.dist.name if point.dist else '?'}: repair or uninstall that",
             ) from error
     return found
+
+
+def points(group: str) -> EntryPoints:
+    """The entry points of a group."""
+    return _points(group, tuple(sys.path))
 
 
 @functools.cache

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
+from hil.controller.registry import points
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Link:
         shell: commands on the board, where it is reached over SSH.
         pushed_bytes: what the link itself sent to the board, to put an agent there.
         build: the agent that the link put there or found, as Describe calls it; "" where any will do.
+        config: the board's config, where only who is at the far end decides which board it is.
+        over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
     """
 
     target: Target
@@ -43,6 +45,13 @@ class Link:
     shell: Shell | None = None
     pushed_bytes: int = 0
     build: str = ""
+    config: BoardConfig | None = None
+    over: Callable[[], str] = field(default=lambda: "")
+
+
+def is_farm(address: str) -> bool:
+    """Whether an address is a selector of a farm's boards: which one it comes to shows when it is opened."""
+    return address.startswith("farm:")
 
 
 def is_address(text: str) -> bool:
@@ -51,9 +60,10 @@ def is_address(text: str) -> bool:
     from hil.controller.ssh.address import is_ssh_address
 
     return (
-        direct.is_address(text)
+        is_farm(text)
+        or direct.is_address(text)
         or is_ssh_address(text)
-        or any(text.startswith(f"{entry.name}:") for entry in entry_points(group="hil.links"))
+        or any(text.startswith(f"{entry.name}:") for entry in points("hil.links"))
     )
 
 
@@ -63,6 +73,8 @@ def open_link(
     *,
     faults: tuple[str, ...] = (),
     runtime: str = "",
+    purpose: str = "",
+    wait_s: float = 60.0,
     say: Say = lambda text: None,
 ) -> Link:
     """Open the link for an address, or start the simulator where the config says so.
@@ -72,6 +84,8 @@ def open_link(
         config: the board's config.
         faults: for a simulator: faults to switch on.
         runtime: the runtime that an agent must have which is put on the board now.
+        purpose: of a farm: told to others who wait for a board.
+        wait_s: of a farm: how long to wait for a board.
         say: told what goes on where it takes long.
 
     Raises:
@@ -90,7 +104,11 @@ def open_link(
             hint=f"--board USER@HOST --runtime-hw-type {config.name}",
         )
     refuse_faults(faults)
-    for entry in entry_points(group="hil.links"):
+    if is_farm(where):
+        from hil.controller.farm import link as farm
+
+        return farm.connect(where, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say)
+    for entry in points("hil.links"):
         if where.startswith(f"{entry.name}:"):
             link: Link = entry.load()(where, config)
             return link

@@ -22,13 +22,14 @@ _CLOSE_S = 5.0
 # A socket's path that ssh's LocalForward takes as it is.
 _PLAIN_PATH = re.compile(r"/[\w./+,@=-]*")
 # Runs a command for as long as its stdin is open: when this process ends, however it ends, so does the command, and
-# the folder that it read from goes.
+# the folder that it read from goes. What removes that waits by itself, for the command may end first.
 _WHILE_WE_LIVE = """
 folder=$1
 shift
 exec 3<&0 </dev/null
+{ read -r line <&3; rm -rf "$folder"; } &
 "$@" <&3 3<&- & command=$!
-{ read -r line <&3; rm -rf "$folder"; kill "$command"; } & watch=$!
+{ read -r line <&3; kill "$command"; } & watch=$!
 wait "$command"
 kill "$watch"
 """

@@ -1,0 +1,283 @@
+"""A farm's gateway as calls: for commands, for links, for the hosts of boards. Errors of gRPC become hil's here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import tenacity
+
+from hil import errors, wire
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.stubs import FarmStub
+from hil.controller.farm.words import Order
+from hil.digest import digest_file
+from hil.proto.v1 import farm_pb2 as pb
+
+T = TypeVar("T")
+
+_CONNECT_S = 5.0
+_CALL_S = 60.0
+# A gateway that is restarted, or a database that is, is back by then.
+_PATIENCE_S = 30.0
+
+
+class FarmClient:
+    """A connection to a farm. A context manager.
+
+    Args:
+        address: the gateways, any of which will do, and the token.
+        patience_s: for so long a gateway that is away is tried again, where that can do no harm.
+
+    Raises:
+        FarmUnreachable: no gateway answers.
+    """
+
+    def __init__(self, address: FarmAddress, *, patience_s: float = _PATIENCE_S) -> None:
+        self.address = address
+        self._patience_s = patience_s
+        self.metadata: list[tuple[str, str]] = [("authorization", f"Bearer {address.token}")]
+        self._channel: grpc.Channel | None = None
+        self.gateway = ""
+        self._connect()
+
+    @property
+    def stub(self) -> FarmStub:
+        """The calls themselves, for streams; errors are gRPC's: see :meth:`seam`."""
+        return self._stub
+
+    def _connect(self) -> None:
+        """To the first gateway that answers."""
+        self.close()
+        for gateway in self.address.gateways:
+            if not _listens(gateway):
+                continue
+            channel = open_channel(gateway, self.address.ca)
+            try:
+                grpc.channel_ready_future(channel).result(_CONNECT_S)
+            except grpc.FutureTimeoutError:
+                channel.close()
+                continue
+            self._channel, self.gateway, self._stub = channel, gateway, FarmStub(channel)
+            return
+        raise errors.FarmUnreachable(
+            f"no gateway of the farm answers at {', '.join(self.address.gateways)}",
+            hint="is it running? `hil farm up` starts one on this machine; with TLS, HIL_FARM_CA names its authority",
+        )
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def __enter__(self) -> FarmClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def submit(self, order: Order, *, trace: str = "") -> tuple[int, list[str]]:
+        """Queue an order's jobs, once however often it is sent; returns the submission's number and the jobs' names.
+
+        Raises:
+            FarmError: no board of the farm can ever match.
+            UsageError: the selector cannot be read, or the order is none.
+            AccessRefused: the token does not let us.
+        """
+        request = pb.SubmitRequest(order=json.dumps(order.to_json()), trace=trace)
+        reply = self._patiently(lambda stub: stub.Submit(request, timeout=_CALL_S, metadata=self.metadata))
+        return reply.submission, list(reply.jobs)
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        """Read something (see ``Ask`` in the protocol); a gateway that is away is waited for."""
+        request = pb.AskRequest(what=what, arguments=json.dumps(arguments))
+        return json.loads(self._patiently(lambda stub: stub.Ask(request, timeout=_CALL_S, metadata=self.metadata)).json)
+
+    def do(self, action: str, **arguments: Any) -> Any:
+        """Change something (see ``Do`` in the protocol). Sent once: never repeated."""
+        request = pb.DoRequest(action=action, arguments=json.dumps(arguments))
+        with seam():
+            return json.loads(self._stub.Do(request, timeout=_CALL_S, metadata=self.metadata).json)
+
+    def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
+        """What happens to jobs until all have ended; goes on where it was when a gateway went away."""
+        names, after = list(jobs), 0
+
+        def begin(stub: FarmStub) -> tuple[Any, Any]:
+            request = pb.FollowRequest(jobs=names, logs=logs, after=after)
+            stream = stub.Follow(request, metadata=self.metadata)
+            return stream, next(stream, None)
+
+        while True:
+            stream, reply = self._patiently(begin)
+            try:
+                while reply is not None:
+                    if reply.WhichOneof("kind") == "log":
+                        after = max(after, reply.log.number)
+                    yield reply
+                    reply = next(stream, None)
+                return
+            except grpc.RpcError as error:
+                if not is_away(error):
+                    raise translated(error) from error
+            finally:
+                stream.cancel()
+
+    def report(self, lease: int, worker: str, result: str, fence: int) -> pb.ReportReply:
+        """How a job ended, until the farm has heard it: saying it twice is no error."""
+        request = pb.ReportRequest(lease=lease, worker=worker, result=result, fence=fence)
+        reply: pb.ReportReply = self._patiently(
+            lambda stub: stub.Report(request, timeout=_CALL_S, metadata=self.metadata)
+        )
+        return reply
+
+    def upload(self, files: dict[str, Path]) -> int:
+        """Send the files that the store lacks: digest -> file; returns the bytes sent. Idempotent, so it is repeated.
+
+        Raises:
+            UsageError: a file has changed since its digest was taken.
+        """
+        sent = 0
+
+        def pieces(lacking: list[str]) -> Iterator[pb.FilePiece]:
+            nonlocal sent
+            for name in lacking:
+                yield pb.FilePiece(start=pb.FileStart(digest=name, size=files[name].stat().st_size))
+                with files[name].open("rb") as file:
+                    while data := file.read(wire.CHUNK):
+                        sent += len(data)
+                        yield pb.FilePiece(data=data)
+
+        def once(stub: FarmStub) -> None:
+            asked = pb.LacksRequest(digests=list(files))
+            lacking = list(stub.Lacks(asked, timeout=_CALL_S, metadata=self.metadata).digests)
+            if lacking:
+                # A blocking call would never return if the link were cut during the upload.
+                stub.Upload.future(pieces(lacking), metadata=self.metadata).result()
+
+        self._patiently(once)
+        return sent
+
+    def download(self, digest: str, to: Path) -> None:
+        """Fetch a file of the store, verified; it appears whole or not at all.
+
+        Raises:
+            FarmError: the store has it no more, or what came is not it.
+        """
+        part = to.with_name(f".{to.name}.part")
+
+        def once(stub: FarmStub) -> None:
+            with part.open("wb") as file:
+                for piece in stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata):
+                    file.write(piece.data)
+
+        to.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._patiently(once)
+            if digest_file(part, digest.partition(":")[0]) != digest:
+                raise errors.FarmError(f"what the farm's store sent is not {digest}", hint="is its file damaged?")
+            part.replace(to)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _patiently(self, call: Callable[[FarmStub], T]) -> T:
+        """A call that may be repeated: a gateway that is away is tried again, and then any other one."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_away),
+            stop=tenacity.stop_after_delay(self._patience_s),
+            wait=tenacity.wait_random_exponential(0.1, max=2),
+            before_sleep=lambda state: self._again_if_there(),
+            reraise=True,
+        )
+        with seam():
+            return retrying(lambda: call(self._stub))
+
+    def again(self) -> None:
+        """Connect anew, to any gateway; streams of the old connection end.
+
+        Raises:
+            FarmUnreachable: no gateway answers.
+        """
+        self._connect()
+
+    def _again_if_there(self) -> None:
+        with contextlib.suppress(errors.FarmUnreachable):
+            self.again()
+
+
+def open_channel(gateway: str, ca: Path | None) -> grpc.Channel:
+    """A channel to a gateway.
+
+    Raises:
+        UsageError: the authority's file cannot be read.
+    """
+    options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    if ca is None or gateway.startswith("unix:"):
+        return grpc.insecure_channel(gateway, options)
+    try:
+        return grpc.secure_channel(gateway, grpc.ssl_channel_credentials(ca.read_bytes()), options)
+    except OSError as error:
+        raise errors.UsageError(f"the farm's authority {ca} cannot be read: {error}") from error
+
+
+def _listens(gateway: str) -> bool:
+    """Whether anybody listens there: gRPC would find out only by trying for as long as it may."""
+    try:
+        if gateway.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(_CONNECT_S)
+                probe.connect(gateway.removeprefix("unix:"))
+        else:
+            host, _, port = gateway.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except ValueError as error:
+        raise errors.UsageError(f"{gateway!r} is no gateway's address", hint="HOST:PORT or unix:PATH") from error
+    except OSError:
+        return False
+    return True
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error says that the gateway, or the database behind it, is away for now."""
+    # ValueError: the channel was closed while no gateway answered.
+    if isinstance(error, ValueError) and {"closed", "channel"} <= set(re.findall(r"\w+", str(error).lower())):
+        return True
+    return isinstance(error, grpc.Call) and error.code() in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+    )
+
+
+@contextlib.contextmanager
+def seam() -> Iterator[None]:
+    """gRPC's errors leave it as hil's."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise translated(error) from error
+    except ValueError as error:
+        if not is_away(error):
+            raise
+        raise errors.FarmUnreachable("no gateway of the farm answers any more") from error
+
+
+def translated(error: grpc.RpcError) -> errors.HilError:
+    """The hil error that a gRPC error of a gateway stands for: the far side's own where it sent one."""
+    if said := wire.error_of(error):
+        return said
+    code = error.code()
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return errors.AccessRefused(
+            f"the farm refused us: {error.details()}", hint="HIL_FARM_TOKEN must be a token that is still good"
+        )
+    if is_away(error):
+        return errors.FarmUnreachable(f"the farm does not answer: {error.details()}")
+    return errors.FarmError(f"the farm failed: {code.name}: {error.details()}")

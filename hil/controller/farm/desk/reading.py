@@ -1,0 +1,253 @@
+"""What can be asked of a farm, as JSON (docs/farm.schema.json says of what form). Lists go from the oldest to the
+newest, and where they are cut it is the oldest that are left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from hil.controller.farm.desk import logs
+from hil.controller.farm.desk.database import Tx
+from hil.controller.farm.desk.rows import storable
+from hil.controller.farm.desk.stats import stats
+from hil.controller.farm.words import Bearer, BoardState, JobState, job_name, parse_job
+from hil.errors import UsageError, did_you_mean
+
+_MOST = 100_000
+_USUAL = 200
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("name", "user", "board", "job"), str),
+    **dict.fromkeys(("after", "limit"), int),
+    "submission": (int, type(None)),
+    "state": (str, list, tuple),
+    **dict.fromkeys(("health", "specs"), bool),
+}
+
+# The board is that of the last lease; what went wrong last is the reason, until there is a result.
+_JOBS = """
+    select job.id, job.submission, job.number, job.kind, job.state, job.attempts, job.queued_at, job.started_at,
+        job.finished_at, submission.jobs, submission.title, submission.user_name, submission.project,
+        submission.priority, submission.selector, lease.board, submission.board as pinned, result.exit_code,
+        result.outcome, coalesce(result.result ->> 'reason', lease.reason, '') as reason
+    from hil.jobs as job
+    join hil.submissions as submission on submission.id = job.submission
+    left join hil.results as result on result.job = job.id
+    left join lateral (
+        select board, reason from hil.leases where leases.job = job.id order by leases.id desc limit 1
+    ) as lease on true
+"""
+
+
+async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], who: Bearer) -> Any:
+    """The answer to a question.
+
+    Raises:
+        UsageError: there is no such question, or job, or the arguments are not its.
+    """
+    answer = _ANSWERS.get(what)
+    if answer is None:
+        raise UsageError(f"a farm cannot be asked for {what!r}", hint=did_you_mean(what, _ANSWERS))
+    try:
+        inspect.signature(answer).bind(tx, **arguments)
+    except TypeError as error:
+        raise UsageError(f"a farm cannot be asked for {what!r} so: {error}") from error
+    for name, value in arguments.items():
+        if not isinstance(value, _TYPES[name]) or (isinstance(value, bool) and _TYPES[name] is not bool):
+            raise UsageError(f"{name} of {what!r} cannot be {value!r}")
+        if isinstance(value, str) and storable(value) != value:
+            raise UsageError(f"there is no {name} {value!r}")
+    return await answer(tx, **arguments)
+
+
+async def jobs(
+    tx: Tx,
+    state: str | Sequence[str] = (),
+    user: str = "",
+    submission: int | None = None,
+    limit: int = _USUAL,
+    health: bool = False,
+) -> list[dict[str, Any]]:
+    """The farm's jobs; its own ones, which check boards, where ``health`` is set."""
+    states = [state] if isinstance(state, str) and state else list(state)
+    known = [one.value for one in JobState]
+    if unknown := [one for one in states if one not in known]:
+        raise UsageError(f"a job is never {unknown[0]!r}", hint=f"it is {', '.join(known)}")
+    where = ["job.kind <> 'health'"] if not health and submission is None else []
+    where += ["job.state = any(%(states)s)"] if states else []
+    where += ["submission.user_name = %(user)s"] if user else []
+    where += ["job.submission = %(submission)s"] if submission is not None else []
+    values = {"states": states, "user": user, "submission": submission, "limit": _limit(limit)}
+    query = f"{_JOBS} where {' and '.join(where) or 'true'} order by job.id desc limit %(limit)s"
+    return [_job(row) for row in reversed(await _rows(tx, query, values))]
+
+
+async def job(tx: Tx, name: str) -> dict[str, Any]:
+    """One job, with all attempts at it.
+
+    Raises:
+        UsageError: there is none of this name, or it names more than one.
+    """
+    found = await _named(tx, name)
+    if len(found) > 1:
+        names = f"{found[0]['submission']}.{found[0]['number']} to {found[-1]['submission']}.{found[-1]['number']}"
+        raise UsageError(f"{name} is {len(found)} jobs", hint=f"they are {names}")
+    attempts = await _rows(
+        tx,
+        "select id as lease, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
+        " where job = %(job)s order by id",
+        {"job": found[0]["id"]},
+    )
+    return {**_job(found[0]), "attempts_made": [_plain(row) for row in attempts]}
+
+
+async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]:
+    """The results of a submission's jobs, or of one of them; a job that has none yet says its state alone.
+
+    With ``specs`` each also has its ``spec``: what it was to do.
+    """
+    found = await _named(tx, name)
+    query = (
+        f"select job.id, result.result, {'job.spec' if specs else 'null as spec'} from hil.jobs as job"
+        " left join hil.results as result on result.job = job.id where job.id = any(%(jobs)s)"
+    )
+    more = {row["id"]: row for row in await _rows(tx, query, {"jobs": [row["id"] for row in found]})}
+    rows = []
+    for row in found:
+        own = more[row["id"]]
+        said = {"name": _name(row), "state": row["state"], **(own["result"] or {})}
+        rows.append({**said, "spec": own["spec"]} if specs else said)
+    return rows
+
+
+async def boards(tx: Tx) -> list[dict[str, Any]]:
+    """All boards."""
+    rows = await _rows(
+        tx,
+        "select board.name, board.site, board.host, board.hw_type, board.state, board.hold, board.reason, board.labels,"
+        " board.checked_at, board.failures, board.warm, lease.granted_at as since, job.submission, job.number,"
+        " submission.jobs, submission.user_name"
+        " from hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
+        " left join hil.jobs as job on job.id = lease.job"
+        " left join hil.submissions as submission on submission.id = job.submission where not board.forgotten"
+        " order by board.name",
+    )
+    return [_board(row) for row in rows]
+
+
+async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[dict[str, Any]]:
+    """What happened to boards and jobs, and why."""
+    where = [f"{name} = %({name})s" for name, value in (("board", board), ("job", job)) if value]
+    query = (
+        "select id, at, what, board, job, lease, reason from hil.events"
+        f" where {' and '.join(where) or 'true'} order by id desc limit %(limit)s"
+    )
+    rows = await _rows(tx, query, {"board": board, "job": job, "limit": _limit(limit)})
+    return [_plain(row) for row in reversed(rows)]
+
+
+async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
+    """Who did what, and what was refused."""
+    query = (
+        'select id, at, user_name as "user", role, peer, action, object, allowed, detail'
+        " from hil.audit order by id desc limit %(limit)s"
+    )
+    return [_plain(row) for row in reversed(await _rows(tx, query, {"limit": _limit(limit)}))]
+
+
+async def tokens(tx: Tx) -> list[dict[str, Any]]:
+    """All tokens: whose they are, not what."""
+    query = (
+        'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
+        " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
+    )
+    return [_plain(row) for row in await _rows(tx, query)]
+
+
+async def printed(tx: Tx, name: str, after: int = 0) -> list[dict[str, Any]]:
+    """What a submission's jobs, or one of them, printed."""
+    ids = [row["id"] for row in await _named(tx, name)]
+    return await logs.after(tx, ids, after)
+
+
+_ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "jobs": jobs,
+    "job": job,
+    "result": result,
+    "boards": boards,
+    "events": events,
+    "audit": audit,
+    "stats": stats,
+    "tokens": tokens,
+    "logs": printed,
+}
+
+
+async def _named(tx: Tx, name: str) -> list[dict[str, Any]]:
+    """The jobs of a name, at least one."""
+    submission, number = parse_job(str(name))
+    values = {"submission": submission, "number": number}
+    only = "" if number is None else " and job.number = %(number)s"
+    # A number that no column can hold is no job's either.
+    known = submission < 2**63 and (number or 0) < 2**31
+    query = f"{_JOBS} where job.submission = %(submission)s{only} order by job.number"
+    found = await _rows(tx, query, values) if known else []
+    if not found:
+        raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
+    return found
+
+
+async def _rows(tx: Tx, query: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    return await (await tx.execute(query, values)).fetchall()
+
+
+def _limit(limit: int) -> int:
+    if not 0 < limit <= _MOST:
+        raise UsageError(f"a limit is a number from 1 to {_MOST}, not {limit}")
+    return limit
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return job_name(row["submission"], row["number"], row["jobs"])
+
+
+def _job(row: Mapping[str, Any]) -> dict[str, Any]:
+    same = ("submission", "title", "kind", "project", "priority", "selector", "state", "attempts")
+    times = ("queued_at", "started_at", "finished_at")
+    return {
+        "name": _name(row),
+        **{key: row[key] for key in same},
+        "user": row["user_name"],
+        "board": row["board"] or "",
+        "pinned": row["pinned"],
+        **{key: _iso(row[key]) for key in times},
+        "exit_code": row["exit_code"],
+        "outcome": row["outcome"] or "",
+        "reason": row["reason"],
+    }
+
+
+def _board(row: Mapping[str, Any]) -> dict[str, Any]:
+    busy = row["submission"] is not None
+    state = row["state"]
+    if row["hold"]:
+        state = (BoardState.DRAINING if busy else BoardState.MAINTENANCE).value
+    same = ("name", "site", "host", "hw_type", "reason", "labels", "failures", "warm")
+    return {
+        **{key: row[key] for key in same},
+        "state": state,
+        "job": _name(row) if busy else "",
+        "user": row["user_name"] or "",
+        "since": _iso(row["since"]),
+        "checked_at": _iso(row["checked_at"]),
+    }
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _iso(value) if isinstance(value, datetime) else value for key, value in row.items()}
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at is not None else None

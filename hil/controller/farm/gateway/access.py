@@ -1,0 +1,145 @@
+"""Who may do what at a gateway: the token of each call, one table of roles, and the audit of what was refused."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hil import errors
+from hil.controller.farm.desk import access as desk
+from hil.controller.farm.desk.database import Database, DatabaseAway
+from hil.controller.farm.words import Bearer, Role
+
+_LOG = logging.getLogger("hil.farm.gateway")
+
+# Call, or call and what it is asked for -> the least role. What is not here nobody may do.
+NEEDED: Mapping[str, Role] = {
+    "Farm.Submit": Role.SUBMITTER,
+    "Farm.Ask": Role.VIEWER,
+    "Farm.Ask jobs": Role.VIEWER,
+    "Farm.Ask job": Role.VIEWER,
+    "Farm.Ask result": Role.VIEWER,
+    "Farm.Ask logs": Role.VIEWER,
+    "Farm.Ask boards": Role.VIEWER,
+    "Farm.Ask events": Role.VIEWER,
+    "Farm.Ask stats": Role.VIEWER,
+    "Farm.Ask audit": Role.ADMIN,
+    "Farm.Ask tokens": Role.ADMIN,
+    "Farm.Do": Role.VIEWER,  # it depends on what
+    "Farm.Do cancel": Role.SUBMITTER,
+    "Farm.Do priority": Role.SUBMITTER,
+    "Farm.Do drain": Role.ADMIN,
+    "Farm.Do resume": Role.ADMIN,
+    "Farm.Do forget": Role.ADMIN,
+    "Farm.Do token": Role.ADMIN,
+    "Farm.Do revoke": Role.ADMIN,
+    "Farm.Do gc": Role.ADMIN,
+    "Farm.Follow": Role.VIEWER,
+    "Farm.Lease": Role.SUBMITTER,
+    "Farm.Dial": Role.SUBMITTER,
+    "Hosts.Attend": Role.HOST,
+    "Hosts.Report": Role.HOST,
+    "Hosts.Accept": Role.HOST,
+    "Artifacts.Lacks": Role.SUBMITTER,
+    "Artifacts.Upload": Role.SUBMITTER,
+    "Artifacts.Download": Role.VIEWER,
+}
+# A token that another gateway revoked is good here for so long at most.
+_TRUST_S = 2.0
+_MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
+# Whoever calls without a token may not fill the audit's table: so many rows a second.
+_REFUSALS_A_S = 10
+
+
+class Unauthenticated(errors.AccessRefused):
+    """The farm asks for a token that is good."""
+
+
+class Access:
+    """Checks who calls.
+
+    Args:
+        db: where the tokens are.
+    """
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._known: dict[str, tuple[float, Bearer | None]] = {}
+        self._refusals = (0.0, 0)
+
+    async def bearer(self, context: Any) -> Bearer:
+        """Who makes a call.
+
+        Raises:
+            Unauthenticated: nobody that we know of.
+        """
+        given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
+        scheme, _, token = str(given).partition(" ")
+        who = await self._bearer_of(token.strip()) if scheme.lower() == "bearer" and token else None
+        if who is None:
+            raise Unauthenticated("the token is not good, or no more" if given else "no token was given")
+        return replace(who, peer=peer_of(context))
+
+    async def refused(self, who: Bearer, action: str, reason: str) -> None:
+        """Write down that somebody was not let; of strangers so many a second, lest they fill the database."""
+        _LOG.warning("refused", extra={"user": who.user, "peer": who.peer, "action": action, "reason": reason})
+        second, count = self._refusals
+        now = time.monotonic()
+        if now - second >= 1.0:
+            second, count = now, 0
+        self._refusals = (second, count + 1)
+        if who.user or count < _REFUSALS_A_S:
+            with contextlib.suppress(DatabaseAway):
+                async with self._db.transaction() as tx:
+                    await desk.note_audit(tx, who, action, "", False, {"reason": reason})
+
+    def forget(self) -> None:
+        """Ask the database again for every token: one was revoked."""
+        self._known.clear()
+
+    async def _bearer_of(self, token: str) -> Bearer | None:
+        if len(token) > _LONGEST_TOKEN:
+            return None
+        asked, who = self._known.get(token, (0.0, None))
+        if asked and time.monotonic() - asked < _TRUST_S:
+            return who
+        async with self._db.transaction() as tx:
+            who = await desk.bearer_of(tx, token)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[token] = (time.monotonic(), who)
+        return who
+
+
+def admit(who: Bearer, call: str, what: str | None = None) -> None:
+    """Check that somebody may make a call, or ask it for something.
+
+    Raises:
+        AccessRefused: the role is too small.
+        UsageError: there is no such thing to ask for.
+    """
+    action = call if what is None else f"{call} {what}"
+    needed = NEEDED.get(action)
+    if needed is None:
+        known = [name.partition(" ")[2] for name in NEEDED if name.startswith(f"{call} ")]
+        hint = f"{errors.did_you_mean(str(what), known)}it knows {', '.join(known)}"
+        raise errors.UsageError(f"the farm knows no {str(what)[:50]!r}", hint=hint)
+    if not who.role.covers(needed):
+        raise errors.AccessRefused(
+            f"{who.user} may not do that ({action}): it takes the role {needed.value}, not {who.role.value}",
+            hint="an admin can do it, or make a token of that role: hil farm token add",
+        )
+
+
+def nobody(context: Any) -> Bearer:
+    """A caller without a token that is good, for the audit."""
+    return Bearer(user="", role=Role.VIEWER, peer=peer_of(context))
+
+
+def peer_of(context: Any) -> str:
+    """Where a call comes from."""
+    return str(context.peer() or "")[:200]

@@ -1,0 +1,186 @@
+"""Calls as the gateway serves them: handlers from the protocol's descriptor, who calls, and how errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from hil import errors, wire
+from hil.controller.farm.desk.database import DatabaseAway
+from hil.controller.farm.gateway.access import Access, Unauthenticated, admit, nobody
+from hil.controller.farm.gateway.metrics import Metrics
+from hil.controller.farm.stubs import methods
+from hil.controller.farm.tasks import ended
+from hil.controller.farm.words import Bearer
+
+_LOG = logging.getLogger("hil.farm.gateway")
+_LEAVING = "this gateway stops; another one, or the next, goes on"
+_RECHECK_S, _BROKEN_S = 2.0, 0.1
+
+
+class Call:
+    """One call that is served: its name (``Farm.Submit``), its bearer, and the stream to the caller."""
+
+    def __init__(self, name: str, who: Bearer, context: Any, access: Access) -> None:
+        self.name, self.who = name, who
+        self.doing = name
+        self.leaving = False
+        self.metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        self._context, self._access = context, access
+        self._checked = time.monotonic()
+
+    async def send(self, message: Any) -> None:
+        """Write to the caller; waits while it does not read."""
+        await self._context.write(message)
+
+    async def hung_up(self) -> None:
+        """The caller's side has ended: wait until it is clear that it meant to. A link that broke ends it too, and
+        cancels the call a moment later.
+        """
+        await asyncio.sleep(_BROKEN_S)
+
+    def admit(self, what: str) -> None:
+        """Check that the caller may ask for this, which is what it does from now on.
+
+        Raises:
+            AccessRefused: the role is too small.
+            UsageError: there is no such thing.
+        """
+        self.doing = f"{self.name} {what[:50]}"
+        admit(self.who, self.name, what)
+
+    async def still_good(self) -> None:
+        """Look again, now and then, whether a stream's token is still good.
+
+        Raises:
+            Unauthenticated: it was revoked, or has expired.
+        """
+        if time.monotonic() - self._checked > _RECHECK_S:
+            self._checked = time.monotonic()
+            # While nobody can say whether it is good, what goes on goes on.
+            with contextlib.suppress(DatabaseAway):
+                self.who = await self._access.bearer(self._context)
+                admit(self.who, self.name)
+
+
+class Calls:
+    """Makes gRPC handlers of services: each is an object with one coroutine a method, of the method's name in small."""
+
+    def __init__(self, access: Access, metrics: Metrics) -> None:
+        self._access, self._metrics = access, metrics
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End every stream with UNAVAILABLE, so that its caller goes elsewhere."""
+        self._stopping.set()
+
+    def handlers(self, service: str, servicer: object) -> grpc.GenericRpcHandler:
+        """The handler of one service."""
+        table = {}
+        for name, _, kind, asked, _ in methods(service):
+            make = getattr(grpc, f"{kind}_rpc_method_handler")
+            serve = self._served(f"{service}.{name}", getattr(servicer, name.lower()), kind)
+            table[name] = make(
+                serve, request_deserializer=_decoder(asked), response_serializer=lambda sent: sent.SerializeToString()
+            )
+        return grpc.method_handlers_generic_handler(f"{wire.PACKAGE}.{service}", table)
+
+    def _served(self, name: str, behaviour: Callable[..., Awaitable[Any]], kind: str) -> Callable[..., Awaitable[Any]]:
+        streams_in = kind.startswith("stream")
+
+        async def serve(request: Any, context: Any) -> Any:
+            began, code = time.perf_counter(), "OK"
+            call: Call | None = None
+            try:
+                call = Call(name, await self._access.bearer(context), context, self._access)
+                admit(call.who, name)
+                if kind == "unary_unary":
+                    return await behaviour(_known(request), call)
+                return await self._streamed(behaviour, _checked(request) if streams_in else _known(request), call)
+            except asyncio.CancelledError:
+                code = "CANCELLED"
+                raise
+            except Exception as error:
+                if isinstance(error, errors.AccessRefused):
+                    who, doing = (call.who, call.doing) if call else (nobody(context), name)
+                    await self._access.refused(who, doing, error.message)
+                code = await _abort(name, error, context)
+            finally:
+                # How long a stream lasts is its caller's affair.
+                self._metrics.called(name, code, time.perf_counter() - began if kind == "unary_unary" else None)
+
+        return serve
+
+    async def _streamed(self, behaviour: Callable[..., Awaitable[Any]], request: Any, call: Call) -> Any:
+        """A stream, until it ends by itself or this gateway stops."""
+        work = asyncio.ensure_future(behaviour(request, call))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            call.leaving = True
+            raise Leaving
+        finally:
+            # Whatever it still says: nobody listens any more.
+            await ended(work, stopping)
+
+
+class Leaving(errors.FarmUnreachable):
+    """This gateway stops; another one, or the next, goes on."""
+
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Bytes that are no message come to the handler as None, to be told, not as a broken stream."""
+
+    def decode(raw: bytes) -> Any:
+        with contextlib.suppress(DecodeError):
+            return kind.FromString(raw)
+        return None
+
+    return decode
+
+
+def _known(request: Any) -> Any:
+    if request is None:
+        raise errors.UsageError("the request is no message of this protocol")
+    return request
+
+
+async def _checked(requests: Any) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _known(request)
+
+
+async def _abort(name: str, error: Exception, context: Any) -> str:
+    """End a call with the status of its error; returns the status' name."""
+    trailing: tuple[tuple[str, bytes], ...] = ()
+    if isinstance(error, Unauthenticated):
+        code = grpc.StatusCode.UNAUTHENTICATED
+    else:
+        if not isinstance(error, errors.HilError):
+            _LOG.error("call.failed", exc_info=error, extra={"call": name})
+            error = errors.FarmError(f"the gateway failed: {type(error).__name__}", hint="its log says why")
+        code = status_of(error)
+        trailing = ((wire.ERROR_KEY, wire.error_to_message(error).SerializeToString()),)
+    with contextlib.suppress(grpc.aio.AbortError):
+        await context.abort(code, error.message[:500], trailing)
+    return str(code.name)
+
+
+def status_of(error: errors.HilError) -> grpc.StatusCode:
+    """The gRPC status that an error is told with. UNAVAILABLE is what callers try again."""
+    if isinstance(error, (DatabaseAway, errors.FarmUnreachable)):
+        return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, errors.AccessRefused):
+        return grpc.StatusCode.PERMISSION_DENIED
+    if isinstance(error, errors.UsageError):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    return grpc.StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,163 @@
+"""Documents from the wire, checked: whatever comes, a call either gets one that makes sense or a UsageError."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any, NoReturn, TypeVar
+
+from hil import digest
+from hil.controller.farm.words import BoardCard, Document, Order, Result, Spec
+from hil.errors import UsageError
+
+D = TypeVar("D", bound=Document)
+
+MOST_FILES = 100_000
+_TEXT = 20_000
+_BOARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,99}")
+_KEY = re.compile(r"[\x21-\x7e]{8,200}")
+# PostgreSQL's text and jsonb hold neither NUL nor half a character.
+_BROKEN = re.compile(r"\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})|\x00")
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        UsageError: it is none, or holds what the farm cannot keep.
+    """
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        value = json.loads(text or "{}", parse_constant=refuse)
+        if _BROKEN.search(text):
+            _encodable(value)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what} is not JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{what} is no JSON object")
+    return value
+
+
+def order_of(text: str) -> Order:
+    """An order that can be read; whether it makes sense is the desk's to say.
+
+    Raises:
+        UsageError: it is none.
+    """
+    raw = json_object(text, "the order")
+    if not isinstance(raw.get("specs"), list) or not all(isinstance(one, dict) for one in raw["specs"]):
+        raise UsageError("the order has no list of specs")
+    order = _document(Order, raw)
+    for name in ("title", "selector", "board", "project"):
+        _text(order, name)
+    if not isinstance(order.key, str) or not _KEY.fullmatch(order.key):
+        raise UsageError("the order's key must be 8 to 200 printable characters")
+    for spec in order.specs:
+        _check_spec(spec)
+    return order
+
+
+def card_of(text: str) -> BoardCard:
+    """A board's card.
+
+    Raises:
+        UsageError: it is none.
+    """
+    card = _document(BoardCard, json_object(text, "the board's card"))
+    for name in ("name", "site", "host", "hw_type", "direct", "machine"):
+        _text(card, name)
+    if not isinstance(card.config, str) or len(card.config) > 1 << 20:
+        raise UsageError("the card's config must be TOML of at most 1 MiB")
+    if not _BOARD.fullmatch(card.name):
+        raise UsageError(f"{card.name[:120]!r} cannot be a board's name", hint="letters, digits and . _ - @ : +")
+    if isinstance(card.fence, bool) or not isinstance(card.fence, int) or not 0 <= card.fence < 1 << 62:
+        raise UsageError(f"the card's fence makes no sense: {card.fence!r}")
+    if not isinstance(card.powered, bool):
+        raise UsageError(f"the card's powered must be true or false, not {card.powered!r}")
+    for label, value in _mapping(card.labels, "labels").items():
+        known = isinstance(value, (str, bool)) or _number(value)
+        if not known and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise UsageError(f"label {label[:50]!r} is no text, number, truth or list of texts: {str(value)[:50]!r}")
+    return card
+
+
+def result_of(text: str) -> Result:
+    """A result as a worker reports it. A NaN in its record is no reason to lose it: the desk stores what can be.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the result is not JSON: {str(error)[:200]}") from error
+    result = _document(Result, _mapping(raw, "the result"))
+    for name in ("outcome", "reason"):
+        if not isinstance(getattr(result, name), str):
+            raise UsageError(f"the result's {name} must be a text")
+    if isinstance(result.exit_code, bool) or not isinstance(result.exit_code, int) or not 0 <= result.exit_code <= 255:
+        raise UsageError(f"the result's exit_code must be 0 to 255, not {result.exit_code!r}")
+    if not isinstance(result.infrastructure, bool):
+        raise UsageError("the result's infrastructure must be true or false")
+    _mapping(result.record, "record")
+    _files(result.files)
+    if not all(_number(value) for value in _mapping(result.timings, "timings").values()):
+        raise UsageError("the result's timings must be numbers")
+    if len(result.board_ns) != 2 or not all(isinstance(one, int) for one in result.board_ns):
+        raise UsageError("the result's board_ns must be two whole numbers")
+    return result
+
+
+def _check_spec(spec: Spec) -> None:
+    _mapping(spec.options, "options")
+    _files(spec.files)
+    _text(spec, "affinity")
+
+
+def _document(kind: type[D], raw: Mapping[str, Any]) -> D:
+    try:
+        return kind.of_json(raw)
+    except AttributeError as error:
+        raise UsageError(f"this is no {kind.__name__} of a farm: {error}") from error
+
+
+def _text(document: Document, name: str) -> None:
+    value = getattr(document, name)
+    if not isinstance(value, str) or len(value) > _TEXT:
+        raise UsageError(f"{name} must be a text of at most {_TEXT} characters, not {str(value)[:50]!r}")
+
+
+def _number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{what} must be an object, not {str(value)[:50]!r}")
+    return value
+
+
+def _files(files: Any) -> None:
+    if len(_mapping(files, "files")) > MOST_FILES:
+        raise UsageError(f"a job has at most {MOST_FILES} files")
+    for path, name in files.items():
+        inside = PurePosixPath(path)
+        if not path or len(path) > 1000 or inside.is_absolute() or ".." in inside.parts or str(inside) != path:
+            raise UsageError(f"{path[:100]!r} is no path of a file below a job's folder")
+        if not isinstance(name, str):
+            raise UsageError(f"the file {path[:100]!r} has no digest")
+        digest.check(name)
+
+
+def _encodable(value: Any) -> None:
+    """Refuse texts with NUL or half a character in them."""
+    text = json.dumps(value, ensure_ascii=False)
+    text.encode()
+    if "\\u0000" in text:
+        raise ValueError("it holds a NUL character")

@@ -1,0 +1,203 @@
+"""Which boards are attended at this gateway, and how what is granted to them gets there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from hil.controller.farm import telemetry
+from hil.controller.farm.desk import leases
+from hil.controller.farm.desk.database import Database, DatabaseAway
+from hil.controller.farm.desk.engine import Engine
+from hil.controller.farm.gateway.hub import Hub, drained
+from hil.controller.farm.gateway.metrics import Metrics
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import BoardCard, Grant, job_name
+from hil.proto.v1 import farm_pb2 as pb
+
+_LOG = logging.getLogger("hil.farm.gateway")
+# Should a notification be lost, boards are looked at again so often.
+_LOOK_S = 2.0
+_AWAY_S = 0.2
+_MOST_HAD = 100
+_WAITED = """
+    select lease.board, lease.attempt, lease.granted_at, job.submission, job.number, job.queued_at, job.kind,
+        submission.jobs, submission.priority, submission.trace
+    from hil.leases as lease
+    join hil.jobs as job on job.id = lease.job
+    join hil.submissions as submission on submission.id = job.submission
+    where lease.id = any(%s)
+"""
+
+
+class Attending:
+    """A board's worker at this gateway: its stream's outgoing side.
+
+    Attributes:
+        board, worker: which.
+        owner: whether it owns the board, rather than standing by.
+        leases: those that it says it works on, true or not.
+        beaten: whether a beat of it waits to be written down.
+        heard_at: when it last said something; one that is frozen says nothing, though its stream stays.
+    """
+
+    def __init__(self, card: BoardCard, worker: str) -> None:
+        self.card, self.worker = card, worker
+        self.owner = False
+        self.leases: set[int] = set()
+        self.sent: set[int] = set()
+        # What a job printed last may come after its report, which goes another way.
+        self._had: deque[int] = deque(maxlen=_MOST_HAD)
+        self.beaten = False
+        self.heard_at = time.monotonic()
+        self.outgoing: asyncio.Queue[pb.ToBoard] = asyncio.Queue()
+
+    @property
+    def board(self) -> str:
+        """The board's name."""
+        return self.card.name
+
+    def has_had(self, lease: int) -> bool:
+        """Whether a lease is its own, or was so lately."""
+        return lease in self._had
+
+    def keep(self, leases: Iterable[int]) -> None:
+        """These are its own from before it came here."""
+        self._had.extend(lease for lease in leases if lease not in self._had)
+
+    def stand(self, owner: bool, terms: Terms) -> None:
+        """Tell the worker whether it owns the board."""
+        self.owner = owner
+        self.outgoing.put_nowait(pb.ToBoard(standing=pb.Standing(owner=owner, beat_s=terms.beat_s)))
+
+    def grant(self, grant: Grant) -> None:
+        """Give it a job."""
+        self.sent.add(grant.lease)
+        self._had.append(grant.lease)
+        self.outgoing.put_nowait(pb.ToBoard(grant=json.dumps(grant.to_json())))
+
+    def end(self, lease: int, reason: str) -> None:
+        """Tell it that a lease is over."""
+        self.sent.discard(lease)
+        self.outgoing.put_nowait(pb.ToBoard(ended=pb.Ended(lease=lease, reason=reason)))
+
+    def dial(self, id: str, lease: int, gateway: str) -> None:
+        """Ask it to accept a connection to its agent, at a gateway ("" is this one)."""
+        self.outgoing.put_nowait(pb.ToBoard(dial=pb.DialIn(id=id, lease=lease, gateway=gateway)))
+
+
+class Dispatch:
+    """Brings grants, ends of leases and dials to the workers that attend here."""
+
+    def __init__(self, db: Database, engine: Engine, terms: Terms, metrics: Metrics) -> None:
+        self._db, self._engine, self._terms, self._metrics = db, engine, terms, metrics
+        self._here: dict[tuple[str, str], Attending] = {}
+        self._poked = asyncio.Event()
+        # Fetched from the queue, but not sent yet: the database went away in between.
+        self._fetched: list[int] = []
+        self._sent: asyncio.Queue[int] = asyncio.Queue()
+
+    def enter(self, attending: Attending) -> None:
+        """A worker attends; one that attended before under its name is no longer sent anything."""
+        self._here[attending.board, attending.worker] = attending
+        self._metrics.attending.set(len(self._here))
+
+    def leave(self, attending: Attending) -> bool:
+        """It does so no more; returns whether it was the one that is sent things."""
+        key = attending.board, attending.worker
+        was = self._here.get(key) is attending
+        if was:
+            del self._here[key]
+            self._metrics.attending.set(len(self._here))
+        return was
+
+    def everybody(self) -> list[Attending]:
+        """All who attend here."""
+        return list(self._here.values())
+
+    def reported(self, lease: int, worker: str) -> None:
+        """A lease's worker says how its job ended: that it is over is no news to it."""
+        for one in self._here.values():
+            if one.worker == worker:
+                one.sent.discard(lease)
+                one.leases.discard(lease)
+
+    def owner(self, board: str) -> Attending | None:
+        """Who owns a board and attends here."""
+        return next((one for one in self._owners() if one.board == board), None)
+
+    def _owners(self) -> list[Attending]:
+        """All who own their boards. One that is not heard of any more may have lost its board to who stood by."""
+        since = time.monotonic() - self._terms.owner_s
+        return [one for one in self._here.values() if one.owner and one.heard_at > since]
+
+    def poke(self, boards: Iterable[str] | None = None) -> None:
+        """Look at the queue at once: something was granted, to these boards or to any."""
+        if boards is None or any(self.owner(board) for board in boards):
+            self._poked.set()
+
+    def give(self, grants: Iterable[Grant]) -> None:
+        """Send grants to whom they are for, of those that attend here; once to each, though the queue brings them too.
+        One that has left gets them when it attends again.
+        """
+        for grant in grants:
+            attending = self.owner(grant.board)
+            if attending is not None and not attending.has_had(grant.lease):
+                attending.grant(grant)
+                said = {"job": grant.job, "board": grant.board, "lease": grant.lease, "user": grant.user}
+                _LOG.info("granted", extra=said)
+                self._sent.put_nowait(grant.lease)
+
+    async def run(self) -> None:
+        """Send grants as they come, until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._poked.wait(), _LOOK_S)
+            self._poked.clear()
+            try:
+                await self._send()
+            except DatabaseAway:
+                await asyncio.sleep(_AWAY_S)
+                self._poked.set()
+
+    async def follow(self, hub: Hub) -> None:
+        """Tell workers what happened elsewhere, until cancelled: leases that ended, dials at another gateway."""
+        with hub.subscribed() as queue:
+            while True:
+                for change in await drained(queue):
+                    if change["kind"] == "ended":
+                        for one in self.everybody():
+                            if one.board == change["board"] and change["lease"] in one.leases | one.sent:
+                                one.end(change["lease"], change["reason"])
+                    elif change["kind"] == "dial" and (owner := self.owner(change["board"])) is not None:
+                        owner.dial(change["id"], change["lease"], change["gateway"])
+
+    async def measure(self) -> None:
+        """Tell how long what was sent had waited, until cancelled: beside the sending, which it must not delay."""
+        while True:
+            sent = [await self._sent.get()]
+            while not self._sent.empty():
+                sent.append(self._sent.get_nowait())
+            async with self._db.transaction() as tx:
+                rows = await (await tx.execute(_WAITED, [sent])).fetchall()
+            for row in rows:
+                queued, granted = row["queued_at"].timestamp(), row["granted_at"].timestamp()
+                self._metrics.granted(row["kind"], row["priority"], granted - queued)
+                said = {name: row[name] for name in ("board", "attempt", "priority")}
+                name = job_name(row["submission"], row["number"], row["jobs"])
+                telemetry.record("queue", row["trace"], queued, granted, job=name, **said)
+
+    async def _send(self) -> None:
+        owned = [one.board for one in self._owners()]
+        if owned:
+            self._fetched += await self._engine.fetch(owned)
+        while self._fetched:
+            async with self._db.transaction() as tx:
+                grants = await leases.grants_of(tx, self._fetched, self._terms)
+            self._fetched.clear()
+            self.give(grants)

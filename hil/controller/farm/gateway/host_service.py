@@ -1,0 +1,138 @@
+"""The service ``Hosts``: workers attend with their boards, are given jobs, and report how those ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+
+from hil.controller.farm import telemetry
+from hil.controller.farm.desk import access as desk
+from hil.controller.farm.desk import leases
+from hil.controller.farm.gateway.calls import Call
+from hil.controller.farm.gateway.checking import card_of, result_of
+from hil.controller.farm.gateway.dispatch import Attending
+from hil.controller.farm.gateway.parts import Parts
+from hil.controller.farm.stubs import DIAL_KEY
+from hil.controller.farm.tasks import ended
+from hil.errors import UsageError
+from hil.proto.v1 import farm_pb2 as pb
+
+_LOG = logging.getLogger("hil.farm.gateway")
+_TRACE = """
+    select submission.trace from hil.leases as lease join hil.jobs as job on job.id = lease.job
+    join hil.submissions as submission on submission.id = job.submission where lease.id = %s
+"""
+_MOST_LEASES = 100
+_MOST_TEXT = 1 << 20
+# What a worker has not read yet of what it was told.
+_MOST_UNREAD = 10_000
+
+
+class HostService:
+    """Coroutines of the service's methods."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def attend(self, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
+        """A board's worker, until it leaves (it ends its side) or its link breaks (the board waits for it)."""
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("kind") != "hello":
+            raise UsageError("a board's worker says hello first")
+        attending = await self._hello(first.hello, call, None)
+        writing = asyncio.create_task(self._write(attending, call))
+        hearing = asyncio.create_task(self._hear(attending, requests, call))
+        try:
+            await asyncio.wait({writing, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+            hearing.result()
+            await call.hung_up()
+            # Its own end of the stream, not a link that broke: its board waits for nobody.
+            if self._parts.dispatch.leave(attending):
+                await self._parts.presence.leave(attending)
+        finally:
+            self._parts.dispatch.leave(attending)
+            await ended(writing, hearing)
+
+    async def report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
+        """How a job ended on the board."""
+        parts, result, worker = self._parts, result_of(request.result), _worker(request.worker)
+        await parts.printing.flush(request.lease)
+        parts.dispatch.reported(request.lease, worker)
+        began = time.time()
+        async with parts.db.transaction() as tx:
+            recorded, reason = await leases.report(
+                tx, parts.engine, request.lease, worker, result, request.fence, parts.terms
+            )
+            said = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
+            await desk.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, said)
+            trace = await (await tx.execute(_TRACE, [request.lease])).fetchall() if telemetry.is_on() else []
+        parts.dispatch.poke()
+        for row in trace:
+            telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **said)
+        _LOG.info("reported", extra={**said, "lease": request.lease, "reason": reason or result.reason})
+        if recorded and not result.infrastructure:
+            parts.metrics.recorded(result.outcome)
+        return pb.ReportReply(recorded=recorded, reason=reason)
+
+    async def accept(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
+        """The board's end of a connection that a lease's holder opened."""
+        await self._parts.tunnels.find(call.metadata.get(DIAL_KEY, "")).join(requests, call)
+
+    async def _hello(self, hello: pb.Hello, call: Call, before: Attending | None) -> Attending:
+        card, worker = card_of(hello.card), _worker(hello.worker)
+        if before is not None and (before.board, before.worker) != (card.name, worker):
+            raise UsageError("a worker that attends stays itself, and its board too")
+        attending = before or Attending(card, worker)
+        attending.card, attending.leases = card, set(_few(hello.leases))
+        if before is None:
+            self._parts.dispatch.enter(attending)
+        try:
+            await self._parts.presence.present(attending, call.who if before is None else None)
+        except BaseException:
+            self._parts.dispatch.leave(attending)
+            raise
+        return attending
+
+    async def _hear(self, attending: Attending, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
+        parts = self._parts
+        async for message in requests:
+            attending.heard_at = time.monotonic()
+            await call.still_good()
+            if attending.outgoing.qsize() > _MOST_UNREAD:
+                raise UsageError("the worker does not read what it is told")
+            kind = message.WhichOneof("kind")
+            if kind == "hello":
+                await self._hello(message.hello, call, attending)
+            elif kind == "beat":
+                attending.leases, attending.beaten = set(_few(message.beat.leases)), True
+            elif kind == "started":
+                lease, direct = message.started.lease, message.started.direct[:1000].replace("\0", "")
+                async with parts.db.transaction() as tx:
+                    await leases.started(tx, lease, attending.worker, direct)
+            elif kind == "printed":
+                # Of the one board's leases alone: what another's job prints is none of this worker's business.
+                if attending.has_had(message.printed.lease):
+                    await parts.printing.add(message.printed.lease, message.printed.text[:_MOST_TEXT])
+            else:
+                raise UsageError("a worker's message says nothing")
+
+    async def _write(self, attending: Attending, call: Call) -> None:
+        while True:
+            await call.send(await attending.outgoing.get())
+
+
+def _worker(name: str) -> str:
+    if not 1 <= len(name) <= 200 or not name.isprintable():
+        raise UsageError("a worker's name is 1 to 200 printable characters")
+    return name
+
+
+def _few(numbers: Iterable[int]) -> list[int]:
+    held = list(numbers)
+    if len(held) > _MOST_LEASES:
+        raise UsageError(f"a worker holds at most {_MOST_LEASES} leases")
+    return held

@@ -1,0 +1,174 @@
+"""One attempt at a job: its files laid out, the library called as the commands call it, what came of it stored."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.controller.farm import telemetry
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.host.files import Files, upload_folder
+from hil.controller.farm.packing import job_of, key_of, request_of
+from hil.controller.farm.words import Grant, Kind, Result
+from hil.controller.isolated import Isolated
+from hil.controller.runs import GO_ON, jsonable
+from hil.errors import EXIT_BOARD, BoardError, FarmUnreachable, HilError, StorageError, UsageError
+from hil.results import Outcome
+
+T = TypeVar("T")
+
+_REASON = 500
+# A farm that is away is called again after so long.
+AGAIN_S = 0.5
+
+
+@dataclass
+class Told:
+    """Progress of a run or a suite, as lines."""
+
+    print: Callable[[str], None]
+
+    def begin(self, name: Any, stages: Any) -> None:
+        """A case, or the suite, has begun."""
+        if isinstance(name, int):
+            self.print(f"{name} cases")
+
+    def stage(self, name: str, number: int, text: str) -> None:
+        """A case has come to a stage."""
+        self.print(f"{name}: {text}")
+
+    def end(self, name: Any) -> None:
+        """A case is over."""
+        if not isinstance(name, str):
+            self.print(f"{name.id}: {name.outcome}")
+
+    def note(self, text: str) -> None:
+        """Something a person should know; how to go on with it is for where it runs, not for who submitted it."""
+        if not text.startswith(GO_ON):
+            self.print(text)
+
+
+@dataclass
+class Attempt:
+    """What one grant comes to.
+
+    Args:
+        grant: what was granted; its ``trace`` is the attempt's span.
+        board: the config file with the lease's fence.
+        folder: an empty folder of its own.
+        print: told of progress.
+        isolated: a pool of workers that outlives it.
+        timings: filled in as it goes.
+    """
+
+    grant: Grant
+    board: Path
+    folder: Path
+    print: Callable[[str], None]
+    isolated: Isolated
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def run(self, files: Files, farm: Callable[[], FarmClient]) -> Result:
+        """Do the job, and store what it wrote; the result lacks what only its caller knows. A farm that is away for now
+        is waited for.
+
+        Args:
+            files: what the host has fetched.
+            farm: a connection to the farm.
+
+        Raises:
+            UsageError: the job itself is wrong.
+            BoardError: the board failed, or the farm's store.
+        """
+        work, out = self.folder / "files", self.folder / "out"
+        work.mkdir(parents=True)
+        with self._timed("fetch"):
+            _heard(lambda: files.lay_out(self.grant.spec, work, farm()))
+        with self._timed("run"):
+            record, place = self._call(work, out)
+        with self._timed("upload"):
+            stored = _heard(lambda: upload_folder(place, farm()))
+        for case in record["cases"] if self.grant.spec.kind is not Kind.SUITE else ():
+            self.print(f"{case['name']}: {case['outcome']} {case.get('reason') or ''}".strip())
+        return _result(record, stored)
+
+    def _call(self, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
+        """The record, and the folder that holds it."""
+        options, board, told = self.grant.spec.options, str(self.board), Told(self.print)
+        if self.grant.spec.kind is Kind.SUITE:
+            from hil.controller.suite.job import run_suite
+
+            request = replace(request_of(options, work), boards=(board,), hw_type="", ssh={})
+            suite = run_suite(request, out=out, screen=told, isolated=self.isolated)
+            cases = [record.to_json() for record in suite.records()]
+            return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
+        job = replace(job_of(options, work), board=board, out=out)
+        if self.grant.spec.kind is Kind.BUNDLE:
+            from hil.controller.bundles.run import run_bundle
+
+            methods, key = tuple(options.get("methods", ())), key_of(options, work)
+            record = run_bundle(job, methods, key, screen=told, isolated=self.isolated)
+        else:
+            from hil.controller.jobs import run_job
+
+            record = run_job(job, screen=told, isolated=self.isolated)
+        return record, Path(record["folder"])
+
+    @contextlib.contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            with telemetry.span(step, self.grant.trace):
+                yield
+        finally:
+            self.timings[step] = time.monotonic() - begin
+
+
+def _heard(call: Callable[[], T]) -> T:
+    """What a call to the farm returns, as soon as it is there again; the lease's end ends that, as it ends all."""
+    while True:
+        try:
+            return call()
+        except FarmUnreachable:
+            time.sleep(AGAIN_S)  # where no gateway listens, a call fails at once
+
+
+def failed(error: HilError | Exception) -> Result:
+    """The result of an attempt that raised an error."""
+    if isinstance(error, UsageError) and not isinstance(error, StorageError):
+        return Result(error.exit_code, reason=_said(error))
+    code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
+    return Result(code, BoardError.outcome or "", _said(error), infrastructure=True)
+
+
+def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> Result:
+    cases: Sequence[Mapping[str, Any]] = record["cases"]
+    code = int(record["exit_code"])
+    worst = next((case for case in cases if _code(case) == code and case["outcome"] != Outcome.SKIP), None)
+    reason = (
+        ""
+        if worst is None or code == 0
+        else f"{worst.get('name') or worst.get('id')}: {worst.get('reason') or worst.get('message')}"
+    )
+    return Result(
+        code,
+        str(worst["outcome"]) if worst else "",
+        reason[:_REASON],
+        infrastructure=code == EXIT_BOARD,
+        record=jsonable(record),
+        files=stored,
+    )
+
+
+def _code(case: Mapping[str, Any]) -> int:
+    return Outcome(case["outcome"]).exit_code
+
+
+def _said(error: HilError | Exception) -> str:
+    if not isinstance(error, HilError):
+        return f"{type(error).__name__}: {error}"[:_REASON]
+    return f"{error.message}; {error.hint}"[:_REASON] if error.hint else error.message[:_REASON]

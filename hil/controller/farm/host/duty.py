@@ -1,0 +1,143 @@
+"""What a board's worker does with a board that was granted: taken by the lease's fence, used, given back."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from hil.controller.farm import telemetry
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.host.attempt import Attempt, failed
+from hil.controller.farm.host.attendance import Attendance
+from hil.controller.farm.host.files import Files
+from hil.controller.farm.host.serving import Serving
+from hil.controller.farm.host.way import Way
+from hil.controller.farm.words import Grant, Kind, Result
+from hil.controller.isolated import Isolated
+from hil.errors import EXIT_OK, BoardError, HilError, UsageError
+
+_FREE_S = 3.0
+_LOOK_S = 0.05
+_LONG_S = 10 * 366 * 86400.0
+
+
+class Duty:
+    """Does what a board is given; in the main thread.
+
+    Args:
+        way: to the board.
+        farm: a connection for files and results, when it is asked for.
+        workers: how many processes may compile at a time.
+
+    Attributes:
+        serving: the lease that somebody holds now.
+    """
+
+    def __init__(self, way: Way, farm: Callable[[], FarmClient], workers: int) -> None:
+        self.way, self._farm, self._workers = way, farm, workers
+        self._files = Files(way.site.files)
+        self._isolated: Isolated | None = None
+        self.serving: Serving | None = None
+
+    def do(self, grant: Grant, attendance: Attendance) -> Result:
+        """Do a job; what fails is its result."""
+        begun, timings = time.monotonic_ns(), dict[str, float]()
+
+        def tell(text: str) -> None:
+            attendance.printed(grant.lease, text)
+
+        with telemetry.span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
+            try:
+                before = self.way.card()
+                with telemetry.span("open", span.traceparent):
+                    self._take(grant, tell)
+                timings["open"] = (time.monotonic_ns() - begun) / 1e9
+                begun = time.monotonic_ns()
+                attendance.started(grant.lease, self.way.direct)
+                if replace(self.way.card(), fence=before.fence) != before:
+                    attendance.present()
+                result = self._use(replace(grant, trace=span.traceparent), tell, timings)
+            except Exception as error:
+                if not isinstance(error, HilError):
+                    print(f"job {grant.job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                result = failed(error)
+            span.set(exit_code=result.exit_code, outcome=result.outcome)
+        return replace(result, timings=timings, board_ns=(begun, time.monotonic_ns()))
+
+    def clear_away(self, fence: int) -> bool:
+        """After a job that was ended: see to it that nothing of it is left; whether that is so."""
+        self.rest()
+        deadline = time.monotonic() + _FREE_S
+        try:
+            while self.way.is_held(fence):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_LOOK_S)
+        except HilError:
+            self.way.close()
+        return True
+
+    def rest(self) -> None:
+        """Keep nothing ready."""
+        if self._isolated is not None:
+            self._isolated.close()
+            self._isolated = None
+
+    def _take(self, grant: Grant, tell: Callable[[str], None]) -> None:
+        try:
+            if grant.spec.kind is Kind.HEALTH:
+                from hil.controller.farm.host.health_check import revive
+
+                revive(self.way, grant, tell)
+            self.way.take(grant)
+            if self.way.bring(str(grant.spec.options.get("needs", "")), tell):
+                self.way.take(grant)
+        except UsageError as error:
+            # The board's config is wrong, or a file of it: that is no fault of the job's.
+            raise BoardError(error.message, board=self.way.post.name, hint=error.hint) from error
+
+    def _use(self, grant: Grant, tell: Callable[[str], None], timings: dict[str, float]) -> Result:
+        """The board is ours: use it."""
+        if grant.spec.kind is Kind.LEASE:
+            return self._serve(grant)
+        folder = emptied(self.way.post.folder / "job")
+        board = folder / "board.toml"
+        board.write_text(self.way.text(grant))
+        try:
+            if grant.spec.kind is Kind.HEALTH:
+                from hil.controller.farm.host.health_check import check
+
+                return check(self.way, board, folder, tell, self._pool())
+            return Attempt(grant, board, folder, tell, self._pool(), timings).run(self._files, self._farm)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _serve(self, grant: Grant) -> Result:
+        """Somebody has the board, until the lease is over: that ends this as it ends any job."""
+        target = self.way.target
+        if target is None or target.token:
+            why = "its agent asks for a token, which is its host's alone" if target else "it has no agent"
+            raise UsageError(f"nobody can hold {grant.board}: {why}", hint="a selector that leaves it out")
+        self.serving = Serving(grant.lease, target, self.way.say)
+        try:
+            time.sleep(min(grant.timeout_s, _LONG_S))
+            return Result(EXIT_OK, reason="its time is over")
+        finally:
+            self.serving.close()
+            self.serving = None
+
+    def _pool(self) -> Isolated:
+        if self._isolated is None or self._isolated.closed:
+            self._isolated = Isolated(self._workers)
+        return self._isolated
+
+
+def emptied(folder: Path) -> Path:
+    """The folder, made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,83 @@
+"""A health job: the board must answer, and where hil has a program to try, run it and give the right answer."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from hil.controller.care.checks import tiny_model
+from hil.controller.care.power import recover, switch
+from hil.controller.farm.host.attempt import Told, failed
+from hil.controller.farm.host.way import Way
+from hil.controller.farm.words import Grant, Result
+from hil.controller.isolated import Isolated
+from hil.controller.jobs import Job, run_job
+from hil.controller.runs import jsonable
+from hil.errors import HilError
+
+# What hil's tiny model can be compiled for.
+_TRIED = ("iree", "onnxruntime")
+_MODEL = "tiny.onnx"
+
+
+def revive(way: Way, grant: Grant, say: Callable[[str], None]) -> None:
+    """Have the board answer: its power is cycled first where a check failed before, and when it stays silent.
+
+    Raises:
+        BoardError: whatever was done, it does not.
+        UsageError: its config is wrong.
+    """
+    power = way.config.power
+    if grant.spec.options.get("failures") and power.can("cycle"):
+        say("its last check failed: power cycle")
+        switch(power, "cycle", board=way.post.name)
+        way.hang_up()
+    recover(way.look, power, board=way.post.name, say=say)
+
+
+def check(way: Way, board: Path, folder: Path, say: Callable[[str], None], isolated: Isolated) -> Result:
+    """Run the tiny model.
+
+    Args:
+        way: the board's.
+        board: its config file with the lease's fence.
+        folder: an empty one.
+        say: told of progress.
+        isolated: a pool of workers.
+    """
+    runtime = way.config.runtime
+    if runtime not in _TRIED:
+        return Result(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
+    try:
+        record = run_job(
+            Job((_model(way.site.folder, isolated, folder),), board=str(board), out=folder / "out"),
+            screen=Told(say),
+            isolated=isolated,
+        )
+    except HilError as error:
+        return failed(error)
+    (case,) = record["cases"]
+    reason = "" if record["exit_code"] == 0 else f"a tiny model: {case['outcome']}: {case['reason']}"
+    return Result(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))
+
+
+def write_model(folder: str) -> str:
+    """Write the model; in a worker of its own, so that what makes it is not kept in this process."""
+    return str(tiny_model(Path(folder)))
+
+
+def _model(kept: Path, isolated: Isolated, folder: Path) -> Path:
+    path = kept / _MODEL
+    if not path.exists():
+        made = isolated.call(
+            "hil.controller.farm.host.health_check:write_model",
+            {"folder": str(folder)},
+            timeout=60.0,
+            log=folder / "log",
+        )
+        mine = kept / f"{_MODEL}.{secrets.token_hex(4)}"
+        shutil.copyfile(made, mine)
+        mine.replace(path)
+    return path

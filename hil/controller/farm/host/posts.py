@@ -1,0 +1,137 @@
+"""The boards of a host: which there are, and what each is to its worker."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hil.boards import BoardConfig, known_boards, load_board
+from hil.controller.farm.host.board_file import sim_text
+from hil.controller.farm.places import FarmAddress
+from hil.errors import UsageError
+
+SIMULATOR = "sim"
+_NAME = re.compile(r"\w[\w.-]{0,59}")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the workers of a host share.
+
+    Attributes:
+        host: its name, which no other host of the farm has.
+        site: where it is.
+        farm: how the farm is reached.
+        folder: of this host alone: files of jobs, stores of simulators, logs.
+        sockets: a folder with a short path, since those of Unix sockets must be.
+        boards: how many there are: they share the machine.
+    """
+
+    host: str
+    site: str
+    farm: FarmAddress
+    folder: Path
+    sockets: Path
+    boards: int = 1
+
+    @property
+    def files(self) -> Path:
+        """What was fetched from the farm's store."""
+        return self.folder / "files"
+
+
+@dataclass(frozen=True)
+class Post:
+    """One board of a host.
+
+    Attributes:
+        name: the board's, in the whole farm.
+        config: its config's file.
+        folder: of this board alone.
+        simulator: arguments of `python -m hil.sim`, where the host starts the board itself.
+    """
+
+    name: str
+    config: Path
+    folder: Path
+    simulator: tuple[str, ...] = ()
+
+    def load(self) -> BoardConfig:
+        """Its config, read anew."""
+        return load_board(str(self.config))
+
+
+def find_boards(site: Site, named: Sequence[str]) -> list[Post]:
+    """The boards that are named, by name or config file; where none is, every one here that has an address.
+
+    Raises:
+        UsageError: one cannot be read, is a kind of board without an address, or two have one name.
+    """
+    found: dict[str, Post] = {}
+    for name in named or _reachable():
+        config = load_board(name)
+        if not config.connection.address and not config.labgrid.place:
+            raise UsageError(
+                f"{config.name} is a kind of board and has no address",
+                hint="a config of the board's own has one in [connection]; simulators: --sim N",
+            )
+        if config.name in found:
+            raise UsageError(
+                f"two boards are called {config.name}", hint="[board] name in their configs tells them apart"
+            )
+        found[config.name] = Post(config.name, config.path, site.folder / "boards" / checked(config.name))
+    return list(found.values())
+
+
+def make_simulators(site: Site, count: int, faults: Iterable[str]) -> list[Post]:
+    """So many simulated boards, ``HOST-sim-1`` and so on; their configs and stores stay in the host's folder."""
+    model, posts = load_board(SIMULATOR), []
+    for number in range(1, count + 1):
+        name = f"{checked(site.host)}-sim-{number}"
+        folder, socket = site.folder / "boards" / name, site.sockets / f"{number}.sock"
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "board.toml"
+        config.write_text(sim_text(model, name, f"unix:{socket}"))
+        arguments = ["--listen", f"unix:{socket}", "--store", str(folder / "store"), "--config", str(model.path)]
+        arguments += ["--name", name, *(word for fault in faults for word in ("--fault", fault))]
+        posts.append(Post(name, config, folder, tuple(arguments)))
+    return posts
+
+
+def sockets_for(folder: Path) -> Path:
+    """A host's folder for sockets: always the same, so that none is left over; made, and nobody else's.
+
+    Raises:
+        UsageError: somebody else made it.
+    """
+    mark = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
+    place = Path(tempfile.gettempdir()) / f"hil-farm-{os.getuid()}-{mark}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.is_symlink() or place.stat().st_uid != os.getuid():
+        raise UsageError(f"{place} is another user's", hint="name another folder for such files: TMPDIR")
+    return place
+
+
+def _reachable() -> list[str]:
+    """Names of the boards here that have an address, or a place in labgrid."""
+    configs = {name: load_board(name) for name in known_boards()}
+    return [name for name, one in configs.items() if one.connection.address or one.labgrid.place]
+
+
+def checked(name: str) -> str:
+    """A board's or host's name, which names its folder too.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be a name in a farm",
+            hint="letters, digits, dots and dashes, a letter or digit first, at most 60",
+        )
+    return name

@@ -1,0 +1,106 @@
+"""An interactive lease on its board's host: connections of its holder that come through the farm, led to the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from typing import Any
+
+import grpc
+
+from hil.controller.client import Target
+from hil.controller.farm.client import FarmClient, open_channel
+from hil.controller.farm.stubs import DIAL_KEY, FarmStub
+from hil.controller.farm.tunnel_client import pieces_from
+from hil.controller.links import Say
+from hil.errors import HilError
+from hil.proto.v1 import farm_pb2 as pb
+
+_CONNECT_S = 10.0
+
+
+class Serving:
+    """The connections of one lease, until it is over.
+
+    Args:
+        lease: its number.
+        target: the agent.
+        say: told of connections that could not be made.
+    """
+
+    def __init__(self, lease: int, target: Target, say: Say) -> None:
+        self.lease, self._target, self._say = lease, target, say
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, Any] = {}
+        self._over = False
+
+    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None:
+        """The holder wants a connection: it is made and carried by a thread of its own."""
+        threading.Thread(target=self._carry, args=(dial, client), daemon=True, name="farm-dial").start()
+
+    def close(self) -> None:
+        """The lease is over: end all of them, and make no more."""
+        with self._lock:
+            self._over = True
+            carried = list(self._open.items())
+        for near, far in carried:
+            far.cancel()
+            with contextlib.suppress(OSError):
+                near.shutdown(socket.SHUT_RDWR)
+
+    def _carry(self, dial: pb.DialIn, client: FarmClient) -> None:
+        metadata = [*client.metadata, (DIAL_KEY, dial.id)]
+        elsewhere = open_channel(dial.gateway, client.address.ca) if dial.gateway else None
+        stub = FarmStub(elsewhere) if elsewhere else client.stub
+        try:
+            with connect(self._target) as near:
+                far = stub.Accept(pieces_from(near), metadata=metadata)
+                with self._lock:
+                    self._open[near] = far
+                    if self._over:
+                        far.cancel()
+                try:
+                    for piece in far:
+                        near.sendall(piece.data)
+                finally:
+                    far.cancel()
+                    with self._lock:
+                        del self._open[near]
+                    # The thread that reads from it must not be left there.
+                    with contextlib.suppress(OSError):
+                        near.shutdown(socket.SHUT_RDWR)
+        except (OSError, HilError) as error:
+            self._say(f"a connection of lease {self.lease} could not be carried: {error}")
+        except grpc.RpcError:
+            pass  # the holder, or the gateway, hung up
+        finally:
+            if elsewhere:
+                elsewhere.close()
+
+
+def connect(target: Target) -> socket.socket:
+    """A connection to an agent, as bytes.
+
+    Raises:
+        OSError: nobody answers there, or its certificate is not good.
+    """
+    if target.address.startswith("unix:"):
+        near = socket.socket(socket.AF_UNIX)
+        try:
+            near.connect(target.address.removeprefix("unix:"))
+        except OSError:
+            near.close()
+            raise
+        return near
+    host, _, port = target.address.rpartition(":")
+    near = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+    near.settimeout(None)
+    if target.ca is None:
+        return near
+    context = ssl.create_default_context(cafile=str(target.ca))
+    context.set_alpn_protocols(["h2"])
+    if target.cert and target.key:
+        context.load_cert_chain(target.cert, target.key)
+    return context.wrap_socket(near, server_hostname=host.strip("[]"))

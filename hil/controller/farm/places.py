@@ -1,0 +1,92 @@
+"""Where a farm's things are: its home on this machine, and the gateway that commands talk to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hil.errors import UsageError
+
+HOME_VARIABLE, FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "HIL_FARM_HOME", "HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA"
+DB_VARIABLE = "HIL_FARM_DB"
+
+
+def farm_home() -> Path:
+    """The folder of this machine's own farm: ``HIL_FARM_HOME``, else ``hil/farm`` in the user's data folder."""
+    if given := os.environ.get(HOME_VARIABLE):
+        return Path(given).absolute()
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("hil")) / "farm"
+
+
+@dataclass(frozen=True)
+class FarmAddress:
+    """How a gateway is reached.
+
+    Attributes:
+        gateways: addresses (``unix:PATH``, ``HOST:PORT``), of which any will do.
+        token: the bearer's.
+        ca: PEM file of the authority that signed the gateways' certificates; None is no TLS, for Unix sockets and
+            loopback alone.
+    """
+
+    gateways: tuple[str, ...]
+    token: str
+    ca: Path | None = None
+
+
+def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> FarmAddress:
+    """The farm that is meant: what is given, else ``HIL_FARM``, ``HIL_FARM_TOKEN``, ``HIL_FARM_CA``, else this
+    machine's own (its socket and the token file in its home).
+
+    Raises:
+        UsageError: there is no farm here and none is named, or it is another user's, or no token.
+    """
+    named = gateway or os.environ.get(FARM_VARIABLE, "")
+    home = farm_home()
+    token = token or os.environ.get(TOKEN_VARIABLE, "")
+    ca = ca or (Path(os.environ[CA_VARIABLE]) if os.environ.get(CA_VARIABLE) else None)
+    if not named:
+        named = f"unix:{socket_of(home)}"
+        if not is_there(socket_of(home)):
+            raise UsageError(
+                "no farm runs here and none is named", hint=f"hil farm up, or set {FARM_VARIABLE}=HOST:PORT"
+            )
+    if not token:
+        try:
+            token = token_file(home).read_text().strip()
+        except OSError as error:
+            raise UsageError(
+                "the farm asks for a token", hint=f"set {TOKEN_VARIABLE}; an admin makes one: hil farm token add"
+            ) from error
+    return FarmAddress(tuple(part.strip() for part in named.split(",") if part.strip()), token, ca)
+
+
+def is_there(file: Path) -> bool:
+    """Whether a file of a farm's home is there.
+
+    Raises:
+        UsageError: the home is another user's, and we may not look.
+    """
+    try:
+        file.stat()
+    except PermissionError as error:
+        raise UsageError(
+            f"the farm of {file.parent} is another user's",
+            hint=f"with {FARM_VARIABLE}=HOST:PORT and a token in {TOKEN_VARIABLE} it can be used; only they can end it",
+        ) from error
+    except OSError:
+        return False
+    return True
+
+
+def socket_of(home: Path) -> Path:
+    """The gateway's Unix socket."""
+    return home / "gateway.sock"
+
+
+def token_file(home: Path) -> Path:
+    """The token of whoever runs the farm: an admin's."""
+    return home / "token"

@@ -1,0 +1,68 @@
+"""A Unix socket here whose connections somebody carries elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+_LINES = 100
+
+
+class NotCarried(Exception):
+    """Why a connection was not carried to its other end, or not any further."""
+
+
+class LocalSocket:
+    """Listens, and has each connection carried in a thread of its own, until it is closed.
+
+    Args:
+        path: the socket to make.
+        carry: carries one connection until either side ends it; it may raise :class:`NotCarried` or OSError.
+            Whoever closes this socket closes its connections, which wakes a thread that waits in one.
+        name: the threads'.
+    """
+
+    def __init__(self, path: Path, carry: Callable[[socket.socket], None], name: str) -> None:
+        self._carry, self._name = carry, name
+        self._said: deque[str] = deque(maxlen=_LINES)
+        self._open: set[socket.socket] = set()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True, name=name).start()
+
+    def alive(self) -> bool:
+        """Whether it was not closed yet."""
+        return self._listener.fileno() >= 0
+
+    def log(self) -> str:
+        """Why connections were not carried."""
+        return "\n".join(self._said.copy())
+
+    def close(self) -> None:
+        """End it and all that it carries. Closing it again does nothing."""
+        for one in (self._listener, *list(self._open)):
+            # A thread that waits in it wakes up.
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(near,), daemon=True, name=self._name).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        self._open.add(near)
+        try:
+            with near:
+                self._carry(near)
+        except (NotCarried, OSError) as error:
+            self._said.append(str(error))
+        finally:
+            self._open.discard(near)
