@@ -20,7 +20,7 @@ from hil.results import Stage
 
 
 def connect(
-    board: str | Path = "sim",
+    board: str | Path = "",
     *,
     hw_type: str = "",
     runtime: str = "",
@@ -30,8 +30,9 @@ def connect(
     """Connect to a board and take it: a context manager that gives it back.
 
     Args:
-        board: a board's name, a config file, or an address: ``USER@HOST[:PORT]``, ``unix:PATH`` or ``HOST:PORT``.
-        hw_type: for an address: the board config to use.
+        board: a board's name, a config file, or an address: ``USER@HOST[:PORT]``, ``unix:PATH``, ``HOST:PORT``, or
+            ``farm:SELECTOR`` for one that the lab farm lends; "" is what ``HIL_BOARD`` names, else the simulator.
+        hw_type: for an address: the board config to use; without a board: the kind of simulator.
         runtime: the one that is going to be used, where an agent has to be put on the board; "" is the config's.
         faults: for a simulator: faults to switch on, such as ``crash``.
         wait_s: how long to wait while somebody else has it.

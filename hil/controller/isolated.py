@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hil.controller.isolated_worker import SCRATCH
 from hil.errors import StageError
 
 _TAIL_LINES = 20
@@ -122,6 +123,11 @@ class Isolated:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: by :meth:`close`, or by Ctrl-C during a call."""
+        return self._closed
+
     def _take(self) -> tuple[_Worker, bool]:
         """A worker, and whether it was started just now."""
         with self._lock:
@@ -145,6 +151,11 @@ class Isolated:
                 worker.close_pipes()
 
 
+def lent(isolated: Isolated | None, workers: int | None = None) -> contextlib.AbstractContextManager[Isolated]:
+    """The pool that a caller lends, which stays open; else one of our own, which is closed in the end."""
+    return Isolated(workers) if isolated is None else contextlib.nullcontext(isolated)
+
+
 class _NeverBegun(IsolatedCrash):
     """The process died before it began with the call."""
 
@@ -152,7 +163,7 @@ class _NeverBegun(IsolatedCrash):
 class _Worker:
     def __init__(self) -> None:
         # What it writes for itself goes with it: one that is killed tidies nothing up.
-        self._scratch = tempfile.mkdtemp(prefix="hil-isolated-")
+        self._scratch = tempfile.mkdtemp(prefix=SCRATCH)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hil.controller.isolated_worker"],
             stdin=subprocess.PIPE,

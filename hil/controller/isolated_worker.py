@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import HilError
+
+# What the folder's name begins with that a worker writes for itself to.
+SCRATCH = "hil-isolated-"
 
 
 def main() -> None:
@@ -53,6 +57,8 @@ def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
     for line in requests:
         lines.put(line)
     # The controller is gone, perhaps in the middle of a call: nobody waits for what we or our children do.
+    if (scratch := Path(os.environ.get("TMPDIR", ""))).name.startswith(SCRATCH):
+        shutil.rmtree(scratch, ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(0)

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from hil.controller.cache import Cache
 from hil.controller.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.cases import run_cases
-from hil.controller.choice import BoardChoice, choose
+from hil.controller.choice import BoardChoice, choose, pinned
 from hil.controller.flagfiles import read_flagfile
-from hil.controller.isolated import Isolated
+from hil.controller.isolated import Isolated, lent
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import STAGES, begin, check_options
 from hil.controller.recorder import Recorder
-from hil.controller.runs import Run, RunStore, jsonable, safe_name
+from hil.controller.runs import GO_ON, Run, RunStore, jsonable, safe_name
 from hil.controller.ways import common_runtime
 from hil.errors import StorageError, UsageError
 from hil.results import Stage
@@ -90,13 +90,14 @@ class Job:
         return cls(**values)
 
 
-def run_job(job: Job, *, resume: str = "", screen: Progress) -> dict[str, Any]:
+def run_job(job: Job, *, resume: str = "", screen: Progress, isolated: Isolated | None = None) -> dict[str, Any]:
     """Do a job, storing everything as it comes.
 
     Args:
         job: what to do; with ``resume`` only its ``out`` counts.
         resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
         screen: told of progress.
+        isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
@@ -127,8 +128,8 @@ def run_job(job: Job, *, resume: str = "", screen: Progress) -> dict[str, Any]:
     )
     check_options(job.options(), choice)
     _check_profiles(job)
-    with Isolated() as isolated:
-        return _run(job, choice, store, run, isolated, screen)
+    with lent(isolated) as workers:
+        return _run(job, choice, store, run, workers, screen)
 
 
 def _run(
@@ -152,9 +153,10 @@ def _run(
     def watch(case: Case, stage: Stage, note: str) -> None:
         screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
         if not note:
-            recorder.write()
+            recorder.write(case)
 
     def connect() -> AnyBoard:
+        nonlocal choice
         board = open_board(
             choice,
             runtime=runtime,
@@ -165,7 +167,8 @@ def _run(
         )
         if board.target:
             screen.note(f"compiling for {board.target}")
-        stored.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
+        choice = pinned(choice, board.name)
+        stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
         return board
 
     try:
@@ -173,8 +176,9 @@ def _run(
             screen.end(case.name)
             # First its outcome is safe: a profile may take a while, or Ctrl-C.
             recorder.end(case)
-            case.profiles = _profiles(case, job, stored, shop)
-            recorder.write()
+            if profiles := _profiles(case, job, stored, shop):
+                case.profiles = profiles
+                recorder.write(case)
     except StorageError:
         raise
     except UsageError:
@@ -184,7 +188,7 @@ def _run(
         raise
     except KeyboardInterrupt:
         recorder.interrupt()
-        screen.note(f"interrupted; go on with: hil run --resume {stored.id}")
+        screen.note(f"{GO_ON}hil run --resume {stored.id}")
         raise
     return recorder.finish()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from hil.controller.case import Case
 from hil.controller.report import case_record
-from hil.controller.runs import Run
+from hil.controller.runs import Run, jsonable
 from hil.errors import EXIT_INTERRUPTED
 from hil.results import Outcome, exit_code_of
 
@@ -26,22 +27,31 @@ class Recorder:
         self._run = run
         self._order = order
         self._cases = cases
-        self._records: dict[str, Any] = {case["name"]: case for case in run.record["cases"]}
+        self._records: dict[str, Any] = {}
+        # The same as JSON: made of hundreds of cases whenever one has changed, it would take most of the time.
+        self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()
+        self._stands: dict[str, tuple[Any, ...]] = {}
         self.ended: set[str] = set()
+        for record in run.record["cases"]:
+            self._note(record)
+        self._gather(cases)
 
-    def write(self) -> None:
+    def write(self, case: Case | None = None) -> None:
         """Write the record as things stand.
+
+        Args:
+            case: the one that has changed; None takes all for changed.
 
         Raises:
             StorageError: it cannot be written.
         """
         with self._lock:
-            for case in self._cases:
-                self._records[case.name] = case_record(case, self._tensors[case.name])
-            self._run.record["cases"] = [self._records[name] for name in self._order if name in self._records]
-            self._run.save()
+            # Those, too, that were made ready meanwhile: what a compiler refuses has ended by that.
+            news = (one for one in self._cases if one is case or _stand(one) != self._stands[one.name])
+            self._gather(self._cases if case is None else list(news))
+            self._run.save([self._texts[name] for name in self._order if name in self._texts])
 
     def keep(self, case: Case, what: str) -> None:
         """Store a case's ``inputs``, ``outputs`` or ``references``."""
@@ -53,12 +63,12 @@ class Recorder:
             held = case.inputs if what == "inputs" else case.result.outputs if case.result else None
             stored = save(case.name, what, held or {})
         self._tensors[case.name][what] = stored
-        self.write()
+        self.write(case)
 
     def end(self, case: Case) -> None:
         """A case has its outcome."""
         self.ended.add(case.name)
-        self.write()
+        self.write(case)
 
     def interrupt(self) -> None:
         """Ctrl-C: cases that had not ended did not fail either; what they were doing was stopped."""
@@ -70,10 +80,25 @@ class Recorder:
 
     def finish(self) -> dict[str, Any]:
         """Every case has ended: the run's outcome and exit code are theirs. Returns the record."""
-        self.write()
+        self._gather(self._cases)
         outcomes = [Outcome(case["outcome"]) for case in self._run.record["cases"]]
         self._run.record["exit_code"] = exit_code_of(outcomes)
         self._run.record["outcome"] = max(outcomes, key=lambda outcome: outcome.exit_code).value
         self._run.record["finished"] = True
         self._run.save()
         return {**self._run.record, "folder": str(self._run.folder)}
+
+    def _gather(self, cases: Sequence[Case]) -> None:
+        for case in cases:
+            self._stands[case.name] = _stand(case)
+            self._note(case_record(case, self._tensors[case.name]))
+        self._run.record["cases"] = [self._records[name] for name in self._order if name in self._records]
+
+    def _note(self, record: dict[str, Any]) -> None:
+        self._records[record["name"]] = record
+        self._texts[record["name"]] = json.dumps(jsonable(record), allow_nan=False)
+
+
+def _stand(case: Case) -> tuple[Any, ...]:
+    """How far a case has come."""
+    return case.outcome, case.stage, case.artifact is None

@@ -276,6 +276,8 @@ def _escape(text: str) -> str:
 def _number(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str):  # of a stored record: JSON has no inf and no nan
+        return value
     return f"{value:.3g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
 
 

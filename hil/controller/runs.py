@@ -13,7 +13,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hil.errors import StorageError, UsageError
 from hil.tensors import Array, load_npy, save_npy
 
 SCHEMA = 1
+GO_ON = "interrupted; go on with: "
 DEFAULT_ROOT = Path("hil-runs")
 _INDEX = "index.sqlite"
 _TABLE = """create table if not exists runs (
@@ -40,15 +41,24 @@ class Run:
         """The run's name."""
         return str(self.record["id"])
 
-    def save(self) -> None:
+    def save(self, cases: Sequence[str] | None = None) -> None:
         """Write run.json, atomically.
+
+        Args:
+            cases: the record's cases as JSON, where they are at hand.
 
         Raises:
             StorageError: the folder cannot be written.
         """
+        # Laid out for people once it is whole: until then it is written often, and that is slow.
+        layout = 1 if self.record["finished"] else None
+        head = self.record if cases is None else {key: self.record[key] for key in self.record if key != "cases"}
+        text = json.dumps(jsonable(head), indent=layout, allow_nan=False)
+        if cases is not None:
+            text = f'{text[:-1]}, "cases": [{", ".join(cases)}]}}'
         with storing(self.folder):
             temporary = self.folder / f"run.json.{os.getpid()}"
-            temporary.write_text(json.dumps(jsonable(self.record), indent=1, allow_nan=False) + "\n")
+            temporary.write_text(text + "\n")
             temporary.replace(self.folder / "run.json")
 
     def case_folder(self, name: str) -> Path:
@@ -209,14 +219,14 @@ def safe_name(text: str) -> str:
 
 def jsonable(value: Any) -> Any:
     """The value with what JSON does not know made into texts (NaN, inf, bytes) and lists."""
+    if value is None or isinstance(value, (str, int)):  # bool too; first, since it is most of what there is
+        return value
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         return jsonable(value.item())
     return str(value)

@@ -154,7 +154,7 @@ class _Bench:
             if not case.outcome:
                 board = boards.open(job, choice)
                 if case is self.cases[-1]:
-                    run.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
+                    run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
                 trial(case, board, self._watched(), check=self.bench.check)
                 self.sides.append(side_of(case, self._label(case), board))
                 if case.model is None:
@@ -226,6 +226,6 @@ class _Bench:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
             if not note:
-                self.recorder.write()
+                self.recorder.write(case)
 
         return replace(self.shop, watch=watch, keep=self.recorder.keep)

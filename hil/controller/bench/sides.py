@@ -123,8 +123,9 @@ def compiled(case: Case, job: Job, choice: BoardChoice, boards: Boards, shop: Wo
         return case
     config = choice.config
     if not knows_target(config, job.runtime):
-        config, target = with_target(config, job.runtime, boards.open(job, choice).info["machine"])
-        boards.say(f"compiling for {target}")
+        board = boards.open(job, choice)
+        config, target = with_target(board.config, job.runtime, board.info["machine"])
+        boards.say(f"compiling for {target or board.target or board.name}")
     return prepare(case, config, shop)
 
 

@@ -18,7 +18,7 @@ from hil.controller.bisect.result import WAYS, Bisection, Finding, LayerFinding
 from hil.controller.bisect.subject import Subject, open_subject, with_flow
 from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.cases import run_cases
-from hil.controller.choice import BoardChoice, knows_target
+from hil.controller.choice import BoardChoice, knows_target, pinned
 from hil.controller.compilers.iree_group import compile_together
 from hil.controller.flows import Flow, quantum_atol
 from hil.controller.jobs import Progress
@@ -79,8 +79,11 @@ def bisect(
     chosen = with_flow(asked, flow)
     check_options(chosen, choice)
 
+    used = choice.name, choice.config.hw_type
+
     def connect() -> AnyBoard:
-        return open_board(
+        nonlocal choice, used
+        board = open_board(
             choice,
             runtime=chosen.runtime,
             purpose=f"hil bisect {model.name}",
@@ -88,6 +91,9 @@ def bisect(
             wait_s=wait_s,
             say=screen.note,
         )
+        # All programs are to run on one board, however often it is opened.
+        choice, used = pinned(choice, board.name), (board.name, board.config.hw_type)
+        return board
 
     with tempfile.TemporaryDirectory(prefix="hil-bisect-") as scratch:
         screen.begin(model.stem, 1)
@@ -109,8 +115,8 @@ def bisect(
     found = Bisection(
         model=str(model),
         artifact_model=str(artifact_model or model),
-        board=choice.name,
-        hw_type=choice.config.hw_type,
+        board=used[0],
+        hw_type=used[1],
         runtime=chosen.runtime or choice.config.runtime,
         flow=flow.name if flow else "",
         against=subject.activations.source,

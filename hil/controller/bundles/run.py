@@ -17,8 +17,8 @@ from hil.controller.bundles.opening import open_bundle
 from hil.controller.bundles.session import STAGES, Session, Todo
 from hil.controller.cache import Cache
 from hil.controller.case import Case, Options, Workshop
-from hil.controller.choice import BoardChoice, choose
-from hil.controller.isolated import Isolated
+from hil.controller.choice import BoardChoice, choose, pinned
+from hil.controller.isolated import Isolated, lent
 from hil.controller.jobs import Job, Progress
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import check_options
@@ -28,7 +28,9 @@ from hil.errors import EXIT_NOTHING_RAN, StorageError, UsageError
 from hil.results import RunResult, Stage
 
 
-def run_bundle(job: Job, methods: tuple[str, ...], key: Path | None, *, screen: Progress) -> dict[str, Any]:
+def run_bundle(
+    job: Job, methods: tuple[str, ...], key: Path | None, *, screen: Progress, isolated: Isolated | None = None
+) -> dict[str, Any]:
     """Run a bundle's cases, storing everything as it comes.
 
     Args:
@@ -36,6 +38,7 @@ def run_bundle(job: Job, methods: tuple[str, ...], key: Path | None, *, screen: 
         methods: those to run; none are all.
         key: a file of public keys, one of which must have signed it; None takes any bundle.
         screen: told of progress.
+        isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
@@ -56,14 +59,14 @@ def run_bundle(job: Job, methods: tuple[str, ...], key: Path | None, *, screen: 
         accept_new_host_key=job.accept_new_host_key,
     )
     check_options(job.options(), choice)
-    with Isolated(1) as isolated, tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+    with lent(isolated, 1) as workers, tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
         place = Path(folder)
         (place / "program").mkdir()
         artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
         todo = [
             _todo(path, bundle, method, given, artifact, job.options()) for method in chosen for given in method.cases
         ]
-        return _run(job, choice, path.stem, _named(todo), artifact, Workshop(Cache(), isolated), screen)
+        return _run(job, choice, path.stem, _named(todo), artifact, Workshop(Cache(), workers), screen)
 
 
 def _todo(path: Path, bundle: Bundle, method: Method, given: BundledCase, artifact: Artifact, options: Options) -> Todo:
@@ -146,6 +149,7 @@ def _run(
 
 def _connector(job: Job, choice: BoardChoice, stored: Run, screen: Progress) -> Callable[[], AnyBoard]:
     def connect() -> AnyBoard:
+        nonlocal choice
         board = open_board(
             choice,
             runtime=job.runtime,
@@ -154,7 +158,8 @@ def _connector(job: Job, choice: BoardChoice, stored: Run, screen: Progress) -> 
             wait_s=job.wait_s,
             say=screen.note,
         )
-        stored.record["board"] = {"name": board.name, "hw_type": choice.config.hw_type, "info": board.info}
+        choice = pinned(choice, board.name)
+        stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
         return board
 
     return connect

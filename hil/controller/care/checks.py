@@ -236,7 +236,7 @@ def _program(board: AnyBoard, runtime: str) -> Check:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)
         try:
-            case = begin(_tiny_model(Path(folder)), Options(runtime=runtime), Path(folder), shop)
+            case = begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder), shop)
             case = conclude(refer_case(execute(prepare(case, board.config, shop), board, shop), shop), shop)
         except UsageError as error:
             return Check("program", FAIL, error.message, error.hint)
@@ -248,7 +248,8 @@ def _program(board: AnyBoard, runtime: str) -> Check:
     return Check("program", FAIL, f"{case.outcome and case.outcome.value}: {case.reason}", mend)
 
 
-def _tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path) -> Path:
+    """Write a model that any board can run; returns its file."""
     import onnx
     from onnx import TensorProto, helper
 

@@ -12,16 +12,14 @@ import click
 from hil.controller.cli.options import (
     board_options,
     fault_option,
-    input_option,
+    input_options,
     json_option,
     model_options,
     parse_dims,
     parse_range,
-    range_option,
     reference_options,
     runs_option,
     seconds,
-    seed_option,
     timeout_option,
     tolerance_options,
     wait_option,
@@ -67,9 +65,7 @@ from hil.errors import UsageError
 @click.option("--fail-if-slower", type=float, metavar="PERCENT", help="Exit 1 where the second is slower by more.")
 @click.option("--no-check", is_flag=True, help="Do not compare the answer with a reference first.")
 @model_options
-@input_option
-@seed_option
-@range_option
+@input_options
 @reference_options
 @tolerance_options
 @timeout_option

@@ -15,13 +15,11 @@ from hil.controller.cli.options import (
     fault_option,
     flow_option,
     group_option,
-    input_option,
+    input_options,
     json_option,
     model_options,
     parse_dims,
     parse_range,
-    range_option,
-    seed_option,
     timeout_option,
     tolerance_options,
     wait_option,
@@ -45,9 +43,7 @@ if TYPE_CHECKING:
 @click.option("--isolated", is_flag=True, help="Only each layer alone, fed with the reference's values.")
 @click.option("--cumulative", is_flag=True, help="Only all layers in one run of the whole model.")
 @group_option
-@input_option
-@seed_option
-@range_option
+@input_options
 @tolerance_options
 @timeout_option
 @wait_option

@@ -32,7 +32,8 @@ def chosen_place(settings: dict[str, Any]) -> BoardChoice:
         UsageError: there is no such board, or two were named.
     """
     addr = settings.pop("addr")
-    if addr and settings["board"]:
+    typed = click.get_current_context().get_parameter_source("board") is click.core.ParameterSource.COMMANDLINE
+    if addr and typed:
         raise UsageError(f"two boards are named: {addr} and {settings['board']}", hint="leave one of them out")
     settings["board"] = addr or settings["board"]
     return chosen_board(settings)

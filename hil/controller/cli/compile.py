@@ -60,7 +60,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         say = functools.partial(click.echo, err=True)
         with open_board(choice, runtime=options.runtime, say=say) as seen:
             config = seen.config
-            say(f"compiling for {seen.target}")
+            say(f"compiling for {seen.target or seen.name}")
     with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated(1) as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
 
 import click
 
-from hil.errors import EXIT_INTERRUPTED, HilError, did_you_mean
+from hil.controller.cli.lazy import LazyGroup
+from hil.errors import EXIT_INTERRUPTED, HilError
 
 # verb -> its line in `hil --help`. The verb's module has a command of the same name.
 VERBS = {
@@ -24,6 +24,7 @@ VERBS = {
     "flows": "List the flows: compiler, options, quantisation and runtime by name.",
     "bundle": "Keep a program with its test cases in one file, and check boards against it.",
     "board": "List, check, set up and reset boards.",
+    "farm": "Share boards: one queue for many boards and many users.",
     "profile": "Look at profiles: what took the time, in the terminal, in Perfetto, in SQL.",
     "runs": "List, show and delete stored runs.",
     "cache": "List and clean the cache of compiled programs and reference results.",
@@ -35,28 +36,6 @@ _DETAIL_LINES = 12
 _TOLD = ("hint", "stage", "board", "detail")
 
 
-class _Lazy(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        command: click.Command = getattr(importlib.import_module(f"hil.controller.cli.{cmd_name}"), cmd_name)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(args[0], VERBS).capitalize()}".strip())
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
-
-
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         import hil
@@ -65,7 +44,11 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    commands={verb: (f"hil.controller.cli.{verb}", line) for verb, line in VERBS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
 )

@@ -60,6 +60,7 @@ def _hardware(board: Callable[[F], F]) -> Callable[[F], F]:
             "--runtime-hw-type",
             "hw_type",
             default="",
+            is_eager=True,
             metavar="TYPE",
             help="Kind of hardware: sim, sim-f16, ... (default sim).",
         ),
@@ -71,12 +72,29 @@ def _hardware(board: Callable[[F], F]) -> Callable[[F], F]:
     )
 
 
-_WHICH = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH or HOST:PORT"
+def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
+    """For --board: without one, the board that HIL_BOARD names, so that it is stored with what ran on it."""
+    if value or context.resilient_parsing:
+        return value
+    from hil.controller.choice import named_board
+
+    board = named_board(context.params.get("hw_type", ""))
+    if not board:
+        return value
+    return (board,) if isinstance(value, tuple) else board
+
+
+_WHICH = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
 # What names a board and how it is reached: the arguments of hil.controller.choice.choose. Then the same for several.
-board_options = _hardware(click.option("--board", default="", metavar="ADDR|NAME", help=f"{_WHICH}."))
+board_options = _hardware(click.option("--board", default="", callback=_named, metavar="ADDR|NAME", help=f"{_WHICH}."))
 boards_options = _hardware(
     click.option(
-        "--board", "boards", multiple=True, metavar="ADDR|NAME", help=f"{_WHICH}; repeats: boards share the work."
+        "--board",
+        "boards",
+        multiple=True,
+        callback=_named,
+        metavar="ADDR|NAME",
+        help=f"{_WHICH}; repeats: boards share the work.",
     )
 )
 wait_option = click.option(
@@ -110,6 +128,7 @@ input_option = click.option(
     "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
 )
 range_option = click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
+input_options = options(input_option, seed_option, range_option)
 tolerance_options = options(
     click.option("--rtol", type=float, help="Relative tolerance (default: the flow's or the case's own, or by dtype)."),
     click.option("--atol", type=float, help="Absolute tolerance (default: the flow's or the case's own, or by dtype)."),
@@ -128,14 +147,7 @@ iteration_options = options(
     click.option("--iterations", default=1, show_default=True, help="Timed runs."),
     click.option("--warmup", default=0, show_default=True, help="Untimed runs before."),
 )
-timeout_option = click.option(
-    "--timeout",
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    callback=seconds,
-    help="Limit of loading, of the runs together, and of each reference.",
-)
+recompute_option = click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results.")
 cache_options = options(
     click.option(
         "--debug-ir",
@@ -143,7 +155,7 @@ cache_options = options(
         metavar="DIR",
         help="Dump the compiler's IR here, in a suite a folder a case.",
     ),
-    click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results."),
+    recompute_option,
 )
 compile_profile_option = click.option(
     "--compile-time-profile",
@@ -151,16 +163,32 @@ compile_profile_option = click.option(
     metavar="DIR",
     help="Compile once more with timing on: passes, dispatches, executables and estimates, as CSV and as a trace.",
 )
-# What every verb that compiles one model needs.
-model_options = options(
+# What every verb that compiles one model needs: first what says which program it becomes.
+program_options = options(
     click.option("--runtime", default="", metavar="NAME", help=f"{', '.join(RUNTIMES)}, ... (default: the board's)."),
     click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
     dim_option,
     click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."),
-    cache_options,
 )
+model_options = options(program_options, cache_options)
 runs_option = click.option("--out", type=_PATH, metavar="DIR", help="Where runs are stored (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
+
+
+def limit_option(name: str) -> Callable[[F], F]:
+    """The limit of a case's steps, in seconds, as ``timeout``; ``name`` is the option's."""
+    return click.option(
+        name,
+        "timeout",
+        default=60.0,
+        show_default=True,
+        metavar="S",
+        callback=seconds,
+        help="Limit of loading, of the runs together, and of each reference.",
+    )
+
+
+timeout_option = limit_option("--timeout")
 
 
 def flow_option(default: str) -> Callable[[F], F]:

@@ -12,17 +12,15 @@ from hil.controller.cli.options import (
     board_options,
     compile_profile_option,
     fault_option,
-    input_option,
+    input_options,
     iteration_options,
     json_option,
     model_options,
     parse_dims,
     parse_range,
-    range_option,
     reference_options,
     refuse_beside_resume,
     runs_option,
-    seed_option,
     timeout_option,
     tolerance_options,
     wait_option,
@@ -35,9 +33,7 @@ from hil.controller.cli.options import (
 @click.argument("models", nargs=-1, type=click.Path(path_type=Path), metavar="MODEL...")
 @board_options
 @model_options
-@input_option
-@seed_option
-@range_option
+@input_options
 @reference_options
 @tolerance_options
 @iteration_options

@@ -27,8 +27,7 @@ from hil.controller.cli.options import (
 )
 
 # What decides which cases a suite has: fields of hil.controller.suite.request.Request.
-suite_options = options(
-    flow_option("iree"),
+case_options = options(
     click.option(
         "--filter",
         "filters",
@@ -45,8 +44,8 @@ suite_options = options(
         show_default=True,
         help="Layers run on what the reference computed, or on random values in its range.",
     ),
-    dim_option,
 )
+suite_options = options(flow_option("iree"), case_options, dim_option)
 
 
 @click.command(epilog="Example: hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv")
@@ -54,7 +53,13 @@ suite_options = options(
 @suite_options
 @click.option("--only-expected-failures", is_flag=True, help="Only what expected.toml says will fail.")
 @boards_options
-@click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="Compile so many at a time (default: cores).")
+@click.option(
+    "-j",
+    "jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compile so many at a time (default: cores); with --board farm:..., use so many boards (default: 1).",
+)
 @seed_option
 @tolerance_options
 @iteration_options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from hil.controller.compilers.iree_takes import VIA, as_iree_takes
 from hil.controller.compilers.none import take_as_it_is
 from hil.controller.compilers.trouble import compiling
 from hil.controller.isolated import Isolated
+from hil.controller.typed_paths import is_file
 from hil.controller.versions import version
 from hil.digest import digest_file
 from hil.errors import CompileFailed, UsageError
@@ -203,8 +203,8 @@ def _meta_of(entry: Path) -> dict[str, Any]:
 def _files_in(flags: Sequence[str]) -> list[Path]:
     """Files that flags name: what is in them decides what the compiler makes."""
     values = [flag.split("=", 1)[1] for flag in flags if "=" in flag]
-    # Not Path.is_file: it raises where a value, such as a list of CPU features, is too long for a file's name.
-    return [Path(value) for value in values if os.path.isfile(value)]  # noqa: PTH113 (as said)
+    # A value may be anything, such as a long list of CPU features.
+    return [Path(value) for value in values if is_file(value)]
 
 
 def _dump_flags(debug_ir: Path | None) -> list[str]:

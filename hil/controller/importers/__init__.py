@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.registry import pick, registered
+from hil.controller.typed_paths import is_file
 from hil.digest import digest_file, digest_of
 from hil.errors import ImportFailed, StageTimeout, UsageError
 from hil.tensors import TensorSpec
@@ -104,7 +104,7 @@ def import_model(
     """
     dims = dict(dims or {})
     name = path.stem
-    if os.path.isfile(path / SAVED_MODEL):  # noqa: PTH113 (which raises nothing, whatever was typed)
+    if is_file(path / SAVED_MODEL):
         name, path = path.name, path / SAVED_MODEL
     _check_file(path)
     for name, size in dims.items():

@@ -10,21 +10,21 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from hil.boards import BoardConfig
-from hil.controller.case import Case, Options, Workshop, end_case
+from hil.controller.case import Workshop, end_case
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.flows import Flow
 from hil.controller.opening import AnyBoard, open_board, regain
-from hil.controller.suite.preparing import prepared
+from hil.controller.suite.agreement import Agreement, OtherTarget
+from hil.controller.suite.preparing import prepared, unread
+from hil.controller.suite.seats import Going, Loss, Seat, seats_of
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
-from hil.controller.suite.tasks import Task, TaskQueue, next_confirmation
+from hil.controller.suite.tasks import Task, TaskQueue, attempt, fresh, next_confirmation
 from hil.controller.suite.way import Settings, conclude_case, execute_case
-from hil.errors import BoardError, BoardLost
-from hil.results import Outcome, Stage, Timings
+from hil.errors import BoardError, BoardLost, FarmError, SessionEnded
+from hil.results import Outcome, Stage
 
 # A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
 _TRIES = 3
@@ -42,6 +42,7 @@ class Plan:
         confirm: how often a mismatch is run again, on the same board and on another in turns.
         faults: of simulators.
         wait_s: how long to wait for a busy board.
+        boards: how many boards of a farm to use at a time.
         purpose: told to others who wait for a board.
         say: told what goes on; called from several threads.
     """
@@ -51,6 +52,7 @@ class Plan:
     confirm: int = 0
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0
+    boards: int = 1
     purpose: str = "hil suite"
     say: Callable[[str], None] = lambda text: None
 
@@ -60,7 +62,7 @@ class Engine:
 
     Args:
         plan: how.
-        choices: the boards, each once; what they are compiled for must be the same.
+        choices: the boards, each once, or what boards of a farm must be; what they are compiled for must be the same.
         shop: what the cases share.
         run: whose folder takes the cases' files.
 
@@ -70,20 +72,20 @@ class Engine:
 
     def __init__(self, plan: Plan, choices: Sequence[BoardChoice], shop: Workshop, run: SuiteRun) -> None:
         self._plan = plan
-        self._choices = choices
+        self._seats = seats_of(choices, plan.boards, plan.purpose, plan.wait_s)
         self._shop = shop
         self._run = run
-        self._queue = TaskQueue([choice.name for choice in choices])
+        self._queue = TaskQueue([seat.name for seat in self._seats])
         self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._config: BoardConfig | None = None
-        self._known = threading.Event()
+        self._agreed = Agreement(plan.flow.compiler or plan.flow.runtime)
         self._lost: BoardError | None = None
         self._open: dict[str, AnyBoard] = {}
+        self._going = Going(self._over.is_set, lambda: bool(self._open), plan.say)
+        self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, object]] = {}
         if all(knows_target(choice.config, plan.flow.runtime) for choice in choices):
-            self._agree_on(choices[0].config)
+            self._agreed.join(choices[0].config)
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
         """Run cases; yields each as it ends, in no particular order. To be called once.
@@ -93,7 +95,7 @@ class Engine:
         """
         threads = [threading.Thread(target=self._guarded, args=(self._prepare, specs), daemon=True)]
         threads += [
-            threading.Thread(target=self._guarded, args=(self._serve, choice), daemon=True) for choice in self._choices
+            threading.Thread(target=self._guarded, args=(self._serve, seat), daemon=True) for seat in self._seats
         ]
         for thread in threads:
             thread.start()
@@ -109,10 +111,16 @@ class Engine:
             raise
         finally:
             self._over.set()
-            self._known.set()
+            self._agreed.settled.set()
             self._queue.close()
             for thread in threads:
                 thread.join(_JOIN_S)
+
+    @property
+    def hw_type(self) -> str:
+        """What cases are compiled for that never come to a board; of a farm's board that shows later."""
+        lent = self._seats[0].lent and self._agreed.config
+        return lent.hw_type if lent else self._hw_type
 
     def _next(self) -> Task:
         """The next case that ended; waits in slices so that Ctrl-C is heard on every platform."""
@@ -131,48 +139,85 @@ class Engine:
                 self._ended.put(error)
 
     def _prepare(self, specs: Sequence[CaseSpec]) -> None:
-        self._known.wait()
-        if self._config is None:
+        self._agreed.settled.wait()
+        if self._agreed.config is None:
             # No board answered, so nobody knows what to compile for.
             for spec in specs:
-                self._end(Task(_lost_case(spec, self._run.case_folder(spec.id), self._plan, self._lost)))
+                case = unread(spec, self._plan.flow, self._run.case_folder(spec.id))
+                self._end_lost(Task(case))
             return
         plan = self._plan
-        for task in prepared(specs, plan.flow, plan.settings, self._shop, self._config, self._run, self._over):
+        for task in prepared(specs, plan.flow, plan.settings, self._shop, self._agreed.config, self._run, self._over):
             if task.case.outcome:
                 self._end(task)
             elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
                 self._end_lost(task)
 
-    def _serve(self, choice: BoardChoice) -> None:
-        """Run what there is to run on one board, for as long as it answers."""
+    def _serve(self, seat: Seat) -> None:
+        """Run what there is to run on a seat's board, and when that is lost, on the next one that it is given."""
+        useless = 0
         try:
-            board = self._opened(choice)
+            while (choice := self._taken(seat)) is not None:
+                self._queue.rename(seat.name, choice.name)
+                loss = self._use(seat, choice)
+                if loss is None:
+                    return
+                useless = 0 if loss.task else useless + 1
+                another = seat.lent and useless < _TRIES and not isinstance(loss.gone, OtherTarget)
+                if another:
+                    self._plan.say(f"{choice.name} is lost: {loss.gone.message}; another board is to take its place")
+                    self._lost = loss.gone
+                    self._queue.rename(choice.name, seat.name)
+                    seat.give_back()
+                else:
+                    self._leave(choice.name, loss.gone)
+                if loss.task is not None:
+                    self._run_again(loss.task, loss.error or loss.gone)
+                if not another:
+                    return
+        finally:
+            seat.give_back()
+
+    def _taken(self, seat: Seat) -> BoardChoice | None:
+        """A seat's board; None where it will have none."""
+        try:
+            return seat.take(self._going)
         except BoardError as refused:
-            self._leave(choice, refused)
-            return
+            if isinstance(refused, FarmError) and self._agreed.config is None:
+                # Nothing has run, and a farm without such boards will not get any.
+                raise
+            self._leave(seat.name, refused)
+            return None
+
+    def _use(self, seat: Seat, choice: BoardChoice) -> Loss | None:
+        """Run what there is to run on one board; how it was lost, None where it was not."""
         try:
+            try:
+                board = self._opened(choice)
+            except BoardError as refused:
+                return Loss(refused)
             while (task := self._queue.take(choice.name)) is not None:
                 task.board = choice.name
                 if task.wrong is None:
                     task.hw_type = choice.config.hw_type
                 execute_case(task.case, board, self._shop)
                 if self._over.is_set():
-                    return
+                    return None
                 error = task.case.error
                 if not isinstance(error, BoardError):
                     if not task.case.outcome:
                         conclude_case(task.case, task.early, self._shop)
                     self._concluded(task)
                     continue
-                self._plan.say(f"{choice.name}: {error.message}; looking for it again")
                 try:
+                    if why := seat.over():
+                        raise SessionEnded(f"the lease ended: {why}")
+                    self._plan.say(f"{choice.name}: {error.message}; looking for it again")
                     board = regain(board, error, lambda: self._opened(choice)) or self._opened(choice)
                 except BoardError as gone:
-                    self._leave(choice, gone)
-                    self._run_again(task, error)
-                    return
+                    return Loss(gone, task, error)
                 self._run_again(task, error)
+            return None
         finally:
             if found := self._open.pop(choice.name, None):
                 found.close()
@@ -188,7 +233,7 @@ class Engine:
             say=plan.say,
         )
         try:
-            self._agree_on(board.config)
+            self._agreed.join(board.config)
         except BaseException:
             board.close()
             raise
@@ -196,33 +241,15 @@ class Engine:
         self.boards[choice.name] = dict(board.info)
         return board
 
-    def _agree_on(self, config: BoardConfig) -> None:
-        """What all programs are compiled for: the first board's target.
-
-        Raises:
-            BoardError: this board needs other programs.
-        """
-        compiler = self._plan.flow.compiler or self._plan.flow.runtime
-        with self._lock:
-            agreed = self._config = self._config or config
-            self._known.set()
-        mine, theirs = (" ".join(one.compile_flags.get(compiler, ())) for one in (config, agreed))
-        if mine != theirs:
-            raise BoardError(
-                f"it needs programs compiled with {mine or 'no flags'}, the others with {theirs or 'no flags'}",
-                board=config.name,
-                hint="boards of one suite run must be alike: run the suite on each kind of board by itself",
-            )
-
-    def _leave(self, choice: BoardChoice, error: BoardError) -> None:
+    def _leave(self, board: str, error: BoardError) -> None:
         """A board is gone for good; what only it could have run ends with that."""
-        self._plan.say(f"{choice.name} is left out from now on: {error.message}")
+        self._plan.say(f"{board} is left out from now on: {error.message}")
         self._lost = error
-        for task in self._queue.leave(choice.name):
+        for task in self._queue.leave(board):
             if not self._put(task):
                 self._end_lost(task)
         if not self._queue.alive:
-            self._known.set()
+            self._agreed.settled.set()
 
     def _put(self, task: Task) -> bool:
         """Have a task run; where those that it was meant for have left meanwhile, any other board will do."""
@@ -234,11 +261,11 @@ class Engine:
     def _run_again(self, task: Task, error: BoardError) -> None:
         """After its board was lost a case runs again, on another board where there is one. That is counted."""
         case = task.case
-        task.attempts.append(_attempt("board lost", task))
+        task.attempts.append(attempt("board lost", task))
         lost = sum(one["why"] == "board lost" for one in task.attempts)
         others = tuple(board for board in self._queue.alive if board != task.board)
         if task.wrong is None and lost < _TRIES:
-            task.case, task.boards = _fresh(case), others
+            task.case, task.boards = fresh(case), others
             if self._put(task):
                 return
             task.case = case
@@ -249,13 +276,13 @@ class Engine:
         """A case has its verdict; one that is wrong may have to be confirmed."""
         case = task.case
         if task.wrong is not None:
-            task.attempts.append(_attempt("confirm", task))
+            task.attempts.append(attempt("confirm", task))
             task.confirmations.append((task.board, case.outcome is not Outcome.PASS))
         elif case.outcome is Outcome.FAIL and self._plan.confirm:
             task.wrong, task.wrong_on = case, task.board
         where = next_confirmation(task, self._plan.confirm, self._queue.alive) if task.wrong is not None else None
         if where is not None:
-            task.case, task.boards = _fresh(case), where
+            task.case, task.boards = fresh(case), where
             if self._put(task):
                 return
         self._end(task)
@@ -267,34 +294,3 @@ class Engine:
 
     def _end(self, task: Task) -> None:
         self._ended.put(task)
-
-
-def _fresh(case: Case) -> Case:
-    """The case as it was before it ran: of its times those of the host's half are left."""
-    return replace(
-        case,
-        result=None,
-        references=[],
-        verdicts=[],
-        plain_reference=None,
-        plain_verdict=None,
-        outcome=None,
-        stage="",
-        reason="",
-        error=None,
-        timings=Timings(import_s=case.timings.import_s, compile_s=case.timings.compile_s),
-        worker_log=[],
-        pushed_bytes=0,
-    )
-
-
-def _attempt(why: str, task: Task) -> dict[str, str]:
-    case = task.case
-    outcome = case.outcome.value if case.outcome else ""
-    return {"why": why, "board": task.board, "outcome": outcome, "message": case.reason}
-
-
-def _lost_case(spec: CaseSpec, folder: Path, plan: Plan, lost: BoardError | None) -> Case:
-    case = Case(spec.id, folder / "unread", Options(runtime=plan.flow.runtime), folder)
-    end_case(case, lost or BoardLost("no board is left"), Stage.PUSH)
-    return case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ from hil.controller.cache import Cache
 from hil.controller.case import Options, Workshop
 from hil.controller.choice import BoardChoice, choose
 from hil.controller.flows import Flow, load_flow
-from hil.controller.isolated import Isolated
+from hil.controller.isolated import Isolated, lent
 from hil.controller.pipeline import check_options
+from hil.controller.runs import GO_ON
 from hil.controller.suite.engine import Engine, Plan
 from hil.controller.suite.expected import Expectations
 from hil.controller.suite.made_with import versions
@@ -24,7 +26,7 @@ from hil.controller.suite.request import Request
 from hil.controller.suite.sources import open_suite
 from hil.controller.suite.spec import CaseSpec, Suite
 from hil.controller.suite.store import SuiteRun, default_folder
-from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, UsageError
+from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, FarmError, UsageError
 from hil.results import Outcome, exit_code_of
 
 
@@ -41,13 +43,14 @@ class Progress(Protocol):
         """Something a person should know now."""
 
 
-def run_suite(request: Request, *, out: Path | None, screen: Progress) -> SuiteRun:
+def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated: Isolated | None = None) -> SuiteRun:
     """Run a suite; everything is stored as it comes.
 
     Args:
         request: what to run, and how.
         out: the folder for it; None makes one below ``hil-suites``.
         screen: told of progress.
+        isolated: a pool of workers to use, which outlives the suite unless that is broken off; None is one of its own.
 
     Returns:
         The run; ``head["exit_code"]`` is 5 where no case was chosen.
@@ -56,7 +59,7 @@ def run_suite(request: Request, *, out: Path | None, screen: Progress) -> SuiteR
         UsageError: something was asked for that cannot be.
         KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
     """
-    return _with_workers(request, lambda shop: _start(request, out, shop, screen))
+    return _with_workers(request, lambda shop: _start(request, out, shop, screen), isolated)
 
 
 def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
@@ -126,9 +129,9 @@ def _ssh(request: Request) -> dict[str, Any]:
     return {**given, "accept_new_host_key": bool(request.ssh.get("accept_new_host_key"))}
 
 
-def _with_workers(request: Request, work: Callable[[Workshop], SuiteRun]) -> SuiteRun:
-    with Isolated(request.jobs) as isolated:
-        return work(Workshop(Cache(), isolated, logs=False))
+def _with_workers(request: Request, work: Callable[[Workshop], SuiteRun], isolated: Isolated | None = None) -> SuiteRun:
+    with lent(isolated, None if request.on_farm else request.jobs) as workers:
+        return work(Workshop(Cache(), workers, logs=False))
 
 
 def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress) -> SuiteRun:
@@ -152,9 +155,16 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         "expected": str(suite.expected) if suite.expected else None,
         "interrupted": False,
     }
+    is_new = not folder.exists()
     run = SuiteRun.create(folder, head)
-    with run.writing():
-        return _run(run, request, flow, choices, suite, specs, expectations, shop, screen)
+    try:
+        with run.writing():
+            return _run(run, request, flow, choices, suite, specs, expectations, shop, screen)
+    except FarmError:
+        # No board of the farm will ever do, as it said at once: nothing of ours is to be kept.
+        if is_new and not run.records():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _resume(run: SuiteRun, request: Request, shop: Workshop, screen: Progress) -> SuiteRun:
@@ -180,6 +190,11 @@ def _resume(run: SuiteRun, request: Request, shop: Workshop, screen: Progress) -
 def _checked(request: Request) -> tuple[Flow, list[BoardChoice]]:
     flow = load_flow(request.flow)
     choices = boards_of(request)
+    if request.on_farm and request.only_expected_failures and not request.hw_type:
+        raise UsageError(
+            "which failures are expected depends on the kind of hardware, which a farm's board only shows later",
+            hint="name it: --runtime-hw-type TYPE",
+        )
     settings = request.settings
     options = Options(
         runtime=flow.runtime,
@@ -220,6 +235,7 @@ def _run(
         confirm=request.confirm,
         faults=request.faults,
         wait_s=request.wait_s,
+        boards=(request.jobs or 1) if request.on_farm else 1,
         purpose=f"hil suite {run.head['id']}",
         say=screen.note,
     )
@@ -230,17 +246,19 @@ def _run(
             engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
             for task in engine.run(todo):
                 # What never came to a board was compiled for boards like these.
-                task.hw_type = task.hw_type or choices[0].config.hw_type
+                task.hw_type = task.hw_type or engine.hw_type
                 record = record_of(by_id[task.case.name], task, suite.name, flow, request, run)
                 record = expectations.judge(record)
                 run.append(record)
                 screen.end(record)
+            if request.on_farm:
+                run.head["boards"] = sorted(engine.boards)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             run.head.update(interrupted=True, exit_code=EXIT_INTERRUPTED)
             run.save()
             write_reports(run.folder)
-            screen.note(f"interrupted; go on with: {_resume_command(run.folder)}")
+            screen.note(f"{GO_ON}{_resume_command(run.folder)}")
         raise
     records = run.records()
     outcomes = [Outcome(record.outcome) for record in records]

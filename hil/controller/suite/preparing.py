@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.boards import BoardConfig
-from hil.controller.case import COMPILE_TIMEOUT_S, Case, Workshop
+from hil.controller.case import COMPILE_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.compilers.iree_group import compile_together, has_compiled
 from hil.controller.flows import Flow
 from hil.controller.suite.spec import CaseSpec
@@ -120,6 +120,11 @@ def _compiled_together(
         return {}
     share = (time.monotonic() - start) / max(len(done.compiled), 1)
     return {model.digest: share for model in done.compiled}
+
+
+def unread(spec: CaseSpec, flow: Flow, folder: Path) -> Case:
+    """A case that nothing was done for: nobody knows what to compile it for."""
+    return Case(spec.id, folder / "unread", Options(runtime=flow.runtime), folder)
 
 
 def _prepare(case: Case, config: BoardConfig, shop: Workshop, seconds: float | None) -> None:

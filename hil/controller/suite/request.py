@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.controller.links import is_farm
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.way import Settings
 
@@ -31,7 +32,7 @@ class Request:
         only_expected_failures: leave out what is expected to pass.
         confirm: how often a mismatch is run again.
         keep_all: keep the tensors of cases that passed as well.
-        jobs: how many compile at a time; None is one a core.
+        jobs: how many compile at a time, None is one a core; with boards of a farm, how many of those run at a time.
         faults: of a simulator.
         wait_s: how long to wait for a busy board.
         settings: how each case is run.
@@ -69,6 +70,11 @@ class Request:
         }
         plain["settings"] = Settings(**settings)
         return cls(**plain)
+
+    @property
+    def on_farm(self) -> bool:
+        """Whether it runs on boards that a farm lends."""
+        return any(is_farm(board) for board in self.boards)
 
     def selects(self, spec: CaseSpec) -> bool:
         """Whether the filters let a case through."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hil.controller.suite.operators import operator_cases
 from hil.controller.suite.spec import Suite
 from hil.controller.suite.torch_cases import starts_from_torch, torch_cases
 from hil.controller.suite.zoo import zoo_models
+from hil.controller.typed_paths import exists
 from hil.errors import UsageError, did_you_mean
 
 BUILT_IN = ("operators", "models")
@@ -62,7 +62,7 @@ def open_suite(
         cases = cases_of(zoo_models(shop), flow, shop, layers=choice, seed=seed, dims=dims)
         return Suite(source, source, cases, _SHIPPED / "models.toml")
     path = Path(source)
-    if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for a name that is too long)
+    if not exists(path):
         raise UsageError(
             f"there is no suite, model or folder {source!r}",
             hint=f"{did_you_mean(source, _known(path))}{', '.join(BUILT_IN)}, or the path of a model or a folder",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hil.controller.case import Case
+from hil.results import Timings
 
 
 @dataclass
@@ -100,11 +101,55 @@ class TaskQueue:
             self._changed.notify_all()
             return stranded
 
+    def rename(self, board: str, to: str) -> None:
+        """In place of a board there is another one from now on, also for the tasks that were meant for it.
+
+        Whoever had that one before must have left it: a board that was lost may be lent to another seat at once, and
+        the former one finds out only when its case has ended.
+        """
+
+        def renamed(names: Sequence[str]) -> list[str]:
+            return [to if name == board else name for name in names]
+
+        with self._changed:
+            while to != board and to in self._alive and not self._closed:
+                self._changed.wait(0.5)
+            self._alive = renamed(self._alive)
+            for task in self._waiting:
+                task.boards = tuple(renamed(task.boards))
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Send everybody home."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+def fresh(case: Case) -> Case:
+    """The case as it was before it ran: of its times those of the host's half are left."""
+    return replace(
+        case,
+        result=None,
+        references=[],
+        verdicts=[],
+        plain_reference=None,
+        plain_verdict=None,
+        outcome=None,
+        stage="",
+        reason="",
+        error=None,
+        timings=Timings(import_s=case.timings.import_s, compile_s=case.timings.compile_s),
+        worker_log=[],
+        pushed_bytes=0,
+    )
+
+
+def attempt(why: str, task: Task) -> dict[str, str]:
+    """The record of a try that does not count, and why it does not."""
+    case = task.case
+    outcome = case.outcome.value if case.outcome else ""
+    return {"why": why, "board": task.board, "outcome": outcome, "message": case.reason}
 
 
 def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:

@@ -21,6 +21,7 @@ from hil.controller.choice import BoardChoice, choose
 from hil.controller.flows import Flow, load_flow
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
+from hil.controller.links import is_farm
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import check_options
 from hil.controller.runs import safe_name, storing
@@ -253,8 +254,9 @@ class Bench:
 
     def _turns(self, choices: list[BoardChoice]) -> Turns | None:
         folder = self._worker.get(TURNS)
-        # Of simulators everybody starts one of his own.
-        if folder is None or all(choice.config.is_simulator for choice in choices):
+        # Of simulators everybody starts one of his own, and of a farm's boards everybody is lent one.
+        own = (choice.config.is_simulator or is_farm(choice.config.connection.address) for choice in choices)
+        if folder is None or all(own):
             return None
         return Turns(Path(folder), [choice.name for choice in choices])
 

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from hil.boards import BoardConfig
 from hil.controller.choice import BoardChoice, knows_target
+from hil.controller.links import is_farm
 from hil.controller.opening import AnyBoard, regain
 from hil.errors import BoardError
 from hil.testing.pytest_plugin.turns import Turns
@@ -95,6 +97,7 @@ class Desk:
             self._name = self._turns.take(self._order) if self._turns else self._order[0]
         try:
             self._board = self._connect(self.choices[self._name])
+            self._check_target(self._board.config)
         except BaseException:
             self._avoid()
             self._give_back()
@@ -106,6 +109,20 @@ class Desk:
             self._watcher = threading.Thread(target=self._watch, name="hil-turns", daemon=True)
             self._watcher.start()
         return self._board
+
+    def _check_target(self, config: BoardConfig) -> None:
+        """A board that is lent in place of another one must take the same programs.
+
+        Raises:
+            BoardError: it needs others.
+        """
+        lent = is_farm(self.choices[self._name].config.connection.address)
+        if lent and self.config is not None and self.config.compile_flags != config.compile_flags:
+            raise BoardError(
+                f"it needs other programs than {self.config.name}, which was lent before",
+                board=config.name,
+                hint="a narrower selector has the farm lend boards of one kind",
+            )
 
     def _avoid(self) -> None:
         self._order.sort(key=lambda name: name == self._name)

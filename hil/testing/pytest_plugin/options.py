@@ -62,7 +62,13 @@ class Option:
 
 
 OPTIONS = (
-    Option("--hil-board", "Board to run on: USER@HOST, a name, unix:PATH, ...", "--board", "ADDR|NAME", repeats=True),
+    Option(
+        "--hil-board",
+        "Board to run on: USER@HOST, a name, unix:PATH, farm:SELECTOR (a worker of xdist has one to itself), ...",
+        "--board",
+        "ADDR|NAME",
+        repeats=True,
+    ),
     Option("--hil-runtime-hw-type", "Kind of hardware (default sim).", "--runtime-hw-type", "TYPE", default=""),
     Option(
         "--hil-recompute-cache",

@@ -55,6 +55,7 @@ class CaseRun:
         self._case: Case | None = None
         self._early: Case | None = None
         self._board = ""
+        self._hw_type = hil_case.hw_type
         self._work = Path(tempfile.mkdtemp(prefix="case-", dir=bench.work))
         self._store = SuiteRun(hil_case.out, {})
 
@@ -107,7 +108,8 @@ class CaseRun:
             if refused is not None:
                 end_case(self.case, refused, Stage.PUSH)
                 self._end()
-            self._board = board.name
+            # Of a board that a farm lends the kind is known only now.
+            self._board, self._hw_type = board.name, board.config.hw_type
             yield board
 
     def run(self, artifact: Artifact, inputs: Mapping[str, Array]) -> RunResult:
@@ -235,7 +237,7 @@ class CaseRun:
     def _recorded(self, case: Case) -> CaseRecord:
         """The record of a case as it is; what it leaves behind is stored unless it passed."""
         bench = self.bench
-        task = Task(case, board=self._board, hw_type=self.hil_case.hw_type)
+        task = Task(case, board=self._board, hw_type=self._hw_type)
         request = bench.request_for(self.hil_case.folder)
         told = (self.hil_case.spec, task, self.hil_case.folder.path.name, bench.flow, request)
         try:

@@ -1,0 +1,200 @@
+"""`hil farm token`, `audit`, `gc`, `drain`, `resume` and `forget`: what admins of a farm do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from hil.controller.cli.farm_options import UNITS
+from hil.controller.cli.options import json_option
+from hil.controller.farm.words import Role
+
+
+def _period(context: click.Context, option: click.Parameter, value: str) -> float:
+    """How long: ``30d``, ``12h``, ``90m`` -> seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
+    if not found:
+        raise click.BadParameter(f"{value!r} is no time: 30d, 12h, 90m", context, option)
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _number(context: click.Context, argument: click.Parameter, value: str) -> int:
+    """A token's number in the list."""
+    if not re.fullmatch("[1-9][0-9]{0,17}", value):
+        told = f"{value!r} is no number of a token: hil farm token list shows them"
+        raise click.BadParameter(told, context, argument)
+    return int(value)
+
+
+@click.group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")
+def token() -> None:
+    """Make, list and revoke tokens: what users and hosts show to be let in."""
+
+
+@token.command(epilog="Example: hil farm token add berlin-1 --role host --note 'the host in room 4'")
+@click.argument("user")
+@click.option(
+    "--role",
+    type=click.Choice([one.value for one in Role]),
+    required=True,
+    help="What it may do; each may all before it too.",
+)
+@click.option("--project", default="", metavar="P", help="Whom its jobs are counted for, beside the user.")
+@click.option("--expires", callback=_period, default="0s", metavar="30d", help="When it ends (default: never).")
+@click.option("--note", default="", metavar="TEXT", help="What it is for.")
+@json_option
+def add(user: str, role: str, project: str, expires: float, note: str, as_json: bool) -> None:
+    """Make a token for USER. It is shown this once, and kept nowhere."""
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        made = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
+    if as_json:
+        print_json({"schema": 1, "token": made["token"], "user": user, "role": role, "project": project})
+        return
+    click.echo(made["token"])
+    click.echo("it is shown this once: give it to whoever it is for, as HIL_FARM_TOKEN", err=True)
+
+
+@token.command("list", epilog="Example: hil farm token list --json")
+@json_option
+def list_tokens(as_json: bool) -> None:
+    """List the tokens: whose they are and what they may do, not what they are."""
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        rows = farm.ask("tokens")
+    if as_json:
+        print_json({"schema": 1, "tokens": rows})
+        return
+    click.echo(f"{'NUMBER':>6}  {'USER':16}  {'ROLE':10}  STATE")
+    for row in rows:
+        state = "good" if row["good"] else "revoked" if row["revoked_at"] else "expired"
+        until = f"until {_time(row['expires_at'])}" if row["expires_at"] else ""
+        project = f"({row['project']})" if row["project"] else ""
+        told = (f"{row['id']:>6}", f"{row['user']:16}", f"{row['role']:10}", f"{state:8}", project, until, row["note"])
+        click.echo("  ".join(part for part in told if part))
+
+
+@token.command(epilog="Example: hil farm token revoke 7")
+@click.argument("number", callback=_number)
+@json_option
+def revoke(number: int, as_json: bool) -> None:
+    """End a token, by its NUMBER in the list: within seconds nobody is let in with it."""
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        user = farm.do("revoke", id=number)["user"]
+    if as_json:
+        print_json({"schema": 1, "revoked": number, "user": user})
+    else:
+        click.echo(f"token {number} of {user} is good no more")
+
+
+@click.command(epilog="Example: hil farm audit --limit 20")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many of the last.")
+@json_option
+def audit(limit: int, as_json: bool) -> None:
+    """List who changed what, and what was refused, the newest last."""
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        rows = farm.ask("audit", limit=limit)
+    if as_json:
+        print_json({"schema": 1, "audit": rows})
+        return
+    click.echo(f"{'TIME':19}  {'USER':12}  WHAT AND FROM WHERE")
+    for row in rows:
+        what = f"{row['action']} {row['object']}".strip()
+        refused = "" if row["allowed"] else f"  REFUSED: {row['detail'].get('reason', '')}"
+        click.echo(f"{_time(row['at'])}  {row['user'] or '?':12}  {what}  {row['peer']}{refused}")
+
+
+@click.command(epilog="Example: hil farm gc --dry-run")
+@click.option("--days", type=click.FloatRange(0, 3660), help="Keep what is younger (default: keep_days of the farm).")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
+    """Delete jobs that ended long ago with all that belongs to them, boards that no host has presented for as long, and
+    files that nothing needs any more.
+    """
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        told = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
+    if as_json:
+        print_json({"schema": 1, "dry_run": dry_run, **told})
+        return
+    counts = ", ".join(f"{count} {what}" for what, count in told["counts"].items() if count) or "nothing"
+    click.echo(f"{'would delete' if dry_run else 'deleted'} {counts}, {told['bytes']:,} bytes")
+
+
+@click.command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
+@click.argument("board")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the others.")
+@json_option
+def drain(board: str, reason: str, as_json: bool) -> None:
+    """Let nothing new begin on BOARD; what runs there may end."""
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        farm.do("drain", name=board, reason=reason)
+        state = _state(farm, board)
+    if as_json:
+        print_json({"schema": 1, "board": board, "state": state})
+    else:
+        click.echo(f"{board} is {'drained' if state == 'maintenance' else 'draining: a job still runs on it'}")
+
+
+@click.command(epilog="Example: hil farm resume rpi5-3")
+@click.argument("board")
+@json_option
+def resume(board: str, as_json: bool) -> None:
+    """Give BOARD to jobs again; one that is in quarantine is checked first, at once."""
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        farm.do("resume", name=board)
+        state = _state(farm, board)
+    if as_json:
+        print_json({"schema": 1, "board": board, "state": state})
+    else:
+        click.echo(f"{board} is {state}")
+
+
+@click.command(epilog="Example: hil farm forget rpi5-3")
+@click.argument("board")
+@json_option
+def forget(board: str, as_json: bool) -> None:
+    """Leave out BOARD, which no host presents any more; jobs that only it would have done end. Presented again, it is
+    a new board.
+    """
+    from hil.controller.cli.screen import print_json
+
+    with _farm() as farm:
+        ended = farm.do("forget", name=board)["ended"]
+    if as_json:
+        print_json({"schema": 1, "board": board, "ended": ended})
+    else:
+        waited = f"; job {', '.join(ended)} waited for it and ended" if ended else ""
+        click.echo(f"{board} is forgotten{waited}")
+
+
+def _farm() -> Any:
+    from hil.controller.farm.client import FarmClient
+    from hil.controller.farm.places import farm_address
+
+    return FarmClient(farm_address())
+
+
+def _state(farm: Any, board: str) -> str:
+    return str(next((row["state"] for row in farm.ask("boards") if row["name"] == board), "unknown"))
+
+
+def _time(text: str) -> str:
+    """A time of the farm's as this machine's clock shows it."""
+    from datetime import datetime
+
+    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,176 @@
+"""`hil farm submit`: models, bundles or a suite into the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cli.farm_options import priority_option, project_option, select_option
+from hil.controller.cli.options import (
+    flow_option,
+    input_options,
+    iteration_options,
+    json_option,
+    limit_option,
+    options,
+    parse_dims,
+    parse_range,
+    program_options,
+    recompute_option,
+    reference_options,
+    seconds,
+    tolerance_options,
+)
+from hil.controller.cli.suite_run import case_options
+from hil.controller.farm.words import Kind
+from hil.errors import EXIT_NOTHING_RAN, UsageError
+
+_FILE = click.Path(path_type=Path)
+schedule_options = options(
+    select_option,
+    click.option("--board", default="", metavar="NAME", help="This very board of the farm."),
+    priority_option,
+    click.option(
+        "--timeout",
+        "timeout_s",
+        default=3600.0,
+        show_default=True,
+        metavar="S",
+        callback=seconds,
+        help="Most time that a job may have its board.",
+    ),
+    click.option(
+        "--max-attempts",
+        type=click.IntRange(1, 100),
+        default=3,
+        show_default=True,
+        metavar="N",
+        help="How often a job is tried where boards or hosts fail.",
+    ),
+    project_option,
+)
+_bundle_options = options(
+    click.option(
+        "--method", "methods", multiple=True, metavar="M", help="Of a bundle: only this entry point. Repeats."
+    ),
+    click.option("--key", type=_FILE, metavar="PUB", help="Of a bundle: refuse it unless one of these keys signed it."),
+)
+_suite_options = options(
+    click.option("--suite", "as_suite", is_flag=True, help="A model's file is a suite: also every layer of it."),
+    flow_option("iree"),
+    case_options,
+    click.option("--confirm", type=click.IntRange(min=0), default=0, metavar="N", help="Run a mismatch N more times."),
+    click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well."),
+)
+_SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "project")
+# What only one kind of jobs has; each other kind refuses it.
+_OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "confirm", "keep_all")
+_OF_BUNDLES = ("methods", "key")
+_OF_RUNS = (
+    *("runtime", "function", "compile_flags", "inputs", "input_range", "references", "expected", "flagfile"),
+    *("dims", "seed", "recompute_cache"),
+)
+_OWN = {
+    Kind.RUN: _OF_RUNS,
+    Kind.BUNDLE: _OF_BUNDLES,
+    Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute_cache"),
+}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait
+  hil farm submit models --flow onnxruntime --filter '*digits*'"""
+)
+@click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE")
+@schedule_options
+@click.option("--wait", is_flag=True, help="Show what the jobs print until they end; the exit code is theirs.")
+@program_options
+@input_options
+@reference_options
+@tolerance_options
+@iteration_options
+@limit_option("--run-timeout")
+@click.option("--flagfile", type=_FILE, metavar="FILE", help="An iree-run-module flag file.")
+@recompute_option
+@_bundle_options
+@_suite_options
+@json_option
+def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **settings: Any) -> int:
+    """Queue a job for each MODEL or BUNDLE, or a SUITE in as many jobs as its boards can share.
+
+    A SUITE is `operators`, `models`, or a folder of models; with --suite also a model. What the jobs need is uploaded,
+    once: this machine may be switched off then.
+    """
+    from hil.controller.cli.farm_wait import wait_for
+    from hil.controller.cli.screen import print_json
+    from hil.controller.farm.client import FarmClient
+    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.submitting import kind_of
+    from hil.controller.farm.submitting import submit as send
+
+    if not words and not settings["flagfile"]:
+        raise UsageError("nothing to run was named", hint="hil farm submit MODEL, or hil farm submit --help")
+    kind = kind_of(words, suite=as_suite) if words else Kind.RUN
+    _refuse_foreign(click.get_current_context(), kind)
+    how = {name: settings.pop(name) for name in _SCHEDULE}
+    if how["timeout_s"] <= 0:
+        raise UsageError("--timeout must be above 0")
+    with FarmClient(farm_address()) as farm:
+        load = _load(farm, kind, words, how, settings)
+        if not load.specs:
+            click.echo(f"hil: nothing to run: {words[0]} has no cases that the options choose", err=True)
+            return EXIT_NOTHING_RAN
+        done = send(farm, load, how, say=lambda text: click.echo(text, err=True))
+        if wait:
+            logs = kind is not Kind.SUITE
+            return wait_for(farm, done.submission, done.jobs, logs=logs, as_json=as_json)
+    if as_json:
+        print_json({"schema": 1, "submission": done.submission, "jobs": done.jobs, "uploaded_bytes": done.sent})
+    else:
+        count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
+        click.echo(f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f")
+    return 0
+
+
+def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
+    from hil.controller.farm.submitting import load_bundles, load_models, load_suite, matching
+    from hil.controller.jobs import Job
+    from hil.controller.suite.request import Request
+    from hil.controller.suite.way import Settings
+
+    dims = parse_dims(settings["dims"])
+    running = {name: settings[name] for name in ("rtol", "atol", "iterations", "warmup", "timeout")}
+    if kind is Kind.SUITE:
+        own = {name: settings[name] for name in _OF_SUITES}
+        way = Settings(**running, seed=settings["seed"], recompute=settings["recompute_cache"])
+        request = Request(words[0], **own, dims=dims, settings=way)
+        return load_suite(request, matching(farm, how["selector"], how["board"]))
+    models = tuple(Path(word) for word in words)
+    if kind is Kind.BUNDLE:
+        return load_bundles(Job(models=models, **running), settings["methods"], settings["key"])
+    names = ("runtime", "function", "compile_flags", "inputs", "references", "expected", "flagfile", "seed")
+    plain = {name: settings[name] for name in names}
+    job = Job(
+        models=models,
+        **running,
+        **plain,
+        dims=dims,
+        input_range=parse_range(settings["input_range"]),
+        recompute=settings["recompute_cache"],
+    )
+    return load_models(job)
+
+
+def _refuse_foreign(context: click.Context, kind: Kind) -> None:
+    """Refuse options that say nothing of this kind of jobs."""
+    several = {name for names in _OWN.values() for name in names} - set(_OWN[kind])
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name in several and source is click.core.ParameterSource.COMMANDLINE:
+            what = {Kind.RUN: "models", Kind.BUNDLE: "bundles", Kind.SUITE: "suites"}[kind]
+            hint = "--suite makes one of a model" if kind is Kind.RUN and option.name in _OF_SUITES else ""
+            raise UsageError(f"{option.opts[0]} is not for {what}", hint=hint)
