@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["agents", "boards", "commands"]
+pytest_plugins = ["agents", "boards", "commands", "fake_farm", "farms", "labgrids"]
 
 # How long one example takes says nothing on a machine that runs other tests beside it.
 settings.register_profile("hil", deadline=None)

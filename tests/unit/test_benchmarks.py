@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Programs that other benchmarks start: with arguments, or in an environment that has TVM.
-ELSEWHERE = {"ssh_peer", "tvm_peer"}
+# Programs that other benchmarks start: with arguments, or in an environment that has the rival.
+ELSEWHERE = {"ssh_peer", "tvm_peer", "labgrid_peer"}
 MODULES = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - ELSEWHERE - {"__init__"})
 
 

@@ -14,7 +14,7 @@ from hil.tensors import dtype_of
 @given(st.sampled_from(sorted(SUB_BYTE_BITS)), st.lists(st.integers(0, 5), max_size=3), st.randoms())
 def test_packing_round_trips_every_value(name: str, shape: list[int], random: object) -> None:
     bits = SUB_BYTE_BITS[name]
-    raw = np.random.default_rng(random.getrandbits(32)).integers(0, 1 << bits, shape).astype(np.uint8)  # type: ignore[attr-defined]
+    raw = np.random.default_rng(random.getrandbits(32)).integers(0, 1 << bits, shape).astype(np.uint8)
     if name.startswith("int"):
         raw = ((raw << (8 - bits)).view(np.int8) >> (8 - bits)).view(np.uint8)
     array = raw.view(dtype_of(name))

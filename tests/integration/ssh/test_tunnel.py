@@ -48,7 +48,8 @@ def local_path(tunnel: Tunnel) -> Path:
 def ask(tunnel: Tunnel, data: bytes) -> bytes:
     """Send data to the far end, and read all that comes back."""
     with socket.socket(socket.AF_UNIX) as near:
-        near.connect(str(local_path(tunnel)))
+        # ssh makes its socket a moment before it listens there.
+        wait_for(lambda: near.connect_ex(str(local_path(tunnel))) == 0, "the tunnel takes no connection")
         # Where nobody listens at the far end, this one may be closed before anything could be sent.
         with contextlib.suppress(OSError):
             near.sendall(data)

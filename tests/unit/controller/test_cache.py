@@ -122,7 +122,7 @@ def test_listing_tells_kind_size_and_last_use(cache: Cache) -> None:
     first, second = cache.key("artifact", a=1), cache.key("reference", a=1)
     for key in (first, second):
         cache.get_or_make(key, {"model": key[:3]}, fill())
-    os.utime(cache.get(first) / META, (0, 1000))  # type: ignore[operator]
+    os.utime(cache.get(first) / META, (0, 1000))
     listed = cache.ls()
     assert [entry.kind for entry in listed] == ["reference", "artifact"]
     assert listed[1].last_used == 1000 and listed[1].meta == {"model": "art"} and listed[1].size > 107

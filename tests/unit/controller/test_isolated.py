@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout, lent
 from hil.errors import ImportFailed
 
 FUNCTIONS = """
@@ -77,7 +77,7 @@ def alive(pid: int) -> bool:
 def wait_until(condition: object, seconds: float = 10.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
+        if condition():
             return True
         time.sleep(0.02)
     return False
@@ -227,3 +227,31 @@ def test_nothing_is_imported_from_the_folder_one_stands_in(
     monkeypatch.chdir(tmp_path)
     with Isolated(1) as pool:
         assert pool.call(f"{functions}:where", {}, timeout=10, log=tmp_path / "log") == [False, False]
+
+
+def test_a_pool_that_is_lent_stays_open_and_one_of_ones_own_does_not(functions, tmp_path):
+    with Isolated(1) as pool:
+        with lent(pool) as first:
+            pid = first.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log")
+        with lent(pool) as second:
+            assert second.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log") == pid
+        assert not pool.closed
+    with lent(None, 3) as own:
+        assert own.workers == 3 and not own.closed
+    assert own.closed
+
+
+def test_a_worker_whose_controller_was_killed_leaves_no_files(functions, tmp_path):
+    code = f"""
+import os, tempfile
+from pathlib import Path
+from hil.controller.isolated import Isolated
+Isolated(1).call({functions!r} + ":pid", {{}}, timeout=30, log=Path({str(tmp_path / "log")!r}))
+os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "scratch").mkdir()
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path / "scratch")})
+    deadline = time.monotonic() + 20
+    while any((tmp_path / "scratch").iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list((tmp_path / "scratch").iterdir())

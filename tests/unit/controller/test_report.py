@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from hil.compare.verdict import compare
 from hil.controller.report import print_verdict, verdict_record
+from hil.controller.runs import jsonable
 from hil.results import RunResult
 
 
@@ -59,3 +61,12 @@ def test_integers_are_told_to_be_exact():
 def test_a_pass_that_compared_nothing_says_so():
     assert "note         0 elements compared" in shown(["y"], np.zeros((0, 3)), np.zeros((0, 3)))
     assert "note" not in shown(["y"], np.zeros(3), np.zeros(3))
+
+
+def test_a_stored_record_shows_what_json_has_no_number_for():
+    same = np.array([1.0, np.nan], np.float32)
+    verdict = compare(RunResult("board", {"y": same}), RunResult("oracle", {"y": same}))
+    stored = json.loads(json.dumps(jsonable(verdict_record(verdict)), allow_nan=False))
+    console = Console(file=io.StringIO(), width=100)
+    print_verdict(console, stored)
+    assert "inf" in console.file.getvalue().splitlines()[-1].split()

@@ -31,6 +31,7 @@ def test_a_faults_text_reads_as_the_same_fault():
         "clock:offset=-3600,ppm=200,jump=0.5",
         "profile:how=truncate,times=2",
         "slowdown:factor=1.5",
+        "pace:seconds=0.25",
     ):
         assert parse(str(parse(text))) == parse(text)
 
@@ -56,6 +57,8 @@ def test_a_faults_text_reads_as_the_same_fault():
         "profile:how=badly",
         "slowdown:factor=0.9",
         "slowdown:factor=inf",
+        "pace:seconds=0",
+        "pace:seconds=nan",
     ],
 )
 def test_a_fault_written_wrongly_is_bad_usage(text):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from hil.sim.runtime import SimProgram
 
@@ -13,4 +16,23 @@ def test_a_program_can_be_profiled_where_the_real_one_can():
     runtime: Any = SimpleNamespace(profile_fault=lambda: "")
     assert not hasattr(SimProgram(runtime, SimpleNamespace(**plain)), "profile")
     profiled = SimProgram(runtime, SimpleNamespace(**plain, profile=lambda *order: ["out"]))
-    assert profiled.profile(1, 2, None, None) == ["out"]  # type: ignore[arg-type]  # the fake takes anything
+    assert profiled.profile(1, 2, None, None) == ["out"]  # the fake takes anything
+
+
+@pytest.mark.parametrize(("pace_s", "works_s"), [(0.05, 0.0), (0.05, 0.03), (0.01, 0.03)])
+def test_a_run_lasts_as_long_as_the_devices_pace_and_never_shorter_than_its_work(pace_s, works_s, monkeypatch):
+    def work() -> None:
+        end = time.perf_counter() + works_s
+        while time.perf_counter() < end:
+            pass
+
+    slept: list[float] = []
+    # Its own clock: threads that other tests left sleep by the module's.
+    clock = SimpleNamespace(perf_counter_ns=time.perf_counter_ns, sleep=slept.append)
+    monkeypatch.setattr("hil.sim.runtime.time", clock)
+    runtime: Any = SimpleNamespace(strike=lambda at: None, slowdown=1.0, pace_s=pace_s)
+    start = time.perf_counter()
+    SimProgram(runtime, SimpleNamespace(function="main", inputs=(), outputs=(), run=work)).run()
+    took = time.perf_counter() - start
+    assert slept[0] <= max(pace_s - works_s, 0.0) + 1e-6
+    assert took + slept[0] >= max(pace_s, works_s) - 1e-6

@@ -11,10 +11,10 @@ from hil.controller.case import Case, Options, Workshop
 from hil.controller.choice import choose
 from hil.controller.flows import load_flow
 from hil.controller.isolated import Isolated
-from hil.controller.suite.engine import Engine, Plan, _fresh
+from hil.controller.suite.engine import Engine, Plan
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
-from hil.controller.suite.tasks import Task
+from hil.controller.suite.tasks import Task, fresh
 from hil.controller.suite.way import Settings
 from hil.errors import BoardLost, ImportFailed
 from hil.results import Outcome, Timings
@@ -34,14 +34,14 @@ def task(name: str, *boards: str) -> Task:
 
 
 def test_a_case_meant_for_a_board_that_leaves_goes_to_one_that_is_left(engine):
-    a, b = engine._choices
+    a, b = engine._seats
     again = task("again", b.name)
     assert engine._queue.put(again)
-    engine._leave(b, BoardLost("gone"))
+    engine._leave(b.name, BoardLost("gone"))
     assert engine._queue.take(a.name) is again and engine._ended.empty()
     # It is lost only with the last board.
     assert engine._put(task("late", b.name))
-    engine._leave(a, BoardLost("gone too"))
+    engine._leave(a.name, BoardLost("gone too"))
     ended = engine._ended.get(timeout=1)
     assert ended.case.outcome is Outcome.BOARD_LOST and "gone too" in ended.case.reason
 
@@ -52,7 +52,7 @@ def test_a_case_that_runs_again_keeps_no_times_of_the_run_before():
     )
     case = task("x").case
     case.timings, case.outcome = before, Outcome.FAIL
-    assert _fresh(case).timings == Timings(import_s=1, compile_s=2)
+    assert fresh(case).timings == Timings(import_s=1, compile_s=2)
     assert case.timings is before
 
 

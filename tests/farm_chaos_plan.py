@@ -1,0 +1,84 @@
+"""What is done to a farm, and when: made from a seed alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+# How often each happens, beside the others.
+WEIGHTS = {
+    "kill worker": 8,
+    "kill agent": 6,
+    "kill host": 4,
+    "kill gateway": 4,
+    "kill database": 2,
+    "freeze gateway": 2,
+    "cut link": 3,
+    "drop link": 3,
+}
+# How long what is frozen or cut stays so, in seconds.
+LASTS = {"freeze gateway": (1.0, 5.0), "cut link": (1.0, 5.0), "freeze host": (14.0, 18.0)}
+KINDS = {"pass": 70, "mismatch": 15, "crash": 10, "compile": 5}
+PRIORITIES = ("high", "normal", "normal", "low")
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One thing that is done.
+
+    Attributes:
+        at_s: when, since the start.
+        what: a key of WEIGHTS, or "freeze host".
+        pick: in 0..1: which of those that there are.
+        lasts_s: for how long.
+    """
+
+    at_s: float
+    what: str
+    pick: float
+    lasts_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One submission: when it comes, whose, of what priority and kinds, and which boards will do."""
+
+    at_s: float
+    user: str
+    priority: str
+    selector: str
+    kinds: tuple[str, ...]
+
+
+def blows(seed: int, seconds: float, every_s: float) -> list[Blow]:
+    """Blows over a time, the first of each kind early, and one host frozen past its lease in the middle."""
+    rng = random.Random(f"blows {seed}")
+    first = list(WEIGHTS)
+    rng.shuffle(first)
+    found, at = [], 1.0
+    while at < seconds:
+        what = first.pop() if first else rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        lasts = rng.uniform(*LASTS[what]) if what in LASTS else 0.0
+        found.append(Blow(at, what, rng.random(), lasts))
+        at += rng.uniform(0.5, 1.5) * every_s
+    frozen = Blow(seconds * 0.4, "freeze host", rng.random(), rng.uniform(*LASTS["freeze host"]))
+    return sorted([*found, frozen], key=lambda blow: blow.at_s)
+
+
+def batches(seed: int, jobs: int, each: int, boards: int, seconds: float) -> list[Batch]:
+    """So many jobs in submissions of so many, spread over a time."""
+    rng = random.Random(f"batches {seed}")
+    kinds = rng.choices(list(KINDS), list(KINDS.values()), k=jobs)
+    kinds[: len(KINDS)] = KINDS  # at least one of each
+    half = boards // 2
+    groups = [tuple(kinds[start : start + each]) for start in range(0, jobs, each)]
+    return [
+        Batch(
+            seconds * number / len(groups),
+            rng.choice(("ann", "ben")),
+            rng.choice(PRIORITIES),
+            rng.choice(("", "", f"rank < {half}", f"rank >= {half}", "simulated")),
+            group,
+        )
+        for number, group in enumerate(groups)
+    ]

@@ -1,0 +1,184 @@
+"""The farm's desk without a gateway: its functions over a real database, each in a transaction of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from hil.controller.farm.desk import boards, forgetting, leases, submissions, ticking
+from hil.controller.farm.desk.database import Database, Tx
+from hil.controller.farm.desk.engine import Engine
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import Bearer, BoardCard, BoardState, Grant, Kind, Order, Result, Role, Spec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ANNA, BERT = Bearer("anna", Role.SUBMITTER, "vision"), Bearer("bert", Role.SUBMITTER, "speech")
+ADMIN = Bearer("root", Role.ADMIN)
+# For a gateway that has heard everybody for long.
+LONG_AGO = -1e9
+PASSED = Result(0, "PASS", board_ns=(1, 2))
+BROKEN = Result(4, "BOARD_LOST", "the board stopped answering", infrastructure=True)
+
+
+class Desk:
+    """What a gateway does with the desk, one call after the other. Made by :func:`open_desk`."""
+
+    def __init__(self, url: str, terms: Terms) -> None:
+        self.terms = terms
+        self._loop = asyncio.new_event_loop()
+        self.db = self._loop.run_until_complete(Database.open(url))
+        self.engine = Engine(self.db)
+        self._loop.run_until_complete(self.engine.open())
+        self._numbers = itertools.count(1)
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self.engine.close())
+        self._loop.run_until_complete(self.db.close())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def number(self) -> int:
+        """Another one each time."""
+        return next(self._numbers)
+
+    def run(self, coroutine: Awaitable[T]) -> T:
+        async def as_coroutine() -> T:
+            return await coroutine
+
+        return self._loop.run_until_complete(as_coroutine())
+
+    def do(self, function: Callable[Concatenate[Tx, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        async def transacted() -> T:
+            async with self.db.transaction() as tx:
+                return await function(tx, *args, **kwargs)
+
+        return self.run(transacted())
+
+    def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        async def read(tx: Tx) -> list[dict[str, Any]]:
+            cursor = await tx.execute(query, values)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+        return self.do(read)
+
+    def submit(self, count: int = 1, who: Bearer = ANNA, kind: Kind = Kind.RUN, **order: Any) -> list[str]:
+        specs = order.pop("specs", (Spec(kind),) * count)
+        order = {"title": "a job", "specs": specs, **order}
+        return self.do(submissions.submit, self.engine, who, Order(**order), "", self.terms).jobs
+
+    def cancel(self, name: str, who: Bearer = ADMIN) -> list[str]:
+        return self.do(submissions.cancel, self.engine, who, name, self.terms)
+
+    def attend(
+        self, board: str, worker: str = "", held: Sequence[int] = (), *, host: str = "h", **card: Any
+    ) -> boards.Attendance:
+        presented = BoardCard(board, host=host, **card)
+        return self.do(boards.attend, self.engine, presented, worker or f"worker of {board}", held, self.terms)
+
+    def leave(self, board: str, worker: str = "") -> None:
+        self.do(boards.leave, self.engine, board, worker or f"worker of {board}", self.terms)
+
+    def online(self, *names: str, **card: Any) -> None:
+        """Boards that are attended and were found healthy."""
+        for name in names:
+            self.attend(name, **card)
+            self.report(self.grant(name))
+            assert self.board(name)["state"] == BoardState.ONLINE.value
+
+    def beat(self, board: str, held: Sequence[int] = (), worker: str = "") -> leases.Beat:
+        return self.do(leases.beat, board, worker or f"worker of {board}", held, self.terms)
+
+    def beat_all(self) -> None:
+        for row in self.rows("select name, worker from hil.boards where worker <> ''"):
+            held = [one.lease for one in self.grants() if one.board == row["name"]]
+            self.beat(row["name"], held, row["worker"])
+
+    def started(self, lease: int, direct: str = "") -> None:
+        self.do(leases.started, lease, self.lease(lease)["worker"], direct)
+
+    def report(
+        self, grant: Grant | int, result: Result = PASSED, *, fence: int = 0, worker: str = ""
+    ) -> tuple[bool, str]:
+        lease = grant if isinstance(grant, int) else grant.lease
+        worker = worker or self.lease(lease)["worker"]
+        return self.do(leases.report, self.engine, lease, worker, result, fence, self.terms)
+
+    def release(self, lease: int, key: str, reason: str = "given back") -> None:
+        self.do(leases.release, self.engine, lease, key, reason, self.terms)
+
+    def drain(self, board: str, reason: str = "") -> None:
+        self.do(boards.drain, ADMIN, board, reason)
+
+    def resume(self, board: str) -> None:
+        self.do(boards.resume, self.engine, ADMIN, board, self.terms)
+
+    def forget(self, board: str) -> list[str]:
+        return self.do(forgetting.forget, ADMIN, board, self.terms)
+
+    def forget_absent(self, absent_s: float) -> list[str]:
+        return self.do(forgetting.forget_absent, absent_s, self.terms)
+
+    def tick(self, heard_since: float = LONG_AGO) -> int:
+        return self.do(ticking.tick, self.engine, self.terms, heard_since)
+
+    def silence(self, board: str) -> None:
+        """Nothing was heard of a board's worker for as long as it takes."""
+        self.rows("update hil.boards set owned_until = now() - interval '1 s' where name = %s", board)
+        self.rows("update hil.leases set expires_at = now() - interval '1 s' where board = %s", board)
+
+    def grants(self) -> list[Grant]:
+        found = [row["id"] for row in self.rows("select id from hil.leases where ended_at is null order by id")]
+        return self.do(leases.grants_of, found, self.terms)
+
+    def grant(self, board: str) -> Grant:
+        [found] = [one for one in self.grants() if one.board == board]
+        return found
+
+    def board(self, name: str) -> dict[str, Any]:
+        [row] = self.rows("select * from hil.boards where name = %s", name)
+        return row
+
+    def lease(self, lease: int) -> dict[str, Any]:
+        [row] = self.rows("select * from hil.leases where id = %s", lease)
+        return row
+
+    def jobs(self) -> dict[str, str]:
+        """State of each job but the checks, by its name."""
+        rows = self.rows(
+            "select case jobs when 1 then submission.id::text else submission.id || '.' || number end as name, state"
+            " from hil.jobs as job join hil.submissions as submission on submission.id = submission"
+            " where checks is null order by job.id"
+        )
+        return {row["name"]: row["state"] for row in rows}
+
+    def result(self, name: str) -> dict[str, Any]:
+        submission, _, number = name.partition(".")
+        [row] = self.rows(
+            "select result.* from hil.results as result join hil.jobs as job on job.id = result.job"
+            " where submission = %s and number = %s",
+            int(submission),
+            int(number or 1),
+        )
+        return row
+
+    def events(self, **of: str) -> list[tuple[str, str]]:
+        rows = self.rows("select * from hil.events order by id")
+        return [(row["what"], row["reason"]) for row in rows if all(row[key] == value for key, value in of.items())]
+
+    def fetched(self, *names: str) -> list[int]:
+        return self.run(self.engine.fetch(names))
+
+
+@contextmanager
+def open_desk(url: str, **terms: float) -> Iterator[Desk]:
+    # Longer than any test takes: time passes where a test says so.
+    desk = Desk(url, Terms(**{"lease_s": 500, "owner_s": 500, **terms}))
+    try:
+        yield desk
+    finally:
+        desk.close()

@@ -1,0 +1,246 @@
+"""Who may do what at a gateway, and what becomes of messages that make no sense."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gateways import BareBoard, Running, rows, running_gateway, simple_order, token_of, until
+
+from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.stubs import SERVICES, methods
+from hil.controller.farm.words import Role
+from hil.errors import AccessRefused, FarmError, UsageError
+from hil.proto.v1 import farm_pb2 as pb
+
+Client = Callable[..., FarmClient]
+_METHODS = [(service, *method) for service in SERVICES for method in methods(service)]
+_IDS = [f"{service}.{name}" for service, name, *_ in _METHODS]
+
+
+def call(farm: FarmClient, kind: str, path: str, raw: bytes, metadata: Any = None) -> grpc.RpcError:
+    """The error that a raw message is answered with."""
+    make = getattr(farm._channel, kind)
+    behaviour = make(path, request_serializer=lambda sent: sent, response_deserializer=lambda got: got)
+    asked = iter([raw]) if kind.startswith("stream") else raw
+    with pytest.raises(grpc.RpcError) as error:
+        answered = behaviour(asked, metadata=farm.metadata if metadata is None else metadata, timeout=20)
+        list(answered) if kind.endswith("stream") else answered
+    return error.value
+
+
+@pytest.mark.parametrize(("service", "name", "path", "kind", "asked", "_"), _METHODS, ids=_IDS)
+def test_nobody_gets_in_without_a_good_token(
+    client: Client, service: str, name: str, path: str, kind: str, asked: Any, _: Any
+) -> None:
+    farm = client()
+    for metadata in ([], [("authorization", "Bearer wrong")], [("authorization", "Basic YTpi")]):
+        error = call(farm, kind, path, b"", metadata)
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert isinstance(translated(error), AccessRefused)
+
+
+@pytest.mark.parametrize(("service", "name", "path", "kind", "asked", "_"), _METHODS, ids=_IDS)
+def test_garbage_is_a_usage_error_not_a_traceback(
+    client: Client, service: str, name: str, path: str, kind: str, asked: Any, _: Any
+) -> None:
+    farm = client()
+    error = translated(call(farm, kind, path, b"\xff\xff\xff"))
+    assert isinstance(error, UsageError) and (name in ("Dial", "Accept") or "no message" in error.message)
+    texts = [field.name for field in asked.DESCRIPTOR.fields if field.type == field.TYPE_STRING]
+    for text in ('{"a":', "[]", '{"specs": 5}', "\0", '{"name": "\\ud800"}', "[" * 100_000, '{"specs": [{"kind": 7}]}'):
+        said = asked(**{field: text for field in texts}).SerializeToString()
+        if texts and not isinstance(translated(call(farm, kind, path, said)), (UsageError, FarmError)):
+            raise AssertionError(text)
+    assert not [one for one in farm.ask("audit") if "Traceback" in json.dumps(one)]
+
+
+def test_texts_that_no_database_holds_are_no_failure_of_the_gateway(client: Client, board: BareBoard) -> None:
+    farm = client()
+    order = json.dumps(simple_order(title="nul").to_json())
+    reply = farm.stub.Submit(pb.SubmitRequest(order=order, trace="00-\0-1"), metadata=farm.metadata)
+    assert reply.submission
+    resume = pb.LeaseRequest(resume=pb.ResumeLease(lease=1, key="a\0b"))
+    with pytest.raises(grpc.RpcError) as refused:
+        list(farm.stub.Lease(iter([resume]), metadata=farm.metadata))
+    assert isinstance(translated(refused.value), AccessRefused)
+
+
+def test_audit_is_not_filled_by_arguments(client: Client, farm_db: str) -> None:
+    with pytest.raises(UsageError, match="at most"):
+        client().do("cancel", name="1", more="x" * 30_000)
+    assert rows(farm_db, "select * from hil.audit where action = 'Farm.Do cancel'") == []
+
+
+def test_gateway_survives_what_is_too_large(client: Client) -> None:
+    farm = client()
+    with pytest.raises(FarmError, match="RESOURCE_EXHAUSTED"):
+        farm.submit(simple_order(title="x" * (65 << 20)))
+    assert farm.ask("jobs") == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"title": 5},
+        {"title": "x" * 30_000},
+        {"selector": ["chip"]},
+        {"key": "short"},
+        {"key": "with space"},
+        {"priority": "urgent"},
+        {"timeout_s": "soon"},
+        {"timeout_s": -1},
+        {"max_attempts": 0},
+        {"max_attempts": True},
+        {"specs": []},
+        {"specs": [{"kind": "health"}]},
+        {"specs": [{"kind": "run", "files": {"../../etc/passwd": "blake3:" + "0" * 64}}]},
+        {"specs": [{"kind": "run", "files": {"/etc/passwd": "blake3:" + "0" * 64}}]},
+        {"specs": [{"kind": "run", "files": {"model.onnx": "md5:0"}}]},
+        {"specs": [{"kind": "run", "options": []}]},
+        {"title": "nul \0"},
+        {"specs": [{"kind": "run", "options": {"deep": "nul \0"}}]},
+    ],
+    ids=range(18),
+)
+def test_order_that_makes_no_sense_is_refused(client: Client, board: BareBoard, wrong: dict[str, Any]) -> None:
+    farm = client()
+    document = {**simple_order().to_json(), **wrong}
+    with pytest.raises(grpc.RpcError) as refused:
+        farm.stub.Submit(pb.SubmitRequest(order=json.dumps(document)), metadata=farm.metadata)
+    assert isinstance(translated(refused.value), UsageError), refused.value
+    assert board.grants.empty()
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [
+        (Role.VIEWER, {"Ask boards", "Follow"}),
+        (Role.SUBMITTER, {"Ask boards", "Follow", "Submit", "Lacks"}),
+        (Role.HOST, {"Ask boards", "Follow", "Submit", "Lacks", "Report"}),
+        (Role.ADMIN, {"Ask boards", "Follow", "Submit", "Lacks", "Report", "Ask audit", "Ask tokens", "Do drain"}),
+    ],
+    ids=["viewer", "submitter", "host", "admin"],
+)
+def test_roles(client: Client, board: BareBoard, role: Role, allowed: set[str]) -> None:
+    farm, admin = client("someone", role), client()
+    _, [job] = admin.submit(simple_order())
+    board.report(board.grant())
+    tries: dict[str, Callable[[], Any]] = {
+        "Ask boards": lambda: farm.ask("boards"),
+        "Ask audit": lambda: farm.ask("audit"),
+        "Ask tokens": lambda: farm.ask("tokens"),
+        "Follow": lambda: list(farm.follow([job])),
+        "Submit": lambda: farm.submit(simple_order()),
+        "Lacks": lambda: farm.upload({}),
+        "Report": lambda: farm.report(1, "nobody", json.dumps({"exit_code": 0}), 0),
+        "Do drain": lambda: farm.do("drain", name="rpi"),
+    }
+    for name, attempt in tries.items():
+        if name in allowed:
+            attempt()
+            continue
+        with pytest.raises(AccessRefused):
+            attempt()
+    refused = {one["action"].removeprefix("Farm.") for one in admin.ask("audit") if not one["allowed"]}
+    assert {one.rpartition(".")[2] for one in refused} == set(tries) - allowed
+
+
+def test_only_ones_own_jobs_can_be_cancelled(client: Client, board: BareBoard) -> None:
+    anna, bert, admin = client("anna", Role.SUBMITTER), client("bert", Role.SUBMITTER), client("root", Role.ADMIN)
+    _, [job] = anna.submit(simple_order())
+    board.grant()
+    for attempt in (lambda: bert.do("cancel", name=job), lambda: bert.do("priority", name=job, priority="high")):
+        with pytest.raises(AccessRefused, match="anna"):
+            attempt()
+    assert bert.ask("job", name=job)["state"] == "running"  # who may not change it may see it
+    assert admin.do("cancel", name=job) == {"cancelled": [job]}
+
+
+def test_revoked_and_expired_tokens_end_calls_and_streams(
+    client: Client, gateway: Running, farm_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hil.controller.farm.gateway.calls._RECHECK_S", 0.1)
+    admin = client()
+    made = admin.do("token", user="lab", role="host", expires_s=3600, note="room 4")
+    with gateway.client(made["token"], patience_s=0) as lab:
+        attending = BareBoard(lab, "rpi").online()
+        [row] = [one for one in admin.ask("tokens") if one["user"] == "lab"]
+        assert row["good"] and row["note"] == "room 4" and made["token"] not in json.dumps(row)
+        admin.do("revoke", id=row["id"])
+        with pytest.raises(AccessRefused):
+            lab.ask("boards")
+        until(lambda: attending.error)
+        assert isinstance(attending.error, grpc.Call) and attending.error.code() is grpc.StatusCode.UNAUTHENTICATED
+        attending.cut()
+    short = admin.do("token", user="guest", role="viewer", expires_s=0.5)
+    with gateway.client(short["token"], patience_s=0) as guest:
+        guest.ask("boards")
+        time.sleep(2.6)
+        with pytest.raises(AccessRefused):
+            guest.ask("boards")
+
+
+def test_every_change_is_in_the_audit(client: Client, board: BareBoard, farm_db: str) -> None:
+    farm = client()
+    _, [job] = farm.submit(simple_order(title="seen"))
+    farm.do("cancel", name=job)
+    farm.do("drain", name="rpi", reason="cable")
+    farm.do("resume", name="rpi")
+    farm.do("gc", dry_run=True)
+    found = [(one["user"], one["action"], one["object"]) for one in farm.ask("audit") if one["allowed"]]
+    for what in (("Farm.Submit", job), ("Farm.Do cancel", job), ("Farm.Do drain", "rpi"), ("Farm.Do resume", "rpi")):
+        assert ("anna", *what) in found
+    assert ("anna", "Farm.Do gc", "") in found and ("lab", "Hosts.Attend", "rpi") in found
+    assert rows(farm_db, "select count(*) as n from hil.audit where peer = ''") == [{"n": 0}]
+
+
+def test_strangers_cannot_fill_the_audit(client: Client, farm_db: str) -> None:
+    farm = client()
+    for _ in range(100):
+        with pytest.raises(grpc.RpcError):
+            farm.stub.Ask(pb.AskRequest(what="boards"), metadata=[("authorization", "Bearer x")])
+    assert rows(farm_db, "select count(*) as n from hil.audit")[0]["n"] <= 50
+
+
+# TLS ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "farm.pem", folder / "farm.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost"]
+    extra = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, *names, *extra], check=True, capture_output=True)
+    return cert, key
+
+
+def test_other_machines_are_served_over_tls_alone(farm_db: str, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    for listen in ("0.0.0.0:0", "[::]:0", "example.org:0"):
+        with pytest.raises(UsageError, match="TLS"), running_gateway(farm_db, tmp_path, listen=(listen,)):
+            pass
+    listen = (f"unix:{tmp_path}/own.sock", "0.0.0.0:0")
+    with running_gateway(farm_db, tmp_path, listen=listen, tls_cert=cert, tls_key=key) as running:
+        assert running.gateway is not None
+        port = running.gateway.addresses[1].rpartition(":")[2]
+        token = token_of(farm_db, "anna")
+        with FarmClient(FarmAddress((f"localhost:{port}",), token, cert)) as farm:
+            assert farm.ask("boards") == []
+        with pytest.raises(FarmError):
+            FarmClient(FarmAddress((f"localhost:{port}",), token), patience_s=0)
+        assert Path(f"{tmp_path}/own.sock").stat().st_mode & 0o777 == 0o700
+
+
+def test_where_somebody_serves_already_is_refused(gateway: Running, farm_db: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="already"), running_gateway(farm_db, tmp_path):
+        pass

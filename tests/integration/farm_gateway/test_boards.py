@@ -1,0 +1,133 @@
+"""Boards at a gateway: they come back, are lost, change hands, are drained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from gateways import BareBoard, running_gateway, simple_order, token_of, until
+
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.gateway.dispatch import Attending
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import Grant, Role
+from hil.errors import FarmError
+from hil.proto.v1 import farm_pb2 as pb
+
+Client = Callable[..., FarmClient]
+
+
+def state_of(farm: FarmClient, job: str) -> str:
+    return str(farm.ask("job", name=job)["state"])
+
+
+def test_worker_that_comes_back_is_sent_what_it_has_not_got(client: Client, board: BareBoard) -> None:
+    farm = client()
+    _, [job] = farm.submit(simple_order())
+    grant = board.grant()
+    board.cut()
+    again = BareBoard(client("lab", Role.HOST), "rpi")
+    try:
+        assert again.grant() == grant
+        again.start(grant)
+        again.report(grant)
+        assert state_of(farm, job) == "done"
+    finally:
+        again.leave()
+
+
+def test_grant_that_got_lost_is_sent_again(client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    farm = client()
+    with monkeypatch.context() as patch:
+        lost: list[Grant] = []
+        patch.setattr(Attending, "grant", lambda self, grant: lost.append(grant))
+        farm.submit(simple_order())
+        until(lambda: lost)
+    assert board.grant() == lost[0]
+    board.report(lost[0])
+
+
+def test_silent_workers_job_goes_to_another_board(farm_db: str, tmp_path: Path) -> None:
+    terms = Terms(lease_s=1.0, owner_s=1.0, beat_s=0.2)
+    with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
+        one, two = BareBoard(farm, "one").online(), BareBoard(farm, "two").online()
+        try:
+            _, [job] = farm.submit(simple_order(selector="name=one or name=two"))
+            first, second = (one, two) if until(lambda: one.held or two.held) and one.held else (two, one)
+            lost = first.grant()
+            first.cut()
+            began = time.monotonic()
+            grant = second.grant()
+            assert time.monotonic() - began < 10
+            assert (grant.job, grant.attempt) == (job, 2) and grant.lease != lost.lease
+            assert not first.report(lost).recorded
+            assert second.report(grant).recorded
+        finally:
+            one.leave()
+            two.leave()
+
+
+def test_host_that_stands_by_takes_over_at_once_when_the_other_leaves(client: Client, board: BareBoard) -> None:
+    spare = BareBoard(client("lab", Role.HOST), "rpi", worker="spare", host="elsewhere")
+    try:
+        assert not until(lambda: spare.told("standing"))[0].owner
+        board.leave()
+        until(lambda: spare.told("standing")[-1].owner)
+        client().submit(simple_order())
+        assert spare.grant().board == "rpi"
+    finally:
+        spare.leave()
+
+
+def test_drained_board_gets_nothing_until_it_is_resumed(client: Client, board: BareBoard) -> None:
+    farm = client()
+    farm.do("drain", name="rpi", reason="new cable")
+    farm.submit(simple_order())
+    time.sleep(0.3)
+    assert board.grants.empty() and farm.ask("boards")[0]["state"] == "maintenance"
+    farm.do("resume", name="rpi")
+    assert board.grant().board == "rpi"
+
+
+def test_gateway_that_stops_sends_everybody_elsewhere(farm_db: str, tmp_path: Path) -> None:
+    with running_gateway(farm_db, tmp_path) as running, running.client(token_of(farm_db, "anna")) as farm:
+        board = BareBoard(farm, "rpi").online()
+        _, [job] = farm.submit(simple_order())
+        grant = board.grant()
+        followed = farm.stub.Follow(pb.FollowRequest(jobs=[job]), metadata=farm.metadata)
+        next(followed)
+        running.stop()
+        until(lambda: board.error)
+        assert isinstance(board.error, grpc.Call) and board.error.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.RpcError) as gone:
+            list(followed)
+        assert gone.value.code() is grpc.StatusCode.UNAVAILABLE
+        board.cut()
+    with running_gateway(farm_db, tmp_path) as running, running.client(token_of(farm_db, "anna")) as farm:
+        again = BareBoard(farm, "rpi", worker=board.worker)
+        assert again.grant() == grant  # nothing is lost
+        again.report(grant)
+        assert state_of(farm, job) == "done"
+        again.leave()
+
+
+def test_a_board_that_is_gone_for_good_is_forgotten_by_gc_and_nothing_waits_for_it(client: Client) -> None:
+    farm = client()
+    board = BareBoard(client("lab", Role.HOST), "rpi").online()
+    board.leave()
+    until(lambda: farm.ask("boards")[0]["state"] == "offline")
+    _, [job] = farm.submit(simple_order(board="rpi"))
+    farm.do("gc", days=0, dry_run=True)
+    assert [one["name"] for one in farm.ask("boards")] == ["rpi"]
+    farm.do("gc")
+    assert farm.ask("job", name=job)["state"] == "queued"
+    farm.do("gc", days=1e-7)
+    assert farm.ask("boards") == []
+    with pytest.raises(FarmError, match="no board 'rpi'"):
+        farm.submit(simple_order(board="rpi"))
+    board = BareBoard(client("lab", Role.HOST), "rpi").online()
+    assert [one["state"] for one in farm.ask("boards")] == ["online"]
+    board.leave()

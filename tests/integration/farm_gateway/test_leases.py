@@ -1,0 +1,263 @@
+"""Boards that somebody holds through a gateway, and connections to their agents."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gateways import WAIT_S, BareBoard, Running, running_gateway, token_of, until
+
+from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.stubs import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import BoardCard, Grant, Kind, Order, Role, Spec
+from hil.errors import AccessRefused, HilError, UsageError
+from hil.proto.v1 import farm_pb2 as pb
+
+Client = Callable[..., FarmClient]
+
+
+class Holder:
+    """Somebody who holds a board: a stream, and what came of it."""
+
+    def __init__(self, farm: FarmClient, *, beats: bool = True, **first: Any) -> None:
+        self.farm = farm
+        self._asked: queue.Queue[pb.LeaseRequest | None] = queue.Queue()
+        self._asked.put(pb.LeaseRequest(**(first or {"open": json.dumps(order().to_json())})))
+        self.stream = farm.stub.Lease(iter(self._asked.get, None), metadata=farm.metadata)
+        self.replies: queue.Queue[pb.LeaseReply | None] = queue.Queue()
+        self.error: grpc.RpcError | None = None
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._read, daemon=True),
+            *([threading.Thread(target=self._beat, daemon=True)] if beats else []),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def next(self, kind: str) -> Any:
+        """The next reply of a kind."""
+        while (reply := self.replies.get(timeout=WAIT_S)) is not None:
+            if reply.WhichOneof("kind") == kind:
+                return getattr(reply, kind)
+        raise AssertionError(f"the stream ended without {kind}: {self.error}")
+
+    def refusal(self) -> HilError:
+        """What the stream ended with, which it does by itself."""
+        assert self.replies.get(timeout=WAIT_S) is None and self.error is not None
+        return translated(self.error)
+
+    def end(self, how: Callable[[], Any] | None = None) -> None:
+        self._over.set()
+        self._asked.put(None) if how is None else how()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+        self._asked.put(None)
+
+    def _beat(self) -> None:
+        while not self._over.wait(0.2):
+            self._asked.put(pb.LeaseRequest(beat=pb.Beat()))
+
+    def _read(self) -> None:
+        try:
+            for reply in self.stream:
+                self.replies.put(reply)
+        except grpc.RpcError as error:
+            self.error = error
+        self.replies.put(None)
+
+
+def order(**settings: Any) -> Order:
+    return Order(**{"title": "by hand", "specs": (Spec(Kind.LEASE),), **settings})
+
+
+def metadata(farm: FarmClient, lease: int, key: str) -> list[tuple[str, str]]:
+    return [*farm.metadata, (LEASE_KEY, str(lease)), (LEASE_SECRET_KEY, key)]
+
+
+@contextlib.contextmanager
+def held(farm: FarmClient, board: BareBoard) -> Iterator[tuple[Holder, pb.LeaseGranted, Grant]]:
+    holder = Holder(farm)
+    grant = board.grant()
+    board.start(grant, "unix:/agent.sock")
+    granted = holder.next("granted")
+    try:
+        yield holder, granted, grant
+    finally:
+        holder.end(holder.stream.cancel)
+
+
+def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareBoard) -> None:
+    farm = client("anna", Role.SUBMITTER)
+    first = Holder(farm)
+    grant = board.grant()
+    assert grant.spec.kind is Kind.LEASE
+    second = Holder(farm)
+    assert json.loads(second.next("waiting"))["state"] == "queued"
+    assert first.replies.get(timeout=WAIT_S).WhichOneof("kind") == "waiting"  # its board is not ready yet
+    board.start(grant, "unix:/agent.sock")
+    granted = first.next("granted")
+    assert Grant.of_json(json.loads(granted.grant)) == grant and granted.key
+    card = BoardCard.of_json(json.loads(granted.card))
+    assert (card.name, card.direct, card.labels["chip"]) == ("rpi", "unix:/agent.sock", "a53")
+    first.next("beat")
+    first.end()
+    until(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
+    board.held.discard(grant.lease)
+    assert farm.ask("result", name=grant.job)[0]["exit_code"] == 0
+    after = board.grant()
+    assert after.fence > grant.fence
+    second.end()
+    until(lambda: farm.ask("job", name=after.job)["state"] != "running")
+
+
+def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Path) -> None:
+    terms = Terms(holder_s=1.0, lease_s=1.0, beat_s=0.2)
+    with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
+        board = BareBoard(farm, "rpi").online()
+        holder = Holder(farm, beats=False)
+        grant = board.grant()
+        board.start(grant)
+        holder.next("granted")
+        assert "not heard of" in holder.next("over")
+        board.held.discard(grant.lease)
+        holder.end()
+        board.leave()
+
+
+def test_broken_stream_is_taken_up_again_at_another_gateway(
+    gateway: Running, client: Client, board: BareBoard, farm_db: str, tmp_path: Path
+) -> None:
+    farm = client()
+    with held(farm, board) as (holder, granted, grant), running_gateway(farm_db, tmp_path / "b") as other:
+        holder.end(holder.stream.cancel)
+        with other.client(token_of(farm_db, "anna")) as elsewhere:
+            again = Holder(elsewhere, resume=pb.ResumeLease(lease=grant.lease, key=granted.key))
+            assert again.next("granted").key == granted.key
+            again.next("beat")
+            again.end()
+        until(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
+
+
+def test_forged_key_opens_nothing(client: Client, board: BareBoard, farm_db: str) -> None:
+    farm, thief = client(), client("eve", Role.SUBMITTER)
+    with held(farm, board) as (_, granted, grant):
+        for key in ("", "0" * len(granted.key)):
+            forged = Holder(thief, resume=pb.ResumeLease(lease=grant.lease, key=key))
+            assert isinstance(forged.refusal(), AccessRefused)
+            forged.end()
+            with pytest.raises(grpc.RpcError) as refused:
+                list(thief.stub.Dial(iter(()), metadata=metadata(thief, grant.lease, key)))
+            assert isinstance(translated(refused.value), AccessRefused)
+        with pytest.raises(grpc.RpcError) as wrong:
+            list(thief.stub.Dial(iter(()), metadata=[*thief.metadata, (LEASE_KEY, "17; drop table")]))
+        assert isinstance(translated(wrong.value), UsageError)
+    refusals = [one for one in farm.ask("audit") if not one["allowed"]]
+    assert {(one["user"], one["action"]) for one in refusals} == {("eve", "Farm.Lease"), ("eve", "Farm.Dial")}
+
+
+def echo_agent(farm: FarmClient, dial: pb.DialIn) -> threading.Thread:
+    """A worker's side whose agent sends everything back, until the holder is through."""
+
+    def carry() -> None:
+        back: queue.Queue[pb.Piece | None] = queue.Queue()
+        far = farm.stub.Accept(iter(back.get, None), metadata=[*farm.metadata, (DIAL_KEY, dial.id)])
+        with contextlib.suppress(grpc.RpcError):
+            for piece in far:
+                back.put(piece if piece.data else None)
+        back.put(None)
+
+    thread = threading.Thread(target=carry, daemon=True)
+    thread.start()
+    return thread
+
+
+def accept_dials(board: BareBoard, farms: Callable[[str], FarmClient]) -> threading.Thread:
+    def wait() -> None:
+        [dial] = until(lambda: board.told("dial"))
+        echo_agent(farms(dial.gateway), dial).join()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_dial_carries_bytes_both_ways_and_ends_with_the_holder(client: Client, board: BareBoard) -> None:
+    farm = client()
+    with held(farm, board) as (_, granted, grant):
+        accepting = accept_dials(board, lambda address: board.farm)
+        sent = [bytes([number]) * (1 << 20) for number in range(32)]
+        stream = farm.stub.Dial(
+            (pb.Piece(data=data) for data in sent), metadata=metadata(farm, grant.lease, granted.key)
+        )
+        assert [piece.data for piece in stream if piece.data] == sent
+        accepting.join(WAIT_S)
+        assert not accepting.is_alive()
+
+
+def test_dial_reaches_a_board_at_another_gateway(
+    gateway: Running, client: Client, board: BareBoard, farm_db: str, tmp_path: Path
+) -> None:
+    farm, token = client(), token_of(farm_db, "anna")
+    with contextlib.ExitStack() as stack:
+        _, granted, grant = stack.enter_context(held(farm, board))
+        other = stack.enter_context(running_gateway(farm_db, tmp_path / "b"))
+        elsewhere = stack.enter_context(other.client(token))
+
+        def there(address: str) -> FarmClient:
+            assert address == other.address
+            return elsewhere
+
+        accepting = accept_dials(board, there)
+        keys = metadata(elsewhere, grant.lease, granted.key)
+        assert b"".join(one.data for one in elsewhere.stub.Dial(iter([pb.Piece(data=b"hi")]), metadata=keys)) == b"hi"
+        accepting.join(WAIT_S)
+
+
+def test_connection_ends_with_the_lease(client: Client, board: BareBoard) -> None:
+    farm = client()
+    with held(farm, board) as (holder, granted, grant):
+        accepting = accept_dials(board, lambda address: board.farm)
+        pieces: queue.Queue[pb.Piece | None] = queue.Queue()
+        pieces.put(pb.Piece(data=b"first"))
+        stream = farm.stub.Dial(iter(pieces.get, None), metadata=metadata(farm, grant.lease, granted.key))
+        assert next(stream).data == b"first"
+        holder.end()
+        with pytest.raises(grpc.RpcError) as ended:
+            list(stream)
+        assert "lease is over" in str(ended.value.details())
+        pieces.put(None)
+        accepting.join(WAIT_S)
+        assert not accepting.is_alive()
+
+
+def test_dial_that_nobody_accepts_is_told(client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.farm.gateway.tunnel._ACCEPT_S", 0.2)
+    farm = client()
+    with held(farm, board) as (_, granted, grant):
+        with pytest.raises(grpc.RpcError) as ended:
+            list(farm.stub.Dial(iter(()), metadata=metadata(farm, grant.lease, granted.key)))
+        assert "did not answer" in str(ended.value.details())
+        [dial] = board.told("dial")
+        with pytest.raises(grpc.RpcError) as late:
+            list(board.farm.stub.Accept(iter(()), metadata=[*board.farm.metadata, (DIAL_KEY, dial.id)]))
+        assert isinstance(translated(late.value), UsageError)
+
+
+def test_who_leaves_the_queue_leaves_no_job_behind(client: Client, board: BareBoard) -> None:
+    farm = client()
+    with held(farm, board):
+        waiting = Holder(farm)
+        job = json.loads(waiting.next("waiting"))["name"]
+        waiting.end()
+        until(lambda: farm.ask("job", name=job)["state"] == "cancelled")
+        time.sleep(0.1)
+        assert board.grants.empty()

@@ -1,0 +1,243 @@
+"""The gateway as a process, its commands, and what is seen of it: logs, numbers, traces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Ended
+from farms import running_server
+from gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
+from spans import receiving
+
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.desk.database import DatabaseAway
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import Result, Role
+from hil.errors import AccessRefused
+
+Client = Callable[..., FarmClient]
+Hil = Callable[..., Ended]
+
+
+@pytest.fixture
+def farm_hil(hil: Hil, gateway: Running, farm_db: str, environment: dict[str, str]) -> Hil:
+    """`hil` of an admin of the gateway."""
+    environment |= {"HIL_FARM": gateway.address, "HIL_FARM_TOKEN": token_of(farm_db, "anna")}
+    return hil
+
+
+@contextlib.contextmanager
+def gateway_process(db: str, folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A gateway's process, and what it said when it served; its log goes to the file `log`."""
+    environment = {**os.environ, "HIL_FARM_DB": db, "HIL_FARM_HOME": str(folder)}
+    command = [sys.executable, "-m", "hil.controller.farm.gateway", *options]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_process_serves_logs_as_json_and_ends_cleanly(farm_db: str, tmp_path: Path) -> None:
+    with gateway_process(farm_db, tmp_path, "--metrics", "127.0.0.1:0") as (process, said):
+        [address] = said["addresses"]
+        assert said["pid"] == process.pid and address == f"unix:{tmp_path}/gateway.sock"
+        with FarmClient(FarmAddress((address,), token_of(farm_db, "anna"))) as farm:
+            board = BareBoard(farm, "rpi").online()
+            _, [job] = farm.submit(simple_order())
+            board.report(board.grant())
+            with urllib.request.urlopen(f"http://{said['metrics']}/metrics", timeout=WAIT_S) as answer:
+                text = answer.read().decode()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+            board.cut()
+    assert 'hil_farm_boards{state="online"} 1.0' in text and 'hil_farm_results_total{outcome="PASS"}' in text
+    assert 'hil_farm_grants_total{kind="run"} 1.0' in text and "hil_farm_attending 1.0" in text
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    [granted] = [line for line in lines if line["event"] == "granted" and line["job"] == job]
+    assert granted["board"] == "rpi" and granted["user"] == "anna" and granted["lease"]
+    assert not [line for line in lines if line["level"] == "ERROR"]
+
+
+def test_process_that_was_killed_leaves_nothing_in_the_way(farm_db: str, tmp_path: Path) -> None:
+    token = token_of(farm_db, "anna")
+    with gateway_process(farm_db, tmp_path) as (process, said):
+        farm = FarmClient(FarmAddress((said["addresses"][0],), token))
+        board = BareBoard(farm, "rpi").online()
+        farm.submit(simple_order())
+        grant = board.grant()
+        process.kill()
+        until(lambda: board.error)
+        board.cut()
+        answers: list[Any] = []
+        asking = threading.Thread(target=lambda: answers.append(farm.ask("boards")))
+        asking.start()  # it waits for a gateway to come back
+    with gateway_process(farm_db, tmp_path):
+        asking.join(WAIT_S)
+        assert [one["name"] for one in answers[0]] == ["rpi"]
+        again = BareBoard(farm, "rpi", worker=board.worker)
+        assert again.grant() == grant
+        assert again.report(grant).recorded
+        again.leave()
+    farm.close()
+
+
+def test_gateway_that_was_frozen_takes_nobodys_silence_for_its_own(farm_db: str, tmp_path: Path) -> None:
+    (tmp_path / "farm.toml").write_text("[terms]\nlease_s = 2\nowner_s = 2\nbeat_s = 0.2\n")
+    token = token_of(farm_db, "anna")
+    with (
+        gateway_process(farm_db, tmp_path) as (process, said),
+        FarmClient(FarmAddress((said["addresses"][0],), token)) as farm,
+    ):
+        board = BareBoard(farm, "rpi").online()
+        _, [job] = farm.submit(simple_order())
+        grant = board.grant()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        beats = len(board.told("beat"))
+        until(lambda: len(board.told("beat")) > beats + 1)
+        assert board.report(grant).recorded
+        assert farm.ask("job", name=job)["attempts"] == 1
+        board.cut()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--db", "nonsense"), "no URL of a database"),
+        (("--listen", "0.0.0.0:0"), "TLS"),
+        (("--tls-cert", __file__), "go together"),
+        ((), "needs a database"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(
+    hil: Hil, environment: dict[str, str], tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    environment.pop("HIL_FARM_DB", None)
+    given = options if not options or "--db" in options else ("--db", "postgresql:///none", *options)
+    ended = hil("farm", "gateway", *given)
+    assert ended.code in (2, 4) and told in ended.err and "Traceback" not in ended.err, ended.err
+
+
+def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
+    terms = Terms(lease_s=3.0, owner_s=3.0, beat_s=0.2)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(running_server(tmp_path / "postgres"))
+        db = server.make_farm("farm")
+        running = stack.enter_context(running_gateway(db, tmp_path, terms=terms))
+        farm, lab = (stack.enter_context(running.client(token_of(db, user))) for user in ("anna", "lab"))
+        board = BareBoard(lab, "rpi").online()
+        stack.callback(board.leave)
+        _, [job] = farm.submit(simple_order())
+        grant = board.grant()
+        pid = server.embedded.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not server.embedded.is_alive())
+        beats, said = len(board.told("beat")), json.dumps(Result(0, "PASS").to_json())
+        reports: list[Any] = []
+        report = threading.Thread(
+            target=lambda: reports.append(farm.report(grant.lease, board.worker, said, grant.fence))
+        )
+        report.start()
+        time.sleep(2 * terms.lease_s)  # longer than a lease lives without being heard of
+        server.embedded.start()
+        report.join(WAIT_S)
+        assert reports[0].recorded  # nothing expired, nothing was lost
+        assert farm.ask("job", name=job)["attempts"] == 1
+        board.held.clear()
+        until(lambda: len(board.told("beat")) > beats + 1)
+        _, [after] = farm.submit(simple_order())
+        # What was fetched just before the outage may come once more.
+        assert next(one for one in iter(board.grant, None) if one.lease != grant.lease).job == after
+        assert not board.error  # its stream outlived it all
+
+
+def test_database_that_starts_later_is_waited_for(tmp_path: Path) -> None:
+    with running_server(tmp_path / "postgres") as server:
+        db = server.make_farm("farm")
+        server.embedded.stop()
+        starting = threading.Timer(1.0, server.embedded.start)
+        starting.start()
+        with running_gateway(db, tmp_path) as running:
+            starting.join()
+            with running.client(token_of(db, "anna")) as farm:
+                assert farm.ask("boards") == []
+
+
+def test_database_that_never_starts_is_told(tmp_path: Path) -> None:
+    db = "postgresql://nobody@127.0.0.1:9/none"
+    with pytest.raises(DatabaseAway), running_gateway(db, tmp_path, patience_s=0.5):
+        pass
+
+
+def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> None:
+    with receiving() as receiver, running_gateway(farm_db, tmp_path) as running:
+        with running.client(token_of(farm_db, "anna")) as farm:
+            board = BareBoard(farm, "rpi").online()
+            _, [job] = farm.submit(simple_order(), trace=f"00-{'a' * 32}-{'b' * 16}-01")
+            grant = board.grant()
+            board.report(grant)
+            board.leave()
+        running.stop()
+    mine = [span for span in receiver.spans if span.trace_id.hex() == "a" * 32]
+    found = {span.name: span for span in mine}
+    assert set(found) == {"submit", "queue", "record"}
+    assert found["submit"].parent_span_id.hex() == "b" * 16
+    assert grant.trace.split("-")[2] == found["submit"].span_id.hex()
+    assert found["queue"].parent_span_id == found["record"].parent_span_id == found["submit"].span_id
+    told = {one.key: one.value.string_value for one in found["queue"].attributes}
+    assert told["hil.job"] == job and told["hil.board"] == "rpi"
+
+
+def test_tokens_are_made_listed_and_revoked(farm_hil: Hil, gateway: Running) -> None:
+    made = farm_hil("farm", "token", "add", "bert", "--role", "submitter", "--project", "vision", "--expires", "30d")
+    token = made.out.strip()
+    assert made.code == 0 and token.startswith("hilf_")
+    with gateway.client(token, patience_s=0) as farm:
+        assert farm.ask("boards") == []
+        listed = farm_hil("farm", "token", "list", "--json")
+        [row] = [one for one in listed.document["tokens"] if one["user"] == "bert"]
+        assert (row["role"], row["project"], row["good"]) == ("submitter", "vision", True)
+        assert "vision" in (text := farm_hil("farm", "token", "list").out) and "until" in text and token not in text
+        assert farm_hil("farm", "token", "revoke", row["id"]).code == 0
+        with pytest.raises(AccessRefused):
+            farm.ask("boards")
+    assert "revoked" in farm_hil("farm", "token", "list").out
+    assert farm_hil("farm", "token", "revoke", 999).code == 2
+    assert farm_hil("farm", "token", "add", "x", "--role", "viewer", "--expires", "soon").code == 2
+
+
+def test_admins_drain_resume_look_back_and_clean(farm_hil: Hil, client: Client) -> None:
+    board = BareBoard(client("lab", Role.HOST), "rpi").online()
+    assert "is drained" in farm_hil("farm", "drain", "rpi", "--reason", "new cable").out
+    assert farm_hil("farm", "resume", "rpi", "--json").document["state"] == "online"
+    assert farm_hil("farm", "drain", "rp").code == 2
+    audit = farm_hil("farm", "audit", "--limit", "50").out
+    assert "Farm.Do drain rpi" in audit
+    assert farm_hil("farm", "gc", "--dry-run").out.startswith("would delete nothing")
+    assert farm_hil("farm", "gc", "--json").document["dry_run"] is False
+    refused = farm_hil("farm", "forget", "rpi")
+    assert (refused.code, "presents it" in refused.err) == (2, True)
+    board.leave()
+    until(lambda: client().ask("boards")[0]["state"] == "offline")
+    assert farm_hil("farm", "forget", "rpi", "--json").document == {"schema": 1, "board": "rpi", "ended": []}
+    assert client().ask("boards") == []
+    assert "Farm.Do forget rpi" in farm_hil("farm", "audit", "--limit", "50").out

@@ -1,0 +1,112 @@
+"""Nobody waits for all that another has queued: whole queues, worked off by boards that need no time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from farm_desks import ANNA, BERT, PASSED, Desk, open_desk
+
+from hil.controller.farm.desk import leases, submissions
+from hil.controller.farm.words import Bearer, Kind, Order, Priority, Role, Spec
+
+BOARDS = ("a", "b", "c", "d")
+CARL = Bearer("carl", Role.SUBMITTER, "robots")
+
+
+NEVER = 1e9
+
+
+@pytest.fixture
+def farm(farm_db: str, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """Four boards. Where nothing else is asked for, no job waits until it counts as one of a higher class."""
+    with open_desk(farm_db, aging_s=getattr(request, "param", NEVER)) as desk:
+        desk.online(*BOARDS)
+        yield desk
+
+
+class Workers:
+    """What the gateway and the workers of the boards do, until nothing is queued any more."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.ended: list[str] = []
+
+    def work_off(self, beside: Callable[[int], Order | None] = lambda number: None) -> None:
+        """Run all that is queued. ``beside`` may send carl's next order after each job that ended."""
+        self._desk.run(asyncio.wait_for(self._all(beside), 280))
+
+    async def _all(self, beside: Callable[[int], Order | None]) -> None:
+        await asyncio.gather(*[self._one(board, beside) for board in BOARDS])
+
+    async def _one(self, board: str, beside: Callable[[int], Order | None]) -> None:
+        desk = self._desk
+        while lease := await desk.engine.fetch([board]):
+            async with desk.db.transaction() as tx:
+                [grant] = await leases.grants_of(tx, lease, desk.terms)
+            self.ended.append(grant.user)
+            async with desk.db.transaction() as tx:
+                worker = f"worker of {board}"
+                said = await leases.report(tx, desk.engine, grant.lease, worker, PASSED, 0, desk.terms)
+            assert said == (True, "")
+            if order := beside(len(self.ended)):
+                async with desk.db.transaction() as tx:
+                    await submissions.submit(tx, desk.engine, CARL, order, "", desk.terms)
+
+
+def test_twenty_jobs_do_not_wait_for_three_hundred_of_another(farm: Desk) -> None:
+    many, few = farm.submit(300, ANNA), farm.submit(20, BERT)
+    workers = Workers(farm)
+    workers.work_off()
+    assert set(farm.jobs().values()) == {"done"}
+    assert Counter(workers.ended) == {"anna": len(many), "bert": len(few)}
+    last = len(workers.ended) - workers.ended[::-1].index("bert")
+    # They took turns: when bert's last began, anna had had about as many boards as he.
+    assert workers.ended[:last].count("anna") <= len(few) + 2 * len(BOARDS)
+    # ... and nobody stood still for him.
+    assert workers.ended[:last].count("anna") >= len(few) - 2 * len(BOARDS)
+
+
+def test_who_had_much_comes_after_who_had_little(farm: Desk) -> None:
+    for board in BOARDS[1:]:
+        farm.drain(board)
+    farm.submit(40, ANNA)
+    Workers(farm).work_off()
+    workers = Workers(farm)
+    farm.submit(10, ANNA), farm.submit(10, BERT)
+    workers.work_off()
+    # The one board was free when anna came; from then on what she had not long ago counts.
+    assert workers.ended == ["anna", *["bert"] * 10, *["anna"] * 9]
+
+
+@pytest.mark.parametrize(("farm", "starves"), [(1.0, False), (NEVER, True)], indirect=["farm"], ids=["aging", "none"])
+def test_a_stream_of_high_jobs_starves_no_low_one(farm: Desk, starves: bool) -> None:
+    farm.submit(len(BOARDS) * 2, CARL, priority="high")
+    farm.submit(3, ANNA, priority="low")
+    workers = Workers(farm)
+    longest = 300 if starves else 20_000
+
+    def stream(number: int) -> Order | None:
+        """One more for each that ends, until anna's are through: so there is always another that is high."""
+        more = workers.ended.count("anna") < 3 and number < longest
+        return Order(f"high {number}", (Spec(Kind.RUN),), priority=Priority.HIGH) if more else None
+
+    workers.work_off(stream)
+    assert Counter(workers.ended)["anna"] == 3
+    if starves:
+        assert "anna" not in workers.ended[:longest]
+    else:
+        assert len(workers.ended) < longest
+
+
+def test_a_suite_ends_on_all_boards(farm: Desk) -> None:
+    farm.submit(80)
+    Workers(farm).work_off()
+    shares = farm.rows(
+        "select lease.board, count(*) as n from hil.leases as lease join hil.jobs as job on job.id = lease.job"
+        " where job.checks is null group by lease.board"
+    )
+    assert {row["board"] for row in shares} == set(BOARDS)
+    assert sum(row["n"] for row in shares) == 80

@@ -1,0 +1,268 @@
+"""A host with two simulated boards, a gateway and a database: all that a job goes through, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farm_hosts import Host, job_of, owners_at_once, result_of, running_host, states, submit
+from farms import Server, fresh
+from gateways import Running, running_gateway, token_of, until
+from models import DIGITS
+
+from hil.controller.client import AgentClient, Target
+from hil.controller.farm import holding
+from hil.controller.farm.holding import Holding
+from hil.controller.farm.leased import lease_order
+from hil.controller.farm.packing import packed_run
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import Kind, Spec
+from hil.controller.importers import import_model
+from hil.controller.isolated import Isolated
+from hil.controller.jobs import Job
+from hil.controller.suite.request import Request
+from hil.digest import digest_file
+from hil.errors import BoardError
+
+pytestmark = pytest.mark.timeout(180)
+
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+PACE_S = 0.2
+TERMS = Terms(beat_s=0.2, lease_s=3.0, owner_s=3.0)
+
+
+class Lab:
+    """A farm whose host has two boards on which a run takes PACE_S."""
+
+    def __init__(self, farm: Running, token: str, host: Host, specs: dict[str, Spec]) -> None:
+        self.running, self.token, self.host, self.specs = farm, token, host, specs
+        self.address = FarmAddress((farm.address,), token)
+        self.client = farm.client(token)
+
+    def ready(self) -> None:
+        """Both boards are there, and nothing runs."""
+        until(lambda: list(states(self.client).values()) == ["online", "online"], str(self.client.ask("boards")))
+        until(lambda: not self.client.ask("jobs", state="running"))
+
+    def begun(self, **settings: Any) -> tuple[str, str]:
+        """A job that takes long, when it runs on a board; its name and the board's."""
+        (name,) = submit(self.client, self.specs["long"], **settings)
+        board = until(lambda: job_of(self.client, name)["board"])
+        until(lambda: self.host.journal(board)[-1]["what"] == "invoke begins", self.host.said)
+        return name, board
+
+
+@pytest.fixture(scope="module")
+def lab(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("lab")
+    with (
+        fresh(database_server, database_server.make_farm) as db,
+        running_gateway(db, folder, terms=TERMS) as farm,
+        running_host(farm, token_of(db, "lab"), "lab", "--sim", "2", "--sim-fault", f"pace:seconds={PACE_S}") as host,
+    ):
+        (folder / "broken.onnx").write_bytes(b"this is no model")
+        with Isolated(1) as isolated, farm.client(token_of(db, "anna")) as client:
+            model = import_model(DIGITS_CNN, isolated=isolated)
+            specs = {}
+            for name, iterations in (("short", 1), ("long", 100)):
+                job = Job((DIGITS_CNN,), runtime="onnxruntime", iterations=iterations)
+                specs[name], parcel = packed_run(job, model)
+                client.upload(parcel.uploads())
+            digest = digest_file(folder / "broken.onnx")
+            client.upload({digest: folder / "broken.onnx"})
+            specs["broken"] = Spec(Kind.RUN, {"models": ["m.onnx"]}, {"m.onnx": digest})
+        made = Lab(farm, token_of(db, "anna"), host, specs)
+        yield made
+        made.ready()
+        for board in ("lab-sim-1", "lab-sim-2"):
+            assert owners_at_once(host.journal(board)) == 1
+        made.client.close()
+        made.running.stop()  # another one than at the beginning, perhaps
+
+
+@pytest.fixture(autouse=True)
+def ready(lab: Lab) -> None:
+    lab.ready()
+
+
+def test_a_job_runs_and_all_that_it_made_is_in_the_farms_store(lab, tmp_path):
+    (name,) = submit(lab.client, lab.specs["short"])
+    result = result_of(lab.client, name)
+    assert (result["exit_code"], result["outcome"], result["reason"]) == (0, "PASS", "")
+    assert result["timings"].keys() == {"open", "fetch", "run", "upload"} and result["timings"]["run"] >= PACE_S
+    begun, given_back = result["board_ns"]
+    assert PACE_S * 1e9 <= given_back - begun < 60e9
+    lab.client.download(result["files"]["run.json"], tmp_path / "run.json")
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["cases"] == result["record"]["cases"] and record["board"]["name"] == result["board"]
+    assert any(path.endswith("logits.npy") for path in result["files"])
+
+
+def test_what_it_prints_can_be_read_while_it_runs(lab):
+    name, _ = lab.begun()
+    said: list[str] = []
+    for reply in lab.client.follow([name], logs=True):
+        if reply.WhichOneof("kind") == "log":
+            said.append(reply.log.text)
+            if "digits_cnn: run" in "\n".join(said):
+                break
+    assert job_of(lab.client, name)["state"] == "running"
+    lab.client.do("cancel", name=name)
+
+
+def test_a_model_that_cannot_be_read_is_a_result_and_is_not_tried_again(lab):
+    (name,) = submit(lab.client, lab.specs["broken"])
+    result = result_of(lab.client, name)
+    assert (result["exit_code"], result["outcome"], result["infrastructure"]) == (3, "IMPORT_ERROR", False)
+    assert result["attempts"] == 1 and set(states(lab.client).values()) == {"online"}
+
+
+def test_a_job_that_makes_no_sense_is_bad_usage(lab):
+    (name,) = submit(lab.client, Spec(Kind.RUN, {"models": 7}))
+    result = result_of(lab.client, name)
+    assert (result["exit_code"], result["attempts"]) == (2, 1) and "no job of a farm" in result["reason"]
+
+
+def test_a_part_of_a_suite_runs_as_the_suite_does(lab):
+    request = Request("suite", flow="onnxruntime", layers=False)
+    files = {f"suite/{name}.onnx": next(iter(lab.specs["short"].files.values())) for name in ("one", "two")}
+    (name,) = submit(lab.client, Spec(Kind.SUITE, json.loads(json.dumps(request.to_json())), files))
+    result = result_of(lab.client, name)
+    assert (result["exit_code"], result["outcome"]) == (0, "PASS"), result["reason"]
+    assert {case["board"] for case in result["record"]["cases"]} == {result["board"]}
+    assert len(result["record"]["cases"]) == 2 and "results.jsonl" in result["files"]
+
+
+def test_a_job_that_is_cancelled_leaves_its_board_at_once(lab):
+    name, board = lab.begun()
+    lab.client.do("cancel", name=name)
+    begin = time.monotonic()
+    (after,) = submit(lab.client, lab.specs["short"], board=board)
+    assert result_of(lab.client, after)["outcome"] == "PASS" and time.monotonic() - begin < 10
+    ended = [line for line in lab.host.journal(board) if line["what"] == "invoke ended"]
+    assert "error" in ended[-2] and "error" not in ended[-1]
+
+
+def test_a_job_has_its_board_no_longer_than_it_may(lab):
+    (name,) = submit(lab.client, lab.specs["long"], timeout_s=2.0)
+    result = result_of(lab.client, name)
+    assert (result["exit_code"], result["outcome"], result["attempts"]) == (3, "TIMEOUT", 1)
+
+
+@pytest.mark.parametrize("victim", ["worker", "agent"])
+def test_a_job_whose_worker_or_agent_is_killed_is_done_all_the_same(lab, victim):
+    (name,) = submit(lab.client, _of_seconds(lab, 3))
+    board = until(lambda: job_of(lab.client, name)["board"])
+    until(lambda: lab.host.journal(board)[-1]["what"] == "invoke begins")
+    os.kill(getattr(lab.host, victim)(board), signal.SIGKILL)
+    result = result_of(lab.client, name)
+    assert (result["outcome"], result["attempts"]) == ("PASS", 2)
+
+
+@pytest.mark.parametrize("away_s", [1, 6], ids=["and is back", "and ends before it is back"])
+def test_a_job_goes_on_while_the_gateway_is_away(lab, away_s):
+    (name,) = submit(lab.client, _of_seconds(lab, 3))
+    board = until(lambda: job_of(lab.client, name)["board"])
+    until(lambda: lab.host.journal(board)[-1]["what"] == "invoke begins")
+    lab.running.stop()
+    time.sleep(away_s)
+    lab.running = Running(lab.running.config)
+    result = result_of(lab.client, name)
+    assert (result["outcome"], result["attempts"]) == ("PASS", 1)
+
+
+def test_a_worker_that_was_frozen_past_its_lease_does_nothing_more_to_the_board(lab):
+    name, board = lab.begun(board="lab-sim-1")
+    worker = lab.host.worker(board)
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        until(lambda: states(lab.client)[board] == "offline")
+        assert job_of(lab.client, name)["state"] == "queued"
+        lab.client.do("cancel", name=name)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    lab.ready()
+    (after,) = submit(lab.client, lab.specs["short"], board=board)
+    assert result_of(lab.client, after)["outcome"] == "PASS"
+    assert result_of(lab.client, name)["state"] == "cancelled"
+
+
+def test_a_board_that_somebody_used_beside_the_farm_is_the_farms_again(lab):
+    board = next(one for one in lab.client.ask("boards") if one["name"] == "lab-sim-2")
+    with Holding(lab.address, lease_order("name=lab-sim-2", "to learn its address")) as held:
+        assert held.wait(20)
+        address = held.held.card.direct
+    lab.ready()
+    client = AgentClient(Target(address), "beside")
+    seen = client.describe().fence
+    client.open_session("takes it", fence=seen + 50, on_wait=print)
+    client.close()
+    (name,) = submit(lab.client, lab.specs["short"], board=board["name"])
+    result = result_of(lab.client, name)
+    assert result["outcome"] == "PASS" and result["attempts"] <= 2
+    assert lab.host.journal("lab-sim-2")[-1]["fence"] > seen + 50
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
+def test_whoever_leases_a_board_reaches_its_agent_until_the_lease_is_over(lab, near, monkeypatch):
+    if not near:
+        monkeypatch.setattr(holding, "machine_id", lambda: "another machine")
+    with Holding(lab.address, lease_order("simulated", "a test")) as held:
+        assert held.wait(20)
+        assert (held.address == held.held.card.direct) is near
+        client = AgentClient(Target(held.address), held.held.card.name)
+        assert client.open_session("mine", fence=held.held.grant.fence, on_wait=print) == held.held.grant.fence
+        described = client.describe()
+        assert described.holder.purpose == "mine"
+    if not near:
+        with pytest.raises(BoardError):
+            client.describe(timeout=1)
+    client.close()
+    lab.ready()
+
+
+def test_a_host_that_is_stopped_gives_its_jobs_back_at_once_and_leaves_nothing(lab):
+    (name,) = submit(lab.client, _of_seconds(lab, 3))
+    board = until(lambda: job_of(lab.client, name)["board"])
+    until(lambda: lab.host.journal(board)[-1]["what"] == "invoke begins")
+    begin = time.monotonic()
+    lab.host.stop()
+    assert job_of(lab.client, name)["state"] == "queued" and time.monotonic() - begin < 10
+    assert set(states(lab.client).values()) == {"offline"}
+    lab.host.start()
+    result = result_of(lab.client, name)
+    assert result["outcome"] == "PASS"
+
+
+def test_a_host_that_is_killed_leaves_no_process_and_may_start_again_at_once(lab):
+    lab.begun(max_attempts=1)
+    lab.host.process.kill()
+    lab.host.process.wait(10)
+    lab.host.start()
+    lab.ready()
+    orphans = [
+        pid
+        for pid in lab.host.processes()
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == "1"
+    ]
+    assert not orphans
+
+
+def test_two_hosts_of_one_name_on_a_machine_are_one_too_many(lab):
+    command = [sys.executable, "-m", "hil.controller.farm.host", "--name", "lab", "--sim", "1"]
+    done = subprocess.run(command, env=lab.host.environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4 and "a host lab runs here already" in done.stderr
+
+
+def _of_seconds(lab: Lab, seconds: float) -> Spec:
+    spec = lab.specs["short"]
+    return Spec(spec.kind, {**spec.options, "iterations": max(1, round(seconds / PACE_S))}, spec.files, spec.affinity)

@@ -1,0 +1,132 @@
+"""A board over SSH in the farm, presented by two hosts: one owns it, the other takes over when that is gone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from farm_hosts import Host, job_of, result_of, running_host, states, submit
+from farms import Server, fresh
+from gateways import Running, running_gateway, token_of, until
+from models import DIGITS
+from sshd import Sshd, running_sshd
+
+from hil.controller.choice import choose
+from hil.controller.client import AgentClient, Target
+from hil.controller.farm import holding
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.holding import Holding
+from hil.controller.farm.leased import lease_order
+from hil.controller.farm.packing import packed_run
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import Spec
+from hil.controller.importers import import_model
+from hil.controller.isolated import Isolated
+from hil.controller.jobs import Job
+from hil.controller.opening import open_board
+
+pytestmark = pytest.mark.timeout(300)
+
+TERMS = Terms(beat_s=0.2, lease_s=3.0, owner_s=3.0, quarantine_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def farm(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
+    with (
+        fresh(database_server, database_server.make_farm) as db,
+        running_gateway(db, tmp_path_factory.mktemp("farm"), terms=TERMS) as running,
+    ):
+        yield running, token_of(db, "anna")
+
+
+@pytest.fixture(scope="module")
+def client(farm: tuple[Running, str]) -> Iterator[FarmClient]:
+    with farm[0].client(farm[1]) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def spec(client: FarmClient) -> Spec:
+    model = DIGITS / "digits_cnn.onnx"
+    with Isolated(1) as isolated:
+        spec, parcel = packed_run(Job((model,), runtime="onnxruntime"), import_model(model, isolated=isolated))
+    client.upload(parcel.uploads())
+    return spec
+
+
+@pytest.fixture(scope="module")
+def hosts(
+    farm: tuple[Running, str], client: FarmClient, sshd: Sshd, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Host]]:
+    """The owner first."""
+    config = tmp_path_factory.mktemp("boards") / "bench.toml"
+    config.write_text(
+        '[board]\nhw_type = "bench"\nruntime = "onnxruntime"\n[labels]\nchip = "x"\n'
+        '[devices]\nonnxruntime = "CPUExecutionProvider"\n'
+        f'[connection]\naddress = "{sshd.address}"\nidentity = "{sshd.identity}"\nknown_hosts = "{sshd.known_hosts}"\n'
+    )
+    with open_board(choose(str(config)), runtime="onnxruntime"):
+        pass  # its agent is there now: that takes longer than any test should wait for
+    with ExitStack() as stack:
+        started = []
+        for name in ("owner", "other"):
+            started.append(stack.enter_context(running_host(*farm, name, "--board", str(config), "--site", "here")))
+            until(lambda: "bench" in states(client), started[0].said)
+        until(lambda: states(client)["bench"] == "online", str(client.ask("boards")))
+        yield started
+
+
+def test_a_job_runs_on_a_board_that_the_host_reaches_over_ssh(hosts, client, spec):
+    (name,) = submit(client, spec, selector="chip=x, runtimes=onnxruntime")
+    result = result_of(client, name)
+    assert (result["outcome"], result["board"], result["attempts"]) == ("PASS", "bench", 1)
+    (board,) = client.ask("boards")
+    assert (board["host"], board["site"]) == ("owner", "here") and board["labels"]["cores"] >= 1
+
+
+def test_its_agent_is_reached_through_the_farm(hosts, farm, monkeypatch):
+    monkeypatch.setattr(holding, "machine_id", lambda: "another machine")
+    with Holding(FarmAddress((farm[0].address,), farm[1]), lease_order("chip=x", "a test")) as held:
+        assert held.wait(20)
+        agent = AgentClient(Target(held.address), "bench")
+        assert agent.open_session("mine", fence=held.held.grant.fence, on_wait=print)
+        agent.close()
+
+
+def test_a_way_that_broke_is_mended(hosts, client, spec, sshd):
+    sshd.stop()
+    sshd.start()
+    (name,) = submit(client, spec)
+    result = result_of(client, name)
+    assert (result["outcome"], result["attempts"]) == ("PASS", 1), result
+
+
+def test_the_other_host_takes_over_when_the_owner_is_gone(hosts, client, spec):
+    owner, other = hosts
+    owner.process.send_signal(signal.SIGKILL)
+    owner.process.wait(10)
+    until(lambda: client.ask("boards")[0]["host"] == "other", str(client.ask("boards")))
+    (name,) = submit(client, spec)
+    assert result_of(client, name)["outcome"] == "PASS" and job_of(client, name)["board"] == "bench"
+    assert other.process.poll() is None
+
+
+def test_a_board_that_is_gone_is_quarantined_and_comes_back_by_itself(hosts, client, spec, sshd):
+    sshd.stop()
+    try:
+        (name,) = submit(client, spec, max_attempts=1)
+        result = result_of(client, name)
+        assert (result["exit_code"], result["infrastructure"]) == (4, True)
+        until(lambda: states(client)["bench"] == "quarantined")
+    finally:
+        sshd.start()
+    until(lambda: states(client)["bench"] == "online", str(client.ask("boards")))

@@ -1,0 +1,194 @@
+"""A board that is a place of a real labgrid: acquired, reached, switched and released as labgrid has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from agents import start_process, stop_process
+from labgrids import Labgrid, Outlet, running_labgrid
+from running_farms import running_farm
+from sshd import Sshd, running_sshd, wait_for
+
+from hil import boards
+from hil.boards import BoardConfig, load_board
+from hil.controller.care.power import switch
+from hil.controller.farm.labgrid import Place, borrowed
+from hil.controller.ssh.shell import open_shell
+from hil.errors import BoardBusy, BoardUnreachable, UsageError
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def outlet() -> Iterator[Outlet]:
+    outlet = Outlet()
+    yield outlet
+    outlet.close()
+
+
+@pytest.fixture(scope="module")
+def lab(
+    labgrid_bin: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    sshd: Sshd,
+    outlet: Outlet,
+) -> Iterator[Labgrid]:
+    """A place `rpi5` with SSH and power, `bare` with neither, and `two` with two services."""
+    service = f"{{address: 127.0.0.1, username: {sshd.user}, port: {sshd.port}}}"
+    with running_labgrid(labgrid_bin, tmp_path_factory.mktemp("labgrid")) as lab:
+        lab.export(
+            "shelf",
+            f"rpi5:\n  NetworkService: {service}\n"
+            f"  NetworkPowerPort: {{model: rest, host: '{outlet.url}', index: 1}}\n"
+            "bare:\n  NetworkPowerPort: {model: rest, host: 'http://127.0.0.1:9/{index}', index: 2}\n"
+            f"two:\n  main:\n    cls: NetworkService\n    address: 10.0.0.9\n    username: root\n"
+            "  spare:\n    cls: NetworkService\n    address: 10.0.0.10\n    username: root\n",
+        )
+        for name in ("rpi5", "bare", "two"):
+            lab.place(name, f"shelf/{name}/*")
+        yield lab
+
+
+@pytest.fixture
+def digits() -> Path:
+    return Path(__file__).parents[2] / "examples/digits/digits_cnn.onnx"
+
+
+@pytest.fixture
+def config(lab: Labgrid, sshd: Sshd, tmp_path: Path) -> BoardConfig:
+    """The config of the place's board, as its owner would write it."""
+    path = tmp_path / "shelf-rpi5.toml"
+    path.write_text(
+        '[board]\nhw_type = "generic"\n'
+        f'[connection]\nidentity = "{sshd.identity}"\nknown_hosts = "{sshd.known_hosts}"\n'
+        f'[labgrid]\nplace = "rpi5"\ncoordinator = "{lab.address}"\nclient = "{lab.bin}/labgrid-client"\n'
+    )
+    return load_board(str(path))
+
+
+def place_named(config: BoardConfig, **settings: str) -> BoardConfig:
+    return replace(config, labgrid=replace(config.labgrid, **settings))
+
+
+def test_the_place_is_acquired_reached_over_ssh_and_released(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
+    with borrowed(config, "bench") as board:
+        assert "hil-farm-bench" in lab.client("who")
+        with open_shell(board.connection.address, board.connection, board=board.name, base=tmp_path) as shell:
+            assert shell.run(["echo", "here"]).text == "here"
+    assert "rpi5" not in lab.client("who")
+
+
+def test_its_power_is_switched_by_labgrid(config: BoardConfig, outlet: Outlet) -> None:
+    before = len(outlet.told)
+    with borrowed(config, "bench") as board:
+        switch(board.power, "off", board=board.name)
+        switch(board.power, "cycle", board=board.name)
+    assert outlet.told[before:] == ["0", "0", "1"]
+
+
+def test_what_the_config_says_itself_stays(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
+    head, _, labgrid = config.path.read_text().partition("[labgrid]")
+    mine = '[connection]\naddress = "unix:/run/agent.sock"\n[power]\ncycle = "true"\n[labgrid]'
+    path = tmp_path / "own.toml"
+    path.write_text(head.partition("[connection]")[0] + mine + labgrid)
+    own = load_board(str(path))
+    with borrowed(own, "bench") as board:
+        assert board.connection == own.connection
+        assert board.power.hooks["cycle"] == own.power.hooks["cycle"]
+        assert board.power.can("off")  # labgrid's
+
+
+def test_somebody_elses_place_is_left_alone(config: BoardConfig, lab: Labgrid) -> None:
+    lab.client("-p", "rpi5", "acquire", user="bob")
+    try:
+        with pytest.raises(BoardBusy, match=r"already acquired by .*/bob"), borrowed(config, "bench"):
+            pass
+        assert "bob" in lab.client("who")
+    finally:
+        lab.client("-p", "rpi5", "release", user="bob")
+
+
+def test_two_hosts_do_not_share_a_place_and_a_killed_one_has_it_again(config: BoardConfig, lab: Labgrid) -> None:
+    Place(config.labgrid, "bench-1", config.name).acquire()  # and dies
+    with pytest.raises(BoardBusy), borrowed(config, "bench-2"):
+        pass
+    with borrowed(config, "bench-1") as board:
+        assert board.connection.address
+    with borrowed(config, "bench-2"):
+        pass
+
+
+def test_a_place_that_was_taken_away_is_known(config: BoardConfig, lab: Labgrid) -> None:
+    place = Place(config.labgrid, "bench", config.name)
+    with borrowed(config, "bench") as board:
+        assert place.held()
+        lab.client("-p", "rpi5", "release", "--kick")
+        assert not place.held()
+        with pytest.raises(Exception, match="ended with 1"):
+            switch(board.power, "cycle", board=board.name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"place": "rpi"}, UsageError, "no place 'rpi'"),  # a part of a name finds the place, to labgrid
+        ({"place": "nothing"}, UsageError, "matches nothing"),
+        ({"place": "bare"}, UsageError, "has no NetworkService"),
+        ({"place": "two"}, UsageError, "services main, spare"),
+        ({"place": "two", "service": "third"}, UsageError, "services main, spare"),
+        ({"coordinator": "127.0.0.1:9"}, BoardUnreachable, "connect to coordinator"),
+        ({"client": "/nowhere/labgrid-client"}, UsageError, "cannot be started"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    config: BoardConfig, lab: Labgrid, settings: dict[str, str], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says), borrowed(place_named(config, **settings), "bench"):
+        pass
+    assert "hil-farm" not in lab.client("who")
+
+
+def test_a_service_is_named(config: BoardConfig) -> None:
+    with borrowed(place_named(config, place="two", service="spare"), "bench") as board:
+        assert board.connection.address == "root@10.0.0.10"
+
+
+def test_an_exporter_that_went_away(config: BoardConfig, lab: Labgrid) -> None:
+    lab.export("attic", "old:\n  NetworkService: {address: 10.0.0.11, username: root}\n")
+    lab.place("old", "attic/old/*")
+    lab.stop("attic")
+    with pytest.raises((BoardUnreachable, UsageError)) as raised, borrowed(place_named(config, place="old"), "bench"):
+        pass
+    assert raised.type is BoardUnreachable
+
+
+def test_a_place_is_a_board_of_a_farm_until_the_farm_ends(
+    config: BoardConfig, lab: Labgrid, tmp_path: Path, digits: Path
+) -> None:
+    """Its agent is a simulator's, so that nothing has to be deployed over SSH."""
+    agent, address = start_process("hil.sim", f"unix:{tmp_path}/agent.sock", tmp_path / "store", "--config", "sim")
+    try:
+        text = config.path.read_text().replace("[connection]", f'[connection]\naddress = "{address}"')
+        (tmp_path / "shelf.toml").write_text(text.replace('"generic"', '"sim"'))
+        with running_farm("--board", str(tmp_path / "shelf.toml"), environment=dict(os.environ)) as farm:
+            assert "hil-farm" in lab.client("who")
+            ended = farm.hil("farm", "submit", digits, "--wait", cwd=tmp_path)
+            assert ended.code == 0, ended
+            assert farm.stop() == 0
+        wait_for(lambda: "hil-farm" not in lab.client("who"), "the place is not released")
+    finally:
+        stop_process(agent)
+
+
+def test_a_board_that_is_no_place_is_as_it_is(config: BoardConfig) -> None:
+    plain = replace(config, labgrid=boards.Labgrid())
+    with borrowed(plain, "bench") as board:
+        assert board is plain

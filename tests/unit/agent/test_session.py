@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hil.agent.journal import Journal
+from hil.agent.session import Session, Sessions
+from hil.errors import BoardBusy, SessionEnded
+
+
+class Opened:
+    """Sessions of an agent whose programs are a list."""
+
+    def __init__(self, folder: Path) -> None:
+        self.journal = folder / "journal.jsonl"
+        self.freed = 0
+        self.reasons: list[str] = []
+        self.sessions = Sessions(folder / "fence", self._free, Journal(self.journal))
+
+    def open(self, owner: str, fence: int = 0, ttl_s: float = 60.0) -> Session | None:
+        return self.sessions.open(owner, "a test", ttl_s, fence, self.reasons.append)
+
+    def end(self, session: Session | None) -> None:
+        assert session is not None
+        self.sessions.end(session, "its owner left")
+
+    def _free(self) -> None:
+        self.freed += 1
+
+    @property
+    def noted(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.journal.read_text().splitlines()]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Opened]:
+    yield Opened(tmp_path)
+
+
+def test_whoever_asks_for_no_fence_waits_for_its_turn_and_gets_the_next(agent):
+    first = agent.open("first")
+    assert first.fence == 1 and agent.open("second") is None
+    agent.end(first)
+    assert agent.open("second").fence == 2
+
+
+def test_a_higher_fence_ends_the_open_session_and_all_that_it_held(agent):
+    old = agent.open("old")
+    new = agent.open("new", fence=40)
+    assert (agent.sessions.current, agent.freed, agent.reasons) == (new, 1, ["new took the device with fence 40"])
+    with pytest.raises(SessionEnded):
+        agent.sessions.check(old.token)
+    assert agent.sessions.check(new.token) is new
+
+
+def test_the_highest_fence_again_waits_while_a_session_is_open_and_comes_in_where_none_is(agent):
+    first = agent.open("lease", fence=7)
+    assert agent.open("lease", fence=7) is None and agent.sessions.current is first
+    agent.end(first)
+    assert agent.open("lease", fence=7).fence == 7
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_fence_below_the_highest_is_refused_whether_or_not_the_board_is_free(agent, is_open):
+    session = agent.open("lease", fence=7)
+    if not is_open:
+        agent.end(session)
+    with pytest.raises(BoardBusy, match="fence 6 is too old: the board has seen 7"):
+        agent.open("late", fence=6)
+    assert agent.sessions.current is (session if is_open else None)
+
+
+def test_a_fence_that_was_passed_by_somebody_without_one_is_too_low(agent):
+    agent.end(agent.open("lease", fence=7))
+    agent.end(agent.open("by hand"))
+    with pytest.raises(BoardBusy, match="seen 8"):
+        agent.open("lease", fence=7)
+
+
+def test_the_fence_outlives_the_agent(agent, tmp_path):
+    agent.open("lease", fence=7)
+    again = Opened(tmp_path)
+    assert again.sessions.fence == 7
+    with pytest.raises(BoardBusy):
+        again.open("late", fence=6)
+
+
+def test_of_many_with_the_same_fence_one_at_a_time_has_the_board(agent):
+    having: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            while (session := agent.open(f"worker {number}", fence=9)) is None:
+                agent.sessions.wait_free(1.0)
+            having.append(number)
+            most.append(len(having))
+            having.remove(number)
+            agent.end(session)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(most) == 80 and set(most) == {1}
+
+
+def test_a_session_that_nothing_is_heard_of_ends(agent):
+    agent.open("silent", ttl_s=0.5)
+    agent.sessions.wait_free(5)
+    assert agent.sessions.current is None and "nothing was heard" in agent.reasons[0]
+
+
+def test_the_journal_tells_who_had_the_board_and_when(agent):
+    before = time.time_ns()
+    agent.end(agent.open("anna", fence=3))
+    agent.open("bert")
+    started, opened, ended, next_one = agent.noted
+    assert started["what"] == "agent started"
+    assert opened["what"] == "session opened" and opened["owner"] == "anna" and opened["purpose"] == "a test"
+    assert ended["what"] == "session ended" and ended["reason"] == "its owner left"
+    assert [one["fence"] for one in (opened, ended, next_one)] == [3, 3, 4]
+    assert opened["at_ns"] <= ended["at_ns"] <= next_one["at_ns"]
+    assert before <= opened["wall_ns"] <= time.time_ns()

@@ -1,0 +1,407 @@
+"""What a farm does, shown: tables, JSON, and the live view, over answers made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from hil.controller.cli import farm_tables, farm_watch
+from hil.controller.cli.farm_show import boards, events, status, top, watch
+from hil.errors import UsageError
+
+SCHEMA = json.loads((Path(__file__).parents[4] / "docs" / "farm.schema.json").read_text())
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
+LABELS = {
+    "name": "rpi-1",
+    "site": "lab",
+    "chip": "a72",
+    "mem": 4 << 30,
+    "runtimes": ["iree", "ort"],
+    "gpu": True,
+}
+
+
+def at(seconds_ago: float) -> str:
+    return (NOW - timedelta(seconds=seconds_ago)).isoformat()
+
+
+def job(name: str, state: str = "queued", **others: Any) -> dict[str, Any]:
+    begun, ended = state in ("running", "done"), state in ("done", "cancelled")
+    return {
+        "name": name,
+        "submission": int(name.partition(".")[0]),
+        "title": f"model-{name}.onnx",
+        "kind": "run",
+        "user": "ada",
+        "project": "",
+        "priority": "normal",
+        "selector": "",
+        "board": "rpi-1" if begun else "",
+        "pinned": "",
+        "state": state,
+        "attempts": int(begun),
+        "queued_at": at(100),
+        "started_at": at(70) if begun else None,
+        "finished_at": at(8.5) if ended else None,
+        "exit_code": 0 if ended else None,
+        "outcome": "PASS" if state == "done" else "",
+        "reason": "",
+        **others,
+    }
+
+
+def board(name: str, state: str = "online", **others: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "site": "lab",
+        "host": "bench",
+        "hw_type": "rpi",
+        "state": state,
+        "reason": "",
+        "labels": {**LABELS, "name": name},
+        "job": "",
+        "user": "",
+        "since": None,
+        "checked_at": at(60),
+        "failures": 0,
+        "warm": [],
+        **others,
+    }
+
+
+STATS = {
+    "jobs": {"queued": 3, "running": 1, "done": 7, "cancelled": 0},
+    "boards": {"online": 2, "draining": 0, "maintenance": 0, "suspect": 0, "quarantined": 1, "offline": 0},
+    "queue": {"high": 1, "normal": 2, "low": 0},
+    "waiting_s": {"p50": 0.012, "p95": 75.2},
+    "users": [
+        {"user": "bob", "project": "", "running": 0, "queued": 2, "board_s": 0.5},
+        {"user": "ada", "project": "nets", "running": 1, "queued": 1, "board_s": 7500.0},
+    ],
+}
+
+
+class Farm:
+    """Answers what is put into it, in the place of a connection, and remembers the questions."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Callable[..., Any]] = {
+            "stats": lambda: STATS,
+            "boards": lambda: [board("rpi-1", job="4", user="ada", since=at(70)), board("rpi-2")],
+            "jobs": lambda **asked: [job("5"), job("6", selector="chip=a53")],
+            "job": lambda name: {**job(name, "done"), "attempts_made": []},
+            "events": lambda **asked: [],
+        }
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, address: object) -> Farm:
+        return self
+
+    def __enter__(self) -> Farm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        self.asked.append((what, arguments))
+        return self.answers[what](**arguments)
+
+
+@pytest.fixture
+def farm(monkeypatch: pytest.MonkeyPatch) -> Farm:
+    made = Farm()
+    monkeypatch.setattr("hil.controller.farm.client.FarmClient", made)
+    monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
+    monkeypatch.setenv("HIL_FARM_TOKEN", "token")
+    monkeypatch.setattr(farm_tables, "utc_now", lambda: NOW)
+    return made
+
+
+def called(command: Any, *words: str) -> Result:
+    return CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+
+
+def document_of(command: Any, *words: str) -> dict[str, Any]:
+    """What a command prints with ``--json``: what docs/farm.schema.json says. So what was made up is an answer, too."""
+    document = json.loads(called(command, *words, "--json").stdout)
+    check(document, f"farm {command.name}")
+    return document
+
+
+def check(document: Any, name: str) -> None:
+    jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{name}"}).validate(document)
+
+
+def table_of(result: Result, head: str) -> list[list[str]]:
+    """The rows of the table whose head begins so, cut into cells where its columns begin."""
+    lines = result.stdout.splitlines()
+    first = next(number for number, text in enumerate(lines) if text.startswith(head))
+    rows = lines[first + 1 :]
+    rows = rows[: rows.index("")] if "" in rows else rows
+    return [[cell.strip() for cell in row.split("  ") if cell.strip()] for row in rows]
+
+
+def test_status_tells_the_sums_then_what_runs_and_the_newest_jobs(farm: Farm):
+    done = job("3", "done", exit_code=1, outcome="FAIL", reason="y differs")
+    running = job("4", "running")
+    farm.answers["jobs"] = lambda state, **asked: [running] if state else [done, job("5"), job("6", selector="gpu")]
+    result = called(status)
+    assert result.stdout.splitlines()[:2] == [
+        "jobs:   3 queued (1 high, 2 normal), 1 running, 7 done, 0 cancelled",
+        "boards: 2 online, 1 quarantined; 1 busy",
+    ]
+    assert table_of(result, "JOB") == [
+        ["3", "done", "model-3.onnx", "run", "ada", "normal", "rpi-1", "30s", "1m02s", "FAIL y differs"],
+        ["4", "running", "model-4.onnx", "run", "ada", "normal", "rpi-1", "30s", "1m10s"],
+        ["5", "queued", "model-5.onnx", "run", "ada", "normal", "1m40s"],
+        ["6", "queued", "model-6.onnx", "run", "ada", "normal", "1m40s", "for gpu"],
+    ]
+
+
+def test_jobs_are_in_the_order_of_their_numbers(farm: Farm):
+    farm.answers["jobs"] = lambda state, **asked: [job("9.10"), job("9.2")] if state else [job("10"), job("9.10")]
+    assert [row[0] for row in table_of(called(status), "JOB")] == ["9.2", "9.10", "10"]
+
+
+def test_status_asks_for_what_it_is_asked(farm: Farm):
+    called(status, "--user", "bob", "--state", "queued", "--state", "done", "--limit", "7", "--json")
+    assert farm.asked == [("stats", {}), ("jobs", {"state": ["queued", "done"], "user": "bob", "limit": 7})]
+
+
+def test_status_as_json(farm: Farm):
+    document = document_of(status)
+    assert document["schema"] == 1
+    assert document["stats"] == STATS
+    assert [row["name"] for row in document["jobs"]] == ["5", "6"]
+
+
+def test_a_job_by_its_name_with_its_attempts(farm: Farm):
+    lost = {"lease": 4, "board": "rpi-1", "fence": 8, "granted_at": at(90), "started_at": at(90), "ended_at": at(80)}
+    again = {"lease": 5, "board": "rpi-2", "fence": 3, "granted_at": at(75), "started_at": at(75), "ended_at": None}
+    attempts = [{**lost, "reason": "its host was not heard of"}, {**again, "reason": ""}]
+    running = job("17.3", "running", selector="mem>=1GiB", attempts=2, project="nets")
+    farm.answers["job"] = lambda name: {**running, "name": name, "attempts_made": attempts}
+    result = called(status, "17.3")
+    assert farm.asked == [("job", {"name": "17.3"})]
+    assert "selector: mem>=1GiB" in result.stdout.splitlines()
+    assert [[row[0], row[1], *row[3:]] for row in table_of(result, "ATTEMPT")] == [
+        ["1", "rpi-1", "10s", "8", "its host was not heard of"],
+        ["2", "rpi-2", "1m15s", "3"],
+    ]
+    document = document_of(status, "17.3")
+    assert document["job"]["attempts_made"] == attempts
+
+
+def test_a_submission_of_several_jobs_lists_them_all(farm: Farm):
+    farm.answers["jobs"] = lambda submission, limit: [job(f"{submission}.{number}") for number in range(1, 31)]
+    assert len(table_of(called(status, "17"), "JOB")) == 30
+    assert len(document_of(status, "17")["jobs"]) == 30
+
+
+def test_a_submission_of_one_job_is_that_job(farm: Farm):
+    farm.answers["jobs"] = lambda submission, limit: [job("17")]
+    assert document_of(status, "17")["job"]["name"] == "17"
+
+
+@pytest.mark.parametrize("words", [("17", "--user", "ada"), ("x",), ("17.",)])
+def test_what_names_no_job_is_refused(farm: Farm, words: tuple[str, ...]):
+    with pytest.raises(UsageError):
+        called(status, *words)
+    assert farm.asked == []
+
+
+def test_boards_with_their_labels(farm: Farm):
+    farm.answers["boards"] = lambda: [
+        board("rpi-1", job="4", user="ada", since=at(70)),
+        board("rpi-2", "quarantined", reason="its check failed: cut", job="9", user="farm", since=at(3)),
+    ]
+    labels = "chip=a72 gpu mem=4GiB runtimes=iree,ort"
+    assert table_of(called(boards), "BOARD") == [
+        ["rpi-1", "online", "4", "ada", "1m10s", "lab/bench", "rpi", labels],
+        ["rpi-2", "quarantined", "9 (health)", "farm", "3.00s", "lab/bench", "rpi", "its check failed: cut", labels],
+    ]
+
+
+def test_boards_that_a_selector_matches(farm: Farm):
+    farm.answers["boards"] = lambda: [board("rpi-1"), board("x86", labels={"name": "x86", "chip": "zen"})]
+    assert [row[0] for row in table_of(called(boards, "--select", "chip=zen"), "BOARD")] == ["x86"]
+    document = document_of(boards, "--select", "chip=zen")
+    assert [one["name"] for one in document["boards"]] == ["x86"]
+
+
+def test_where_no_board_matches_the_nearest_are_told(farm: Farm):
+    farm.answers["boards"] = lambda: [board("rpi-1"), board("x86", labels={"name": "x86", "chip": "zen"})]
+    result = called(boards, "--select", "chip=a72, mem>=8GiB")
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "no board matches; the nearest:",
+        "  rpi-1: mem is 4GiB, not >= 8GiB",
+        "  x86: chip is zen, not a72, has no mem",
+    ]
+
+
+def test_a_bad_selector_is_refused_before_the_farm_is_asked(farm: Farm):
+    with pytest.raises(UsageError, match="character 6"):
+        called(boards, "--select", "chip=")
+    assert farm.asked == []
+
+
+def test_a_farm_without_boards(farm: Farm):
+    farm.answers["boards"] = list
+    assert "hil farm host" in called(boards).stderr
+
+
+def test_top_shows_who_has_most_first(farm: Farm):
+    result = called(top)
+    assert "waited: half within 0.01s, 95 of 100 within 1m15s" in result.stdout.splitlines()
+    assert table_of(result, "USER") == [["ada", "nets", "1", "1", "2h05m"], ["bob", "0", "2", "0.50s"]]
+    assert document_of(top) == {"schema": 1, "stats": STATS}
+
+
+def test_top_of_a_farm_that_nobody_used(farm: Farm):
+    farm.answers["stats"] = lambda: {**STATS, "users": [], "waiting_s": {"p50": None, "p95": None}}
+    assert called(top).stdout.splitlines()[-1] == "waited: no job began lately"
+
+
+def test_events_with_their_reasons(farm: Farm):
+    event = {"id": 1, "at": at(0), "what": "board.suspect", "board": "rpi-1", "job": "4", "lease": 3, "reason": "cut"}
+    farm.answers["events"] = lambda **asked: [event]
+    result = called(events, "--board", "rpi-1", "--job", "4", "--limit", "3")
+    assert farm.asked == [("events", {"board": "rpi-1", "job": "4", "limit": 3})]
+    assert table_of(result, "TIME") == [[farm_tables.local(event["at"]), "board.suspect", "rpi-1", "4", "cut"]]
+    assert document_of(events) == {"schema": 1, "events": [event]}
+
+
+def test_other_peoples_texts_steer_no_terminal(farm: Farm):
+    farm.answers["jobs"] = lambda **asked: [job("5", title="a\x1b[2Jb\r\nc [red]d")]
+    printed = called(status).stdout
+    assert "a [2Jb  c [red]d" in printed
+    assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
+@pytest.mark.parametrize("height", [8, 12, 24, 60])
+def test_the_live_view_fits_into_any_terminal(width: int, height: int):
+    many = [board(f"rpi-{number:03}", job=str(number)) for number in range(120)] + [
+        board("bad", "suspect", reason="x" * 99)
+    ]
+    waiting = [job(str(number), title="long" * 30) for number in range(100)] + [job("200", "running")]
+    stats = {**STATS, "jobs": {**STATS["jobs"], "queued": 5000}}
+    ended = [job("300", "done"), job("301", "done")]
+    shown = farm_watch.view(stats, many, waiting + ended, NOW, width, height)
+    out = StringIO()
+    Console(file=out, width=width, height=height, highlight=False).print(shown)
+    lines = out.getvalue().splitlines()
+    assert len(lines) < max(height, 14)
+    assert all(len(line) <= width for line in lines)
+    assert any(line.startswith("bad") for line in lines)
+    left_out = [line for line in lines if line.startswith("... and ")]
+    assert len(left_out) == 2
+    shown_boards = sum(line.startswith(("rpi-", "bad ")) for line in lines)
+    assert left_out[0] == f"... and {len(many) - shown_boards} more"
+    if height >= 24:
+        assert any(line.startswith("200 ") for line in lines)
+        shown_jobs = sum(line[:1].isdigit() for line in lines)
+        assert left_out[1].startswith(f"... and {5001 - shown_jobs} more")
+
+
+def test_the_live_view_leaves_nothing_out_where_there_is_room():
+    shown = farm_watch.view(
+        {**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], NOW, 120, 40
+    )
+    out = StringIO()
+    Console(file=out, width=120).print(shown)
+    heads = [line.split()[0] for line in out.getvalue().splitlines() if line]
+    assert heads == ["jobs:", "boards:", "waited:", "BOARD", "rpi-1", "JOB", "5", "3"]
+
+
+def event(number: int, what: str = "board.suspect", **others: Any) -> dict[str, Any]:
+    return {"id": number, "at": at(0), "what": what, "board": "", "job": "", "lease": None, "reason": "", **others}
+
+
+@pytest.fixture
+def happening(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, Any]]]:
+    """What happens between two looks, then Ctrl-C."""
+    rounds: list[list[dict[str, Any]]] = []
+    happened = [event(number, "job.done") for number in range(1, 8)]
+
+    def sleep(seconds: float) -> None:
+        if not rounds:
+            raise KeyboardInterrupt
+        happened.extend(rounds.pop(0))
+
+    farm.answers["events"] = lambda limit: sorted(happened, key=lambda one: one["id"])[-limit:]
+    monkeypatch.setattr(farm_watch.time, "sleep", sleep)
+    return rounds
+
+
+def test_a_pipe_gets_each_event_as_a_line_and_ctrl_c_is_no_error(happening: list[list[dict[str, Any]]]):
+    happening += [[event(9, "job.granted", job="4", board="rpi-1")], [], [event(12, board="rpi-1", reason="cut\n")]]
+    result = called(watch)
+    assert result.return_value == 0
+    assert [line.split("  ", 1)[1] for line in result.stdout.splitlines()] == [
+        "job.granted 4 rpi-1",
+        "board.suspect rpi-1: cut ",
+    ]
+
+
+def test_no_event_is_left_out_however_many_there_are(happening: list[list[dict[str, Any]]]):
+    happening += [[event(number) for number in range(10, 6010)], [event(6010)]]
+    assert len(called(watch).stdout.splitlines()) == 6001
+
+
+def test_an_event_that_comes_after_a_later_one_is_told_once(happening: list[list[dict[str, Any]]]):
+    happening += [[event(12, job="12")], [event(11, job="11")], [], [event(number) for number in range(13, 1013)], []]
+    happening += [[event(1013, job="1013")]]
+    jobs = [words[3] for line in called(watch).stdout.splitlines() if len(words := line.split()) > 3]
+    assert jobs == ["12", "11", "1013"]
+
+
+def test_each_event_as_a_json_document_on_a_line(happening: list[list[dict[str, Any]]]):
+    happening += [[event(9, board="rpi-1", reason="cut"), event(10)]]
+    found = [json.loads(line) for line in called(watch, "--json").stdout.splitlines()]
+    assert found == [event(9, board="rpi-1", reason="cut"), event(10)]
+    for one in found:
+        check(one, "farm watch")
+
+
+def test_a_terminal_is_looked_at_again_and_again_until_ctrl_c(farm: Farm, monkeypatch: pytest.MonkeyPatch):
+    out, looks = StringIO(), []
+    monkeypatch.setattr(
+        farm_tables,
+        "console",
+        lambda: Console(file=out, force_terminal=True, width=100, height=30),
+    )
+
+    def stats() -> dict[str, Any]:
+        looks.append(1)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+        return {**STATS, "jobs": {**STATS["jobs"], "done": 70 + len(looks)}}
+
+    farm.answers["stats"] = stats
+    assert called(watch, "--every", "0.1").return_value == 0
+    assert "71 done" in out.getvalue()
+    assert "72 done" in out.getvalue()
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0.00s"), (0, "0.00s"), (9.994, "9.99s"), (10, "10s"), (59.4, "59s"), (59.6, "1m00s"), (3599, "59m59s"),
+        (3600, "1h00m"), (7505, "2h05m"), (86399, "23h59m"), (86400, "1d00h"), (200000, "2d07h"),
+    ],
+)  # fmt: skip
+def test_a_time_is_short(seconds: float, said: str):
+    assert farm_tables.duration(seconds) == said

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs the extra `farm`")
+
+from hil.controller.farm.desk.database import DatabaseAway
+from hil.controller.farm.gateway.metrics import Metrics
+from hil.errors import UsageError
+
+_STATS = {
+    "jobs": {"queued": 2, "running": 1, "done": 40, "cancelled": 0},
+    "boards": {"online": 3, "quarantined": 1},
+    "queue": {"high": 0, "normal": 2, "low": 0},
+}
+
+
+async def scraped(metrics: Metrics, read: Any) -> dict[str, float]:
+    address = metrics.serve("127.0.0.1:0", read)
+    try:
+        text = await asyncio.to_thread(_get, f"http://{address}/metrics")
+    finally:
+        await asyncio.to_thread(metrics.stop)
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def test_prometheus_reads_the_farm_and_what_this_gateway_did() -> None:
+    metrics = Metrics()
+    metrics.called("Farm.Submit", "OK", 0.004)
+    metrics.called("Farm.Submit", "UNAVAILABLE", 5.0)
+    metrics.called("Hosts.Attend", "UNAVAILABLE", None)
+    metrics.granted("run", "normal", 0.03)
+    metrics.recorded("PASS")
+    metrics.recorded("")
+    metrics.expired(2)
+    metrics.attending.set(7)
+
+    async def read() -> Any:
+        return _STATS
+
+    found = asyncio.run(scraped(metrics, read))
+    assert found["hil_farm_database_up"] == 1
+    assert found['hil_farm_jobs{state="queued"}'] == 2 and found['hil_farm_jobs{state="done"}'] == 40
+    assert found['hil_farm_boards{state="quarantined"}'] == 1
+    assert found['hil_farm_queue{priority="normal"}'] == 2
+    assert found['hil_farm_rpc_seconds_count{call="Farm.Submit",code="OK"}'] == 1
+    assert found['hil_farm_rpc_errors_total{call="Farm.Submit",code="UNAVAILABLE"}'] == 1
+    assert 'hil_farm_rpc_errors_total{call="Farm.Submit",code="OK"}' not in found
+    assert found['hil_farm_rpc_errors_total{call="Hosts.Attend",code="UNAVAILABLE"}'] == 1
+    assert 'hil_farm_rpc_seconds_count{call="Hosts.Attend",code="UNAVAILABLE"}' not in found
+    assert found['hil_farm_queue_wait_seconds_bucket{le="0.02",priority="normal"}'] == 0
+    assert found['hil_farm_queue_wait_seconds_bucket{le="0.05",priority="normal"}'] == 1
+    assert found['hil_farm_grants_total{kind="run"}'] == 1
+    assert found['hil_farm_results_total{outcome="PASS"}'] == found['hil_farm_results_total{outcome="NONE"}'] == 1
+    assert found["hil_farm_leases_expired_total"] == 2
+    assert found["hil_farm_attending"] == 7
+
+
+def test_database_that_is_away_is_a_number_not_an_error() -> None:
+    async def read() -> Any:
+        raise DatabaseAway("gone")
+
+    found = asyncio.run(scraped(Metrics(), read))
+    assert found["hil_farm_database_up"] == 0
+    assert not [name for name in found if name.startswith("hil_farm_jobs")]
+
+
+@pytest.mark.parametrize("listen", ["9090", "127.0.0.1:http", "127.0.0.1:99999", "203.0.113.1:0"])
+def test_address_that_cannot_be_served_is_told(listen: str) -> None:
+    async def read() -> Any:
+        return _STATS
+
+    async def serve() -> None:
+        Metrics().serve(listen, read)
+
+    with pytest.raises(UsageError, match="metrics cannot be served"):
+        asyncio.run(serve())

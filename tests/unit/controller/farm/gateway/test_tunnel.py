@@ -1,0 +1,85 @@
+"""Connections through the gateway whose sides are slow, or end one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("psycopg", reason="needs the extra `farm`")
+
+from hil.controller.farm.gateway import tunnel
+from hil.controller.farm.gateway.tunnel import Tunnels
+from hil.errors import FarmError, UsageError
+from hil.proto.v1 import farm_pb2 as pb
+
+
+class Side:
+    """What a gateway sees of one side: what it sends, then silence or an end; what was sent to it.
+
+    Args:
+        slow_s: how long it takes to read a piece.
+    """
+
+    def __init__(self, *pieces: bytes, ends: bool = True, slow_s: float = 0) -> None:
+        self._pieces, self._ends, self._slow_s = pieces, ends, slow_s
+        self.got: list[bytes] = []
+
+    async def pieces(self) -> AsyncIterator[pb.Piece]:
+        for data in self._pieces:
+            yield pb.Piece(data=data)
+        if not self._ends:
+            await asyncio.Event().wait()
+
+    async def send(self, piece: pb.Piece) -> None:
+        await asyncio.sleep(self._slow_s)
+        self.got.append(piece.data)
+
+
+@pytest.fixture(autouse=True)
+def pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "_PAUSE_S", 0.05)
+
+
+def carried(holder: Any, board: Any, *, over_after_s: float | None = None) -> Tunnels:
+    async def go() -> Tunnels:
+        tunnels = Tunnels()
+        with tunnels.opened(7) as one:
+            joined = asyncio.create_task(tunnels.find(one.id).join(board.pieces(), board))
+            if over_after_s is not None:
+                asyncio.get_running_loop().call_later(over_after_s, one.end, "the lease is over")
+            try:
+                await asyncio.wait_for(one.serve(holder.pieces(), holder), 20)
+            finally:
+                await asyncio.wait_for(joined, 20)
+        return tunnels
+
+    return asyncio.run(go())
+
+
+def test_all_is_carried_and_both_hear_the_end() -> None:
+    holder, board = Side(b"a", b"b"), Side(b"1", b"2", b"3")
+    tunnels = carried(holder, board)
+    assert board.got == [b"a", b"b", b""] and holder.got == [b"1", b"2", b"3", b""]
+    with pytest.raises(UsageError, match="any more"):
+        tunnels.find("x")
+
+
+def test_slow_reader_loses_nothing_after_its_own_end() -> None:
+    holder, board = Side(b"all that I ask", slow_s=0.3), Side(b"1", b"2", b"3")
+    carried(holder, board)
+    assert holder.got == [b"1", b"2", b"3", b""]
+
+
+def test_side_that_never_ends_is_not_waited_for() -> None:
+    holder, board = Side(b"bye"), Side(b"1", ends=False)
+    carried(holder, board)
+    assert board.got == [b"bye", b""] and holder.got == [b"1"]
+
+
+def test_end_of_the_lease_ends_what_nobody_reads() -> None:
+    holder, board = Side(b"bye", slow_s=60), Side(b"1", b"2")
+    with pytest.raises(FarmError, match="the lease is over"):
+        carried(holder, board, over_after_s=0.3)

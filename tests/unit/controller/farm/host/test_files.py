@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hil.controller.farm.host.files import Files, upload_folder
+from hil.controller.farm.words import Kind, Spec
+from hil.digest import digest_of
+from hil.errors import FarmError, UsageError
+
+
+class Store:
+    """A farm's store that counts what is fetched from it."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self.held = {digest_of(content): content for content in contents}
+        self.fetched: list[str] = []
+
+    def download(self, digest: str, to: Path) -> None:
+        if digest not in self.held:
+            raise FarmError("the store has it no more")
+        self.fetched.append(digest)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes(self.held[digest])
+
+    def upload(self, files: dict[str, Path]) -> int:
+        self.held |= {digest: path.read_bytes() for digest, path in files.items()}
+        return 0
+
+
+def spec(**files: bytes) -> Spec:
+    return Spec(Kind.RUN, files={name.replace("__", "/"): digest_of(content) for name, content in files.items()})
+
+
+def test_each_file_is_fetched_once_and_laid_out_for_every_job(tmp_path):
+    store: Any = Store(b"model", b"input")
+    files = Files(tmp_path / "kept")
+    for number in range(2):
+        files.lay_out(spec(model__a=b"model", x=b"input", y=b"model"), tmp_path / f"job{number}", store)
+        found = {path.name: path.read_bytes() for path in (tmp_path / f"job{number}").rglob("*") if path.is_file()}
+        assert found == {"a": b"model", "x": b"input", "y": b"model"}
+    assert len(store.fetched) == 2
+
+
+def test_a_job_that_changes_its_files_changes_nobody_elses(tmp_path):
+    store: Any = Store(b"model")
+    files = Files(tmp_path / "kept")
+    files.lay_out(spec(a=b"model"), tmp_path / "one", store)
+    (tmp_path / "one" / "a").write_bytes(b"other")
+    files.lay_out(spec(a=b"model"), tmp_path / "two", store)
+    assert (tmp_path / "two" / "a").read_bytes() == b"model"
+
+
+@pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/a"])
+def test_no_file_can_be_laid_out_elsewhere(name, tmp_path):
+    with pytest.raises(UsageError, match="outside"):
+        Files(tmp_path / "kept").lay_out(
+            Spec(Kind.RUN, files={name: digest_of(b"x")}),
+            tmp_path / "job",
+            Store(b"x"),
+        )
+
+
+def test_what_is_no_digest_is_no_path_either(tmp_path):
+    with pytest.raises(UsageError, match="not a digest"):
+        Files(tmp_path / "kept").lay_out(
+            Spec(Kind.RUN, files={"a": "../../secret"}),
+            tmp_path / "job",
+            Store(),
+        )
+
+
+def test_a_file_that_the_store_lacks_is_the_farms_failure(tmp_path):
+    with pytest.raises(FarmError, match="no more"):
+        Files(tmp_path / "kept").lay_out(spec(a=b"gone"), tmp_path / "job", Store())
+
+
+def test_what_was_used_least_lately_makes_room(tmp_path):
+    contents = [bytes([number]) * 100 for number in range(4)]
+    store: Any = Store(*contents)
+    files = Files(tmp_path / "kept", most_bytes=250)
+    for number, content in enumerate(contents[:3]):
+        files.lay_out(spec(a=content), tmp_path / "job", store)
+        for path in (tmp_path / "kept").iterdir():
+            if path.read_bytes() == content:
+                os.utime(path, (number, number))
+    files.lay_out(spec(a=contents[3]), tmp_path / "job", store)
+    kept = {path.read_bytes() for path in (tmp_path / "kept").iterdir()}
+    assert kept == {contents[2], contents[3]}
+
+
+def test_a_folder_goes_to_the_store_file_by_file(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "sub" / "x.npy").write_bytes(b"tensor")
+    (tmp_path / "link").symlink_to(__file__)  # whatever made it: a job gets no file of its host's
+    store: Any = Store()
+    stored = upload_folder(tmp_path, store)
+    assert {name: store.held[digest] for name, digest in stored.items()} == {"run.json": b"{}", "sub/x.npy": b"tensor"}
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), (".",), ("a\0b",)])
+def test_files_that_cannot_lie_beside_each_other_are_the_jobs_own_fault(names, tmp_path):
+    (tmp_path / "job").mkdir()
+    with pytest.raises(UsageError, match="cannot lie"):
+        Files(tmp_path / "kept").lay_out(
+            Spec(Kind.RUN, files=dict.fromkeys(names, digest_of(b"x"))),
+            tmp_path / "job",
+            Store(b"x"),
+        )
+
+
+def test_a_kept_file_that_was_damaged_is_fetched_again(tmp_path):
+    store: Any = Store(b"model")
+    files = Files(tmp_path / "kept")
+    files.lay_out(spec(a=b"model"), tmp_path / "one", store)
+    (kept,) = (tmp_path / "kept").iterdir()
+    kept.write_bytes(b"")
+    files.lay_out(spec(a=b"model"), tmp_path / "two", store)
+    assert (tmp_path / "two" / "a").read_bytes() == kept.read_bytes() == b"model"

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hil.boards import BoardConfig, load_board
+from hil.controller.care.checks import tiny_model
+from hil.controller.farm.host import health_check
+from hil.controller.farm.host.health_check import check, revive
+from hil.controller.farm.words import Grant, Kind, Spec
+from hil.controller.isolated import Isolated
+from hil.errors import BoardBusy, BoardUnreachable
+from hil.power import Command, Power
+
+
+class Way:
+    """A way to a board that answers after so many looks."""
+
+    def __init__(self, folder: Path, silent: int, power: Power, **config: Any) -> None:
+        self.config: BoardConfig = replace(load_board("generic"), power=power, **config)
+        self.post = SimpleNamespace(name="rpi5")
+        self.site = SimpleNamespace(folder=folder)
+        self.did: list[str] = []
+        self._silent = silent
+
+    def look(self) -> None:
+        self.did.append("look")
+        self._silent -= 1
+        if self._silent >= 0:
+            raise BoardUnreachable("nobody answers")
+
+    def hang_up(self) -> None:
+        self.did.append("hang up")
+
+
+def grant(failures: int) -> Grant:
+    return Grant(1, "1", 1, "rpi5", 1, 6.0, 60.0, 1, Spec(Kind.HEALTH, {"failures": failures}))
+
+
+@pytest.fixture
+def switched(tmp_path: Path) -> Power:
+    """Power whose every cycle is a line in the file ``cycles``."""
+    return Power({"cycle": Command(("sh", "-c", f"echo x >> {tmp_path}/cycles"))}, boot_s=5.0)
+
+
+def cycles(folder: Path) -> int:
+    return len((folder / "cycles").read_text().splitlines()) if (folder / "cycles").exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("failures", "silent", "wanted"),
+    [(0, 0, 0), (0, 1, 1), (1, 0, 1), (3, 0, 1)],
+    ids=["well", "silent", "failed before", "failed often"],
+)
+def test_power_is_cycled_where_a_check_failed_before_or_the_board_stays_silent(
+    failures, silent, wanted, switched, tmp_path
+):
+    way: Any = Way(tmp_path, silent, switched)
+    revive(way, grant(failures), lambda text: None)
+    assert cycles(tmp_path) == wanted and way.did[-1] == "look"
+
+
+def test_a_board_whose_power_nobody_can_switch_is_only_looked_at(tmp_path):
+    way: Any = Way(tmp_path, 1, Power())
+    with pytest.raises(BoardUnreachable):
+        revive(way, grant(2), lambda text: None)
+    assert way.did == ["look"]
+
+
+@pytest.mark.parametrize("runtime", ["tflite", "vendor"])
+def test_where_there_is_no_program_to_try_it_is_enough_that_the_board_answers(runtime, tmp_path, monkeypatch):
+    monkeypatch.setattr(health_check, "run_job", lambda *args, **more: pytest.fail("nothing is to be run"))
+    with Isolated(1) as isolated:
+        result = check(Way(tmp_path, 0, Power(), runtime=runtime), tmp_path / "b", tmp_path, print, isolated)
+    assert result.exit_code == 0 and "no program" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("record", "code", "reason"),
+    [
+        ({"exit_code": 0, "cases": [{"outcome": "PASS", "reason": ""}]}, 0, ""),
+        ({"exit_code": 1, "cases": [{"outcome": "FAIL", "reason": "3 differ"}]}, 1, "a tiny model: FAIL: 3 differ"),
+        (BoardBusy("fence 3 is too old"), 4, "fence 3 is too old"),
+    ],
+)
+def test_a_board_is_as_healthy_as_its_answer_is_right(record, code, reason, tmp_path, monkeypatch):
+    asked: list[Any] = []
+
+    def run_job(job: Any, **more: Any) -> Any:
+        asked.append(job)
+        if isinstance(record, Exception):
+            raise record
+        return record
+
+    monkeypatch.setattr(health_check, "run_job", run_job)
+    (tmp_path / "job").mkdir()
+    with Isolated(1) as isolated:
+        way: Any = Way(tmp_path, 0, Power(), runtime="onnxruntime")
+        for _ in range(2):
+            result = check(way, tmp_path / "b.toml", tmp_path / "job", print, isolated)
+            assert (result.exit_code, result.reason) == (code, reason)
+    (tmp_path / "again").mkdir()
+    assert {job.models for job in asked} == {(tmp_path / "tiny.onnx",)} and asked[0].board == str(tmp_path / "b.toml")
+    assert (tmp_path / "tiny.onnx").read_bytes() == tiny_model(tmp_path / "again").read_bytes()

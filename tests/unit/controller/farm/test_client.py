@@ -1,0 +1,194 @@
+"""The client of a farm: what it repeats and what it never does, and what gRPC's errors become."""
+
+from __future__ import annotations
+
+import json
+from concurrent import futures
+
+import grpc
+import pytest
+
+from hil import errors, wire
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.stubs import methods
+from hil.controller.farm.words import Kind, Order, Spec
+from hil.digest import digest_file
+from hil.proto.v1 import farm_pb2 as pb
+
+ORDER = Order("digits", (Spec(Kind.RUN),))
+
+
+class Gateway:
+    """A gateway of a made-up farm: behaviours by method's name; whatever has none is not implemented."""
+
+    def __init__(self, address: str = "127.0.0.1:0", **behaviours):
+        self.calls: list[tuple[str, object]] = []
+        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        table = {}
+        for service in ("Farm", "Hosts", "Artifacts"):
+            for name, path, kind, asked, answered in methods(service):
+                if name in behaviours:
+                    make = getattr(grpc, f"{kind}_rpc_method_handler")
+                    table[path] = make(
+                        self._noting(name, behaviours[name]),
+                        request_deserializer=asked.FromString,
+                        response_serializer=answered.SerializeToString,
+                    )
+        self._server.add_generic_rpc_handlers((_Paths(table),))
+        self.address = address.replace(":0", f":{self._server.add_insecure_port(address)}")
+        self._server.start()
+
+    def _noting(self, name, behaviour):
+        def call(request, context):
+            self.calls.append((name, request))
+            return behaviour(request, context)
+
+        return call
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+class _Paths(grpc.GenericRpcHandler):
+    def __init__(self, table):
+        self._table = table
+
+    def service(self, details):
+        return self._table.get(details.method)
+
+
+@pytest.fixture
+def gateway(request):
+    running = []
+
+    def start(*address, **behaviours):
+        running.append(Gateway(*address, **behaviours))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
+
+
+def away_once(then):
+    """A behaviour that is away for the first call."""
+    called = []
+
+    def behave(request, context):
+        called.append(request)
+        if len(called) == 1:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the database is away")
+        return then(request)
+
+    return behave
+
+
+def client(*addresses: str, patience_s: float = 10.0) -> FarmClient:
+    return FarmClient(FarmAddress(tuple(addresses), "hilf_secret"), patience_s=patience_s)
+
+
+def test_an_order_is_sent_again_under_the_same_key_while_the_farm_is_away(gateway):
+    reply = pb.SubmitReply(submission=17, jobs=["17"])
+    server = gateway(Submit=away_once(lambda request: reply))
+    with client(server.address) as farm:
+        assert farm.submit(ORDER) == (17, ["17"])
+    keys = [json.loads(request.order)["key"] for _, request in server.calls]
+    assert len(keys) == 2 and len(set(keys)) == 1
+
+
+def test_what_changes_something_is_never_sent_twice(gateway):
+    server = gateway(Do=away_once(lambda request: pb.Answer(json="{}")))
+    with client(server.address) as farm, pytest.raises(errors.FarmUnreachable, match="the database is away"):
+        farm.do("drain", board="rpi5")
+    assert len(server.calls) == 1
+
+
+def test_another_gateway_answers_where_the_first_is_gone(gateway):
+    first = gateway(Ask=lambda request, context: pb.Answer(json='"first"'))
+    second = gateway(Ask=lambda request, context: pb.Answer(json='"second"'))
+    with client(first.address, second.address) as farm:
+        assert farm.ask("boards") == "first"
+        first.stop()
+        assert farm.ask("boards") == "second"
+
+
+def test_what_nobody_answers_is_said_with_what_to_do():
+    with pytest.raises(errors.FarmUnreachable, match="no gateway") as caught:
+        client("unix:/nowhere/gateway.sock")
+    assert "hil farm up" in caught.value.hint and caught.value.exit_code == errors.EXIT_BOARD
+
+
+def test_the_farms_own_errors_come_through_with_their_hints(gateway):
+    def refuse(request, context):
+        error = errors.FarmError("no board matches gpu", hint="rpi5 has no gpu")
+        context.set_trailing_metadata(((wire.ERROR_KEY, wire.error_to_message(error).SerializeToString()),))
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+
+    server = gateway(Submit=refuse)
+    with client(server.address) as farm, pytest.raises(errors.FarmError, match="no board matches") as caught:
+        farm.submit(ORDER)
+    assert caught.value.hint == "rpi5 has no gpu"
+
+
+def test_a_token_that_is_refused_is_bad_usage(gateway):
+    server = gateway(Ask=lambda request, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token"))
+    with client(server.address) as farm, pytest.raises(errors.AccessRefused, match="no such token") as caught:
+        farm.ask("jobs")
+    assert caught.value.exit_code == errors.EXIT_USAGE
+
+
+def test_following_goes_on_after_the_last_line_that_came(gateway):
+    def follow(request, context):
+        for number in range(request.after + 1, request.after + 3):
+            yield pb.FollowReply(log=pb.LogText(number=number, job="17", text=f"line {number}"))
+        if request.after < 4:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+
+    server = gateway(Follow=follow)
+    with client(server.address) as farm:
+        assert [reply.log.number for reply in farm.follow(["17"], logs=True)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_only_what_the_store_lacks_is_sent_and_it_is_read_back_verified(gateway, tmp_path):
+    files = {}
+    for name in ("old", "new"):
+        path = tmp_path / name
+        path.write_bytes(name.encode() * 700_000)
+        files[digest_file(path)] = path
+    stored = {digest: path.read_bytes() for digest, path in files.items() if path.name == "old"}
+
+    def upload(requests, context):
+        for piece in requests:
+            if piece.WhichOneof("kind") == "start":
+                stored[digest := piece.start.digest] = b""
+            else:
+                stored[digest] += piece.data
+        return pb.UploadReply(stored=list(stored))
+
+    def download(request, context):
+        data = stored[request.digest]
+        yield pb.FilePiece(start=pb.FileStart(digest=request.digest, size=len(data)))
+        yield pb.FilePiece(data=data)
+
+    server = gateway(
+        Lacks=lambda request, context: pb.LacksReply(digests=[one for one in request.digests if one not in stored]),
+        Upload=upload,
+        Download=download,
+    )
+    with client(server.address) as farm:
+        assert farm.upload(files) == 3 * 700_000
+        assert farm.upload(files) == 0
+        for digest, path in files.items():
+            farm.download(digest, tmp_path / "back" / path.name)
+            assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+        stored[digest] = b"something else"
+        with pytest.raises(errors.FarmError, match="is not"):
+            farm.download(digest, tmp_path / "wrong")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "new", "old"]
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:port", ""])
+def test_what_is_no_address_is_bad_usage(address):
+    with pytest.raises(errors.UsageError, match="no gateway's address"):
+        client(address)

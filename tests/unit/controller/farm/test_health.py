@@ -1,0 +1,140 @@
+"""What becomes of boards: every state beside every event."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hil.controller.farm.health import Event, What, after
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import BoardState
+
+TERMS = Terms(quarantine_s=30, quarantine_most_s=200)
+ONLINE, SUSPECT, QUARANTINED, OFFLINE = (
+    BoardState.ONLINE,
+    BoardState.SUSPECT,
+    BoardState.QUARANTINED,
+    BoardState.OFFLINE,
+)
+STATES = (ONLINE, SUSPECT, QUARANTINED, OFFLINE)
+
+
+@pytest.mark.parametrize(
+    ("what", "becomes"),
+    [
+        (What.LOST, {state: (OFFLINE, None) for state in STATES}),
+        (
+            What.HEALTHY,
+            {ONLINE: (ONLINE, None), SUSPECT: (ONLINE, None), QUARANTINED: (ONLINE, None), OFFLINE: (OFFLINE, None)},
+        ),
+        (
+            What.UNHEALTHY,
+            {
+                ONLINE: (QUARANTINED, 30),
+                SUSPECT: (QUARANTINED, 30),
+                QUARANTINED: (QUARANTINED, 30),
+                OFFLINE: (OFFLINE, None),
+            },
+        ),
+        (
+            What.INFRASTRUCTURE,
+            {
+                ONLINE: (SUSPECT, 0),
+                SUSPECT: (SUSPECT, 0),
+                QUARANTINED: (QUARANTINED, None),
+                OFFLINE: (OFFLINE, None),
+            },
+        ),
+        (
+            What.UNCHECKED,
+            {
+                ONLINE: (SUSPECT, 0),
+                SUSPECT: (SUSPECT, 0),
+                QUARANTINED: (QUARANTINED, None),
+                OFFLINE: (OFFLINE, None),
+            },
+        ),
+        (
+            What.RETRY,
+            {ONLINE: (SUSPECT, 0), SUSPECT: (SUSPECT, 0), QUARANTINED: (SUSPECT, 0), OFFLINE: (OFFLINE, None)},
+        ),
+        (
+            What.ATTENDED,
+            {
+                ONLINE: (ONLINE, None),
+                SUSPECT: (SUSPECT, None),
+                QUARANTINED: (QUARANTINED, None),
+                OFFLINE: (SUSPECT, 0),
+            },
+        ),
+    ],
+    ids=lambda one: one.value if isinstance(one, What) else "",
+)
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_after_each_event(
+    what: What, becomes: dict[BoardState, tuple[BoardState, float | None]], state: BoardState
+):
+    change = after(state, 0, Event(what), TERMS)
+    assert (change.state, change.check_in_s) == becomes[state]
+
+
+def test_a_board_that_was_healthy_not_long_ago_is_online_when_its_host_is_back():
+    back = after(OFFLINE, 0, Event(What.ATTENDED, checked=True))
+    assert (back.state, back.failures, back.reason) == (ONLINE, 0, "its host is back")
+    assert after(OFFLINE, 0, Event(What.ATTENDED, checked=False)).state is SUSPECT
+    failed = after(OFFLINE, 2, Event(What.ATTENDED, checked=True))
+    assert (failed.state, failed.failures, failed.check_in_s) == (SUSPECT, 2, 0)
+
+
+def test_quarantine_doubles_up_to_its_longest_and_a_healthy_board_begins_anew():
+    state, failures, waits = SUSPECT, 0, []
+    for _ in range(6):
+        change = after(state, failures, Event(What.UNHEALTHY, "no answer"), TERMS)
+        state, failures = change.state, change.failures
+        waits.append(change.check_in_s)
+    assert waits == [30, 60, 120, 200, 200, 200]
+    assert change.reason == "its check failed 6 times in a row: no answer"
+    healthy = after(state, failures, Event(What.HEALTHY), TERMS)
+    assert (healthy.state, healthy.failures) == (ONLINE, 0)
+    assert after(healthy.state, healthy.failures, Event(What.UNHEALTHY), TERMS).check_in_s == 30
+
+
+def test_the_first_failure_is_not_told_as_one_of_many():
+    assert after(SUSPECT, 0, Event(What.UNHEALTHY, "no answer")).reason == "its check failed: no answer"
+    assert after(SUSPECT, 1, Event(What.UNHEALTHY, "mute")).reason == "its check failed 2 times in a row: mute"
+
+
+def test_a_board_that_fails_forever_is_still_checked():
+    assert after(QUARANTINED, 10**6, Event(What.UNHEALTHY), TERMS).check_in_s == 200
+
+
+def test_a_quarantine_survives_the_hosts_restart():
+    offline = after(QUARANTINED, 3, Event(What.LOST), TERMS)
+    back = after(offline.state, offline.failures, Event(What.ATTENDED, checked=True), TERMS)
+    assert back.state is SUSPECT
+    assert after(back.state, back.failures, Event(What.UNHEALTHY), TERMS).check_in_s == 200
+
+
+@pytest.mark.parametrize("what", [What.LOST, What.HEALTHY, What.UNHEALTHY, What.INFRASTRUCTURE])
+def test_the_reason_that_is_given_is_told(what: What):
+    assert "the cable was cut" in after(ONLINE, 0, Event(what, "the cable was cut")).reason
+
+
+@given(
+    st.sampled_from(STATES),
+    st.lists(st.builds(Event, st.sampled_from(What), st.sampled_from(["", "why"]), st.booleans())),
+)
+def test_whatever_happens_only_a_check_or_a_fresh_one_brings_a_board_online(state: BoardState, events: list[Event]):
+    failures = 0
+    for event in events:
+        change = after(state, failures, event, TERMS)
+        if change.state is ONLINE and state is not ONLINE:
+            assert event.what is What.HEALTHY or (event.what is What.ATTENDED and event.checked and not failures)
+        if change.state is not state:
+            assert change.reason
+        if change.state is SUSPECT and state is not SUSPECT:
+            assert change.check_in_s == 0
+        assert change.failures >= 0
+        assert change.doubted is (change.check_in_s is not None)
+        state, failures = change.state, change.failures

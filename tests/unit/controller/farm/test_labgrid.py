@@ -1,0 +1,138 @@
+"""What `labgrid-client` says, as we read it; the real one is asked in tests/integration/test_farm_labgrid.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.boards import Labgrid, load_board
+from hil.controller.farm.labgrid import Place, borrowed
+from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
+
+SERVICE = """Acquired resource 'NetworkService' (shelf/rpi5/NetworkService/NetworkService):
+  {'acquired': 'rpi5',
+   'avail': True,
+   'cls': 'NetworkService',
+   'params': {'address': 'ADDRESS',
+              'extra': {'proxy': 'shelf.lab', 'proxy_required': False},
+              'username': 'root'}}
+"""
+SHOWN = """Place 'rpi5':
+  comment: acquired: somebody/else
+  matches:
+    shelf/rpi5/*
+  acquired: OWNER
+  acquired resources:
+    shelf/rpi5/NetworkService/NetworkService
+"""
+
+
+@pytest.fixture
+def client(tmp_path: Path):
+    """Makes a labgrid-client that says the same to all but `acquire` and `release`, and how those end."""
+
+    def make(shown: str = SHOWN + SERVICE, acquire: str = "true") -> Labgrid:
+        (tmp_path / "shown").write_text(shown.replace("OWNER", "h/hil-farm-bench").replace("ADDRESS", "10.0.0.9"))
+        program = tmp_path / "labgrid-client"
+        program.write_text(
+            "#!/bin/sh\n"
+            f'echo "$LG_COORDINATOR $LG_HOSTNAME $LG_USERNAME $*" >> {tmp_path}/calls\n'
+            f'case "$3" in acquire) {acquire};; release) ;; *) cat {tmp_path}/shown;; esac\n'
+        )
+        program.chmod(0o755)
+        return Labgrid("rpi5", "lab:20408", "", str(program))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def hostname(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "h")
+
+
+def place(labgrid: Labgrid, holder: str = "bench") -> Place:
+    return Place(labgrid, holder, "b")
+
+
+def test_the_owner_and_the_resources_are_read(client) -> None:
+    owner, resources = place(client()).show()
+    assert owner == "h/hil-farm-bench"
+    assert resources["NetworkService"]["params"]["username"] == "root"
+
+
+def test_labgrid_is_told_who_we_are_in_words_that_it_takes(client, tmp_path: Path) -> None:
+    place(client(), "berlin/1 a").acquire()
+    assert (tmp_path / "calls").read_text() == "lab:20408 h hil-farm-berlin-1-a -p rpi5 acquire\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "address"),
+    [
+        ({}, "root@10.0.0.9"),
+        ({"'username'": "'port': 2222,\n              'username'"}, "root@10.0.0.9:2222"),
+        ({"ADDRESS": "fe80::1"}, "root@[fe80::1]"),
+    ],
+)
+def test_the_ssh_address_is_the_services(client, change: dict[str, str], address: str) -> None:
+    said = SERVICE
+    for old, new in change.items():
+        said = said.replace(old, new)
+    labgrid = client(SHOWN + said)
+    assert place(labgrid).address(place(labgrid).show()[1]) == address
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "says"),
+    [
+        ("'avail': True", "'avail': False", BoardUnreachable, "not there now"),
+        ("'proxy_required': False", "'proxy_required': True", UsageError, "only by way of shelf.lab"),
+        ("'username': 'root'", "'username': ''", UsageError, "no username"),
+        ("{'acquired'", "{acquired", UsageError, "no NetworkService"),
+        ("Acquired resource 'NetworkService'", "Orphaned resource 'NetworkService'", UsageError, "no NetworkService"),
+    ],
+)
+def test_a_service_that_cannot_be_used_is_an_error(client, old: str, new: str, error: type, says: str) -> None:
+    labgrid = client(SHOWN + SERVICE.replace(old, new))
+    with pytest.raises(error, match=says):
+        place(labgrid).address(place(labgrid).show()[1])
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("labgrid-client: Error: Place rpi5 is already acquired by x/bob. To work simultaneously, ...", BoardBusy),
+        ("labgrid-client: Error: Match a/b/* has no matching remote resource", BoardUnreachable),
+        ("Server error: Error: Could not connect to coordinator", BoardUnreachable),
+        ("labgrid-client: Error: place pattern rpi5 matches nothing", UsageError),
+        ("Traceback: something else", BoardError),
+    ],
+)
+def test_what_labgrid_refuses_is_typed(client, said: str, error: type) -> None:
+    labgrid = client(SHOWN.replace("OWNER", "x/bob"), f"echo '{said}' >&2; exit 1")
+    with pytest.raises(error) as raised:
+        place(labgrid).acquire()
+    assert raised.type is error
+
+
+def test_what_we_have_already_is_ours(client) -> None:
+    place(client(acquire="echo 'You have already acquired place rpi5.'; exit 1")).acquire()
+
+
+def test_a_config_names_its_place(client, tmp_path: Path) -> None:
+    path = tmp_path / "shelf.toml"
+    path.write_text(f'[labgrid]\nplace = "rpi5"\nclient = "{client().client}"\n')
+    with borrowed(load_board(str(path)), "bench") as board:
+        assert board.connection.address == "root@10.0.0.9"
+    assert [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()] == [
+        "acquire",
+        "show",
+        "release",
+    ]
+
+
+def test_a_key_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shelf.toml"
+    path.write_text('[labgrid]\nplce = "rpi5"\n')
+    with pytest.raises(UsageError, match=r"\[labgrid\] has no 'plce'"):
+        load_board(str(path))

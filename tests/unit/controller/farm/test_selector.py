@@ -1,0 +1,305 @@
+"""Selectors: which boards match, what the others miss, and what is no selector."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hil.controller.farm.selector import All, Selector, Tree, nearest, parse
+from hil.errors import UsageError
+
+GIB = 1 << 30
+A53 = {
+    "name": "rpi-3",
+    "chip": "a53",
+    "arch": "aarch64",
+    "mem": 2 * GIB,
+    "cores": 4,
+    "kernel": "6.10.0-23-arm64",
+    "runtimes": ["iree", "onnxruntime"],
+    "gpu": False,
+    "npu": True,
+    "display": "",
+    "clock": 1.5,
+    "disk": "16 GB",
+    "vendor name": "R & Co",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("", True),
+        ("  ", True),
+        ("chip=a53", True),
+        ("chip == a53", True),
+        ("chip=A53", False),
+        ("chip!=a53", False),
+        ("chip!=a72", True),
+        ("nothing!=a72", True),
+        ("nothing=a72", False),
+        ("mem>=1GiB", True),
+        ("mem>=2GiB", True),
+        ("mem>2GiB", False),
+        ("mem<=2048MiB", True),
+        ("mem<2GB", False),
+        ("mem=2gib", True),
+        ("mem=2147483648", True),
+        ("mem>=3e9", False),
+        ("disk>=15.9 GB", None),
+        ('disk>="15.9 GB"', True),
+        ("disk=16000MB", True),
+        ("disk<16GiB", True),
+        ("cores=4", True),
+        ("cores>=4", True),
+        ("cores>4", False),
+        ("cores>-4", True),
+        ("clock>=1.25", True),
+        ("kernel>=6.1", True),
+        ("kernel>=6.9", True),
+        ("kernel<6.9", False),
+        ("kernel>=6.10", True),
+        ("kernel<=6.10.0", True),
+        ("kernel>6.10", False),
+        ("kernel>=v6.2", True),
+        ("kernel>=1GiB", False),
+        ("chip>=1", False),
+        ("gpu>=0", False),
+        ("nothing>=1", False),
+        ("nothing<1", False),
+        ("runtimes=iree", True),
+        ("runtimes=tflite", False),
+        ("runtimes!=iree", False),
+        ("runtimes in (tflite, iree)", True),
+        ("runtimes in (tflite)", False),
+        ("arch in (aarch64,x86_64)", True),
+        ("arch not in (x86_64, riscv64)", True),
+        ("arch not in (aarch64)", False),
+        ("chip", True),
+        ("gpu", False),
+        ("!gpu", True),
+        ("gpu=false", True),
+        ("gpu=no", True),
+        ("npu", True),
+        ("npu=true", True),
+        ("npu=yes", True),
+        ("npu=maybe", False),
+        ("display", False),
+        ("nothing", False),
+        ("not nothing", True),
+        ("!!npu", True),
+        ("chip=a53, npu", True),
+        ("chip=a53, gpu", False),
+        ("chip=a53 and npu && cores=4", True),
+        ("gpu or npu", True),
+        ("gpu || nothing", False),
+        ("gpu or npu and nothing", False),
+        ("(gpu or npu) and nothing", False),
+        ("npu or gpu and nothing", True),
+        ("(npu or gpu) and nothing", False),
+        ("(gpu or npu), chip=a53", True),
+        ("!(gpu or npu)", False),
+        ("!(gpu, npu)", True),
+        ("!(mem>=4GiB)", True),
+        ("!chip=a72", True),
+        ('"vendor name"="R & Co"', True),
+        ("'vendor name' in ('R & Co', x)", True),
+        ('chip="a53"', True),
+        ("CHIP=a53", False),
+        ("chip=a53 AND npu", True),
+    ],
+)
+def test_what_a_board_must_be(text: str, matches: bool | None):
+    if matches is None:
+        with pytest.raises(UsageError):
+            parse(text)
+        return
+    assert parse(text).matches(A53) is matches
+    assert bool(parse(text).misses(A53)) is not matches
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "said"),
+    [
+        ("chip=", 6, "a value is missing"),
+        ("chip= , npu", 7, "a value is missing"),
+        ("=a53", 1, "a label's name is missing"),
+        ("chip=a53,", 10, "a label's name is missing"),
+        ("chip=a53 or", 12, "a label's name is missing"),
+        ("a b", 3, "a condition is over"),
+        ("a)", 2, "a condition is over"),
+        ("(a", 3, "a parenthesis is not closed"),
+        ("()", 2, "a label's name is missing"),
+        ("a in b", 6, "`in` needs its values in parentheses"),
+        ("a in ()", 7, "a value is missing"),
+        ("a in (b c)", 9, "a parenthesis is not closed"),
+        ("a not b", 7, "`not` needs `in`"),
+        ("a & b", 3, "`and` is &&"),
+        ("a | b", 3, "`or` is ||"),
+        ("chip='a53", 6, "a quote is not closed"),
+        ("chip>=a53", 7, "compares numbers and versions, which 'a53' is not"),
+        ("mem>=1XB", 6, "XB is no unit"),
+        ("a, b or c", 10, "need parentheses"),
+        ("a or b, c", 10, "need parentheses"),
+        ("a\x00", 2, "cannot stand here"),
+        ("chip=\ud800", 6, "cannot stand here"),
+        ("(" * 100 + "a", 42, "nested deeper"),
+        ("!" * 100 + "a", 42, "nested deeper"),
+    ],
+)
+def test_what_is_no_selector_is_refused_with_its_place_and_an_example(text: str, at: int, said: str):
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert f"character {at}: " in caught.value.message
+    assert said in caught.value.message
+    assert "chip=a53, mem>=1GiB" in caught.value.hint
+
+
+def test_a_selector_without_end_is_refused():
+    with pytest.raises(UsageError, match="3,000 characters, of at most 2,000"):
+        parse("a" * 3000)
+
+
+@pytest.mark.parametrize(
+    ("text", "misses"),
+    [
+        ("chip=a72", ["chip is a53, not a72"]),
+        ("chip=a72, mem>=4GiB, gpu", ["chip is a53, not a72", "mem is 2GiB, not >= 4GiB", "has no gpu"]),
+        ("mem>=4294967296", ["mem is 2147483648, not >= 4294967296"]),
+        ("!npu", ["has npu"]),
+        ("chip!=a53", ["chip is a53"]),
+        ("arch in (x86_64, riscv64)", ["arch is aarch64, not x86_64 or riscv64"]),
+        ("runtimes=tflite", ["runtimes is iree and onnxruntime, not tflite"]),
+        ("gpu=true", ["gpu is false, not true"]),
+        ("site=lab", ["has no site"]),
+        ("display=hdmi", ["has no display"]),
+        ("display!=''", ["display is empty"]),
+        ("gpu or chip=a72", ["has no gpu, or chip is a53, not a72"]),
+        ("gpu or npu", []),
+        ("!(npu, cores=4)", ["has npu, or cores is 4"]),
+    ],
+)
+def test_what_a_board_misses_in_words(text: str, misses: list[str]):
+    assert parse(text).misses(A53) == misses
+
+
+def test_the_nearest_boards_are_those_that_miss_least():
+    boards = {
+        "rpi-3": A53,
+        "rpi-4": {"chip": "a72", "mem": 8 * GIB},
+        "x86": {"chip": "zen", "mem": GIB, "gpu": True},
+        "new": {},
+    }
+    found = nearest(parse("chip=a72, mem>=4GiB, gpu"), boards)
+    assert [(name, len(misses)) for name, misses in found] == [("rpi-4", 1), ("x86", 2), ("new", 3)]
+    assert found[0][1] == ["has no gpu"]
+    assert len(nearest(parse("gpu"), boards, most=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("a and(b)&&c", "a, b, c"),
+        ("a or (b or c)", "a or b or c"),
+        ("a, (b or c)", "a, (b or c)"),
+        ("(a, b) or c", "(a, b) or c"),
+        ("!(a or !b)", "!a, b"),
+        ("!(a=1)", "a!=1"),
+        ("!(a>=1)", "!a>=1"),
+        ("a = '1 2'", 'a="1 2"'),
+        ("'in'=\"or\"", '"in"="or"'),
+        (r"a='it\'s'", 'a="it\'s"'),
+    ],
+)
+def test_it_is_written_in_one_way(text: str, canonical: str):
+    assert str(parse(text)) == canonical
+    assert parse(canonical) == parse(text)
+
+
+NAMES = st.sampled_from(["chip", "mem", "gpu", "in", "or", "my label", 'q"uote', "back\\slash", "a,b", "é", ""])
+WORDS = st.sampled_from(["a53", "1", "0", "1GiB", "6.10", "false", "and", "x y", "(", "'", '"', "\\", "", "é=!"])
+VALUES = st.one_of(WORDS, st.integers(-3, 3), st.booleans(), st.floats(), st.none(), st.lists(WORDS, max_size=2))
+LABELS = st.dictionaries(NAMES, VALUES)
+
+
+def _quote(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(inner, min_size=2, max_size=3)
+    return st.one_of(
+        several.map(lambda parts: "(" + ", ".join(parts) + ")"),
+        several.map(lambda parts: "(" + " or ".join(parts) + ")"),
+        inner.map(lambda part: f"!({part})"),
+    )
+
+
+TERMS = st.one_of(
+    NAMES.map(_quote),
+    NAMES.map(lambda name: f"!{_quote(name)}"),
+    st.builds(lambda name, op, value: _quote(name) + op + _quote(value), NAMES, st.sampled_from(["=", "!="]), WORDS),
+    st.builds(
+        lambda name, op, value: _quote(name) + op + value,
+        NAMES,
+        st.sampled_from([">=", "<=", ">", "<"]),
+        st.sampled_from(["1", "1GiB", "6.10", "-2.5e3"]),
+    ),
+    st.builds(
+        lambda name, no, values: f"{_quote(name)} {no}in ({', '.join(map(_quote, values))})",
+        NAMES,
+        st.sampled_from(["", "not "]),
+        st.lists(WORDS, min_size=1, max_size=3),
+    ),
+)
+SELECTORS = st.recursive(TERMS, _nested, max_leaves=6)
+
+
+@given(st.one_of(st.text(), st.text(alphabet="ab1=!<>&|,()'\"\\ \n.", max_size=30)))
+@example("\\")
+@example("a=9" + "9" * 1900)
+@example("a>=" + "9" * 1900 + "e9")
+def test_any_text_is_a_selector_or_a_usage_error(text: str):
+    try:
+        selector = parse(text)
+    except UsageError:
+        return
+    for labels in ({}, {"a": 10**400, "b": float("nan")}, {"a": "9" * 5000, "b": [True, None, 1.5, "1GiB"]}):
+        assert selector.matches(labels) is not bool(selector.misses(labels))
+    assert parse(str(selector)) == selector
+
+
+@given(SELECTORS, LABELS)
+def test_it_reads_again_as_it_is_written(text: str, labels: dict[str, object]):
+    selector = parse(text)
+    again = parse(str(selector))
+    assert again == selector
+    assert str(again) == str(selector)
+    assert again.matches(labels) is selector.matches(labels)
+
+
+@given(SELECTORS, SELECTORS, LABELS)
+def test_not_both_is_either_not_and_not_either_is_both_not(one: str, other: str, labels: dict[str, object]):
+    def matches(text: str) -> bool:
+        return parse(text).matches(labels)
+
+    assert matches(f"!(({one}), ({other}))") is matches(f"!({one}) or !({other})")
+    assert matches(f"!(({one}) or ({other}))") is matches(f"!({one}), !({other})")
+    assert matches(f"!!({one})") is matches(one)
+    assert matches(f"!({one})") is not matches(one)
+    assert matches(f"({one}), ({other})") is (matches(one) and matches(other))
+    assert matches(f"({one}) or ({other})") is (matches(one) or matches(other))
+    assert (~parse(one)).matches(labels) is not matches(one)
+
+
+@given(SELECTORS, LABELS)
+def test_a_board_misses_something_unless_it_matches(text: str, labels: dict[str, object]):
+    selector = parse(text)
+    assert bool(selector.misses(labels)) is not selector.matches(labels)
+
+
+def test_no_condition_is_every_board_and_none_of_them_none():
+    everything: Tree = All()
+    assert Selector(everything).matches({})
+    assert not (~Selector(everything)).matches({})

@@ -1,0 +1,165 @@
+"""A suite cut into jobs, and one run again when they have ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import DIGITS
+
+from hil.controller.farm.packing import request_of
+from hil.controller.farm.suites import Ended, merge, parts_for, plan_suite, split
+from hil.controller.farm.words import Result, Spec
+from hil.controller.suite.job import run_suite
+from hil.controller.suite.request import Request
+from hil.controller.suite.spec import CaseSpec
+from hil.digest import digest_file
+from hil.errors import UsageError
+
+
+def cases(*counts: int) -> list[CaseSpec]:
+    """So many cases of each model."""
+    return [
+        CaseSpec(f"m{model}_{number}", f"m{model}", lambda shop, folder: None)
+        for model, count in enumerate(counts)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "parts", "sizes"),
+    [
+        ((), 4, []),
+        ((1,), 4, [1]),
+        ((1,) * 10, 4, [2, 2, 3, 3]),
+        ((1,) * 3, 100, [1, 1, 1]),
+        # A model stays together where a part holds it.
+        ((4, 4, 4), 3, [4, 4, 4]),
+        ((3, 3, 2), 2, [3, 5]),
+        # One that is larger than a part is cut.
+        ((20, 1, 1), 4, [5, 5, 6, 6]),
+        ((7,), 1, [7]),
+    ],
+)
+def test_parts_are_of_about_one_size(counts, parts, sizes):
+    found = split(cases(*counts), parts)
+    assert sorted(map(len, found)) == sizes
+    given = [case.id for part in found for case in part]
+    assert sorted(given) == sorted(case.id for case in cases(*counts))
+
+
+@pytest.mark.parametrize(
+    ("cases", "boards", "parts"),
+    [(1, 1, 1), (5, 6, 6), (26, 4, 4), (100, 4, 13), (1000, 4, 16), (1000, 0, 4), (10_000, 200, 800)],
+)
+def test_every_board_has_a_part_and_none_is_tiny(cases, boards, parts):
+    assert parts_for(cases, boards) == parts
+
+
+def test_a_model_that_fits_is_in_one_part_and_order_is_kept():
+    found = split(cases(4, 1, 4, 1, 1, 3, 1), 4)
+    for model in ("m0", "m2", "m5"):
+        assert sum(any(case.model == model for case in part) for part in found) == 1, model
+    order = [case.id for case in cases(4, 1, 4, 1, 1, 3, 1)]
+    for part in found:
+        positions = [order.index(case.id) for case in part]
+        assert positions == sorted(positions)
+    assert [order.index(part[0].id) for part in found] == sorted(order.index(part[0].id) for part in found)
+
+
+class Quiet:
+    """Is told of progress, and says nothing."""
+
+    def begin(self, total: int, done: Any) -> None: ...
+    def end(self, record: Any) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two models of digits, inputs for one of them, an expected failure, and a flow in a file."""
+    place = tmp_path / "nets"
+    (place / "more").mkdir(parents=True)
+    shutil.copy(DIGITS / "digits_cnn.onnx", place / "a.onnx")
+    shutil.copy(DIGITS / "digits_cnn.onnx", place / "more" / "b.onnx")
+    (place / "broken.onnx").write_bytes(b"no model")
+    (place / "expected.toml").write_text('[[compile]]\ncases = "broken*"\noutcome = "IMPORT_ERROR"\nreason = "cut"\n')
+    (tmp_path / "mine.toml").write_text('[mine]\nruntime = "onnxruntime"\n')
+    monkeypatch.chdir(tmp_path)
+    return place
+
+
+def fetched(spec: Spec, files: dict[str, Path], to: Path) -> Path:
+    """The job's folder on a host."""
+    for at, digest in spec.files.items():
+        (to / at).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(files[digest], to / at)
+        assert digest_file(to / at) == digest
+    return to
+
+
+def run_part(spec: Spec, files: dict[str, Path], place: Path) -> Result:
+    """What a board's host does with a part."""
+    spec = Spec.of_json(json.loads(json.dumps(spec.to_json())))
+    request = request_of(spec.options, fetched(spec, files, place / "files"))
+    run = run_suite(request, out=place / "out", screen=Quiet())
+    record = {**run.head, "folder": str(run.folder), "cases": [one.to_json() for one in run.records()]}
+    return Result(int(run.head["exit_code"]), record=json.loads(json.dumps(record)))
+
+
+def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_path):
+    request = Request("nets", "mine.toml:mine", layers=False)
+    plan = plan_suite(request, boards=3)
+    files = plan.parcel.uploads()
+    # Three cases for three boards: one each.
+    assert len(plan.specs) == 3
+    assert plan.title == "nets mine"
+    ended = [Ended(spec, run_part(spec, files, tmp_path / f"host{n}")) for n, spec in enumerate(plan.specs)]
+    merged = merge(ended, tmp_path / "merged")
+    whole = run_suite(request, out=tmp_path / "whole", screen=Quiet())
+    for name in ("suite", "flow", "runtime", "source", "ids", "suite_ids", "exit_code", "boards"):
+        assert merged.head[name] == whole.head[name], name
+    outcomes = [(one.id, one.outcome, one.repeat) for one in merged.records()]
+    assert outcomes == [(one.id, one.outcome, one.repeat) for one in whole.records()]
+    assert [one[1] for one in outcomes] == ["PASS", "XFAIL", "PASS"]
+    assert str(tmp_path / "host0") not in (tmp_path / "merged" / "results.jsonl").read_text()
+    for report in ("results.csv", "junit.xml", "summary.md", "report.html"):
+        assert (tmp_path / "merged" / report).exists(), report
+
+
+def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(folder, tmp_path):
+    plan = plan_suite(Request("nets", "mine.toml:mine", layers=False), boards=4)
+    good = run_part(plan.specs[0], plan.parcel.uploads(), tmp_path / "host")
+    lost = Result(4, "BOARD_LOST", "the host died", infrastructure=True)
+    cancelled = Result(130, "", "cancelled by alice")
+    merged = merge(
+        [Ended(spec, how) for spec, how in zip(plan.specs, (good, lost, cancelled), strict=True)], tmp_path / "m"
+    )
+    records = merged.records()
+    assert [(one.id, one.outcome) for one in records] == [("a_full_model", "PASS"), ("broken_full_model", "BOARD_LOST")]
+    assert records[1].message == "the host died"
+    assert records[1].model == "broken"
+    # What was cancelled is missing, and the run says so.
+    assert merged.head["interrupted"]
+    assert merged.head["exit_code"] == 130
+    assert len(merged.head["ids"]) == 3
+    again = merge([Ended(plan.specs[0], good), Ended(plan.specs[1], lost)], tmp_path / "n")
+    assert again.head["exit_code"] == 4
+    with pytest.raises(UsageError, match="holds a suite run already"):
+        merge([Ended(plan.specs[0], good)], tmp_path / "m")
+
+
+def test_only_the_chosen_cases_are_planned_and_a_flow_beside_is_taken_along(folder, tmp_path):
+    shutil.copy("mine.toml", "flows.toml")
+    plan = plan_suite(Request("nets", "mine", filters=("a_full*",)), boards=3)
+    (spec,) = plan.specs
+    assert spec.options["flow"] == "flows/flows.toml:mine"
+    assert spec.options["filters"] == ["=a_full_model"]
+    assert plan_suite(Request("nets", "mine", filters=("zzz",)), boards=3).specs == ()
+    built_in = plan_suite(Request("nets/a.onnx", "onnxruntime", layers=False), boards=3)
+    assert "flow_is_file" not in built_in.specs[0].options
+    assert built_in.specs[0].options["source"] == "suite/nets/a.onnx"
+    assert sorted(built_in.specs[0].files) == ["suite/nets/a.onnx", "suite/nets/expected.toml"]
