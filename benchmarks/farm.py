@@ -1,0 +1,166 @@
+"""A farm of simulated boards: how long jobs wait for a free board, and what many boards give over one.
+
+Latency is from before the call that submits a job until its session on the board is open: the whole way through a
+gateway, the database, the policy, the board's worker and the agent. Its rivals, with as many boards: procrastinate
+alone on the same database (a job deferred, until its task began, in a worker process), and labgrid's coordinator (any
+place reserved, until it is acquired), which keeps its queue in memory alone. Rounds are interleaved.
+
+Throughput is of jobs whose device takes 100 ms a case, which the simulated device sleeps: 20 boards beside one.
+
+Run it as `python -m benchmarks.farm`. `--most 20` leaves out the farm of 200 boards, `--rounds 0` all latencies,
+`--jobs 0` the throughput.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import common
+from benchmarks.common import HERE, Peer, Row
+from benchmarks.farm_lab import Lab, lab, make_bundle
+from hil.controller.farm.words import Spec
+
+LABGRID = "labgrid==26.*"
+BOARDS = (1, 20, 200)
+EACH = 20
+PACE_S = 0.1
+
+
+def main() -> None:
+    given = common.options(__doc__, rounds=5, most=200, jobs=8)
+    notes: list[str] = []
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        if given.rounds:
+            bundle = make_bundle(Path(scratch), 1)
+            for boards in (count for count in BOARDS if count <= given.most):
+                rows += latencies(boards, bundle, given.rounds, notes)
+        if given.jobs:
+            for cases in (1, 10):
+                rows.append(throughput(make_bundle(Path(scratch), cases), cases, given.jobs, notes))
+    common.show("farm", rows, notes, as_json=given.json)
+
+
+def latencies(boards: int, bundle: Path, rounds: int, notes: list[str]) -> list[Row]:
+    """Rows of a farm of so many boards, its rivals beside it."""
+    with contextlib.ExitStack() as stack:
+        farm = stack.enter_context(lab(boards))
+        spec = farm.upload(bundle)
+        took: dict[str, list[float]] = {}
+
+        def jobs() -> list[float]:
+            waits = []
+            for _ in range(EACH):
+                begun = time.monotonic_ns()
+                names = farm.order([spec])
+                (result,) = farm.results(names)
+                waits.append((result["board_ns"][0] - begun) / 1e9)
+                for step, seconds in result["timings"].items():
+                    took.setdefault(step, []).append(seconds)
+            return waits
+
+        command = [sys.executable, str(HERE / "farm_bare.py"), farm.url, str(boards)]
+        bare = stack.enter_context(common.peer(command))
+        cases = {"hil": jobs, "procrastinate": lambda: bare(op="latency", count=EACH)}
+        if (rival := stack.enter_context(labgrid_peer(notes))) is not None:
+            rival(op="places", count=boards)
+            cases["labgrid"] = lambda: rival(op="acquire", count=EACH)
+        p50, p95 = interleaved(cases, rounds)
+    steps = ", ".join(f"{step} {statistics.median(seconds) * 1e3:.1f}" for step, seconds in took.items())
+    notes.append(f"{boards} boards: a job's own steps on its host, medians in ms: {steps}")
+    rows = []
+    for rival in [name for name in cases if name != "hil"]:
+        bar = "<= 1.5" if rival == "procrastinate" else ""
+        rows.append(
+            common.beside(f"p50 with {boards} boards (bar < 30 ms)", p50["hil"], rival, p50[rival], 1e3, "ms", bar)
+        )
+        rows.append(common.beside(f"p95 with {boards} boards", p95["hil"], rival, p95[rival], 1e3, "ms", ""))
+    return rows
+
+
+def interleaved(cases: dict, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Median and 95th percentile of every round of each, after one round of warm-up."""
+    p50: dict[str, list[float]] = {name: [] for name in cases}
+    p95: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(rounds + 1):
+        for name, measure in cases.items():
+            taken = measure()
+            if turn:
+                p50[name].append(statistics.median(taken))
+                p95[name].append(statistics.quantiles(taken, n=20)[-1])
+    return p50, p95
+
+
+def throughput(bundle: Path, cases: int, jobs: int, notes: list[str]) -> Row:
+    """So many jobs a board, on one board alone and on twenty at once."""
+    with lab(20, f"pace:seconds={PACE_S}") as farm:
+        spec = farm.upload(bundle)
+        one, many, used = [], [], []
+        for turn in range(3):
+            first = rate(farm, spec, jobs, farm.boards[:1])
+            before = cpu_s()
+            all_of_them = rate(farm, spec, jobs, farm.boards)
+            if turn:
+                one.append(first * cases)
+                many.append(all_of_them * cases)
+                used.append((cpu_s() - before) / (jobs * len(farm.boards) * cases))
+    cores = os.cpu_count() or 1
+    notes.append(
+        f"{cases} cases a job: a case costs {statistics.median(used) * 1e3:.0f} ms of CPU, simulator and database "
+        f"included, so {cores} cores that do nothing else give at most {cores / statistics.median(used):.0f} a second; "
+        f"the devices' own limit is {1 / PACE_S:.0f} and {20 / PACE_S:.0f}"
+    )
+    name = f"100 ms cases a second, {cases} a job: 20 boards, beside one"
+    return common.beside(name, many, "one board", one, 1.0, "1/s", ">= 17")
+
+
+def rate(farm: Lab, spec: Spec, jobs: int, boards: Sequence[str]) -> float:
+    """Jobs a second, from the first that had its board to the last that gave it back."""
+    names = [farm.order([spec] * jobs, board) for board in boards]
+    times = [result["board_ns"] for part in names for result in farm.results(part)]
+    return len(times) / ((max(end for _, end in times) - min(begin for begin, _ in times)) / 1e9)
+
+
+def cpu_s() -> float:
+    """Seconds of CPU that this process, all that it started and what of that has ended took."""
+    ticks: dict[int, int] = {}
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def labgrid_peer(notes: list[str]) -> Iterator[Peer | None]:
+    """labgrid's coordinator and a client, in an environment of their own; None, and a note, where it cannot be had."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "benchmarks" / "labgrid-26"
+    python = cache / "bin" / "python"
+    if not (cache / "ready").exists():
+        print(f"installing {LABGRID} ...", file=sys.stderr)
+        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(cache)], capture_output=True)
+        install = [str(python), "-m", "pip", "install", "-q", LABGRID]
+        if made.returncode or subprocess.run(install, stdout=sys.stderr).returncode:
+            notes.append(f"labgrid left out: {LABGRID} cannot be installed here")
+            yield None
+            return
+        (cache / "ready").touch()
+    with common.peer([str(python), str(HERE / "labgrid_peer.py")]) as started:
+        yield started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""A farm of simulated boards for the benchmarks, and its jobs: bundles of one small program with so many cases."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import compile_mlir
+from hil.bundle import Artifact
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.packing import packed_bundle
+from hil.controller.farm.places import HOME_VARIABLE, farm_address
+from hil.controller.farm.up import Up, Wishes
+from hil.controller.farm.words import Order, Spec
+from hil.controller.jobs import Job
+from hil.digest import digest_file
+from hil.tensors import TensorSpec
+
+SOURCE = """
+func.func @main(%x: tensor<16xf32>) -> tensor<16xf32> {
+  %y = arith.addf %x, %x : tensor<16xf32>
+  return %y : tensor<16xf32>
+}
+"""
+_ONLINE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A farm that runs.
+
+    Attributes:
+        client: a connection to it.
+        url: of its database.
+        boards: their names.
+    """
+
+    client: FarmClient
+    url: str
+    boards: tuple[str, ...]
+
+    def order(self, specs: Sequence[Spec], board: str = "") -> list[str]:
+        """Submit jobs; returns their names."""
+        return self.client.submit(Order("bench", tuple(specs), board=board))[1]
+
+    def results(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Wait until jobs have ended; returns their results, all of which must be a pass."""
+        for _ in self.client.follow(names):
+            pass
+        submission = names[0].partition(".")[0]
+        found: list[dict[str, Any]] = self.client.ask("result", name=submission)
+        assert [one["outcome"] for one in found] == ["PASS"] * len(names), found
+        return found
+
+    def upload(self, path: Path) -> Spec:
+        """A bundle's job, its file in the farm's store."""
+        spec, parcel = packed_bundle(Job(models=(path,)), "iree", (), None)
+        self.client.upload(parcel.uploads())
+        return spec
+
+
+@contextlib.contextmanager
+def lab(boards: int, *faults: str) -> Iterator[Lab]:
+    """A farm of so many simulated boards, all of them checked and online."""
+    with tempfile.TemporaryDirectory(prefix="hil-bench-") as folder, contextlib.ExitStack() as stack:
+        home = Path(folder) / "home"
+        before = os.environ.get(HOME_VARIABLE)
+        os.environ[HOME_VARIABLE] = str(home)
+        stack.callback(_restore, before)
+        stack.enter_context(Up(home, Wishes(), lambda text: None, threading.Event()))
+        words = ["--sim", str(boards), *(word for fault in faults for word in ("--sim-fault", fault))]
+        with (Path(folder) / "host.log").open("wb") as log:
+            host = subprocess.Popen([sys.executable, "-m", "hil.controller.farm.host", *words], stdout=log, stderr=log)
+        stack.callback(_end, host)
+        client = stack.enter_context(FarmClient(farm_address()))
+        deadline = time.monotonic() + _ONLINE_S
+        while sum(board["state"] == "online" for board in client.ask("boards")) < boards:
+            if time.monotonic() > deadline:
+                raise TimeoutError((Path(folder) / "host.log").read_text()[-2000:])
+            time.sleep(0.2)
+        names = tuple(board["name"] for board in client.ask("boards"))
+        yield Lab(client, embedded_url(home), names)
+
+
+def make_bundle(folder: Path, cases: int) -> Path:
+    """A bundle of so many cases of one small program."""
+    source, path = folder / "double.mlir", folder / f"double-{cases}.hilb"
+    source.write_text(SOURCE)
+    program = compile_mlir(source)
+    specs = (TensorSpec("x", "float32", (16,)),), (TensorSpec("y", "float32", (16,)),)
+    digests = {program.name: digest_file(program)}
+    artifact = Artifact("iree", program.name, {program.name: program}, digests, "main", "iree", (), *specs)
+    inputs = [np.full(16, number, np.float32) for number in range(cases)]
+    made = [MethodTestCase([x], [x + x]) for x in inputs]
+    Bundle.create(artifact, [MethodTestSuite("main", made)]).save(path)
+    return path
+
+
+def _restore(home: str | None) -> None:
+    os.environ.pop(HOME_VARIABLE, None)
+    if home is not None:
+        os.environ[HOME_VARIABLE] = home
+
+
+def _end(host: subprocess.Popen[bytes]) -> None:
+    host.terminate()
+    try:
+        host.wait(60)
+    except subprocess.TimeoutExpired:
+        host.kill()
+        host.wait()
+
+
+def embedded_url(home: Path) -> str:
+    """The URL of the database of a farm's home."""
+    from hil.controller.farm.desk.embedded import Embedded
+
+    return Embedded(home / "postgres").url
