@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hil.agent.policy import Policy
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
-from hil.errors import LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
+from hil.errors import HilError, LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec
 
@@ -123,18 +125,30 @@ class Programs:
             worker_pid=worker.pid,
         )
 
-    def find(self, session: Session, start: pb.InvokeStart) -> Loaded:
-        """The program that a call is for; its lock is held during the call.
+    @contextlib.contextmanager
+    def called(self, session: Session, start: pb.InvokeStart) -> Iterator[Loaded]:
+        """The program that a call is for, which nobody else calls meanwhile.
 
         Raises:
+            SessionEnded: the session is over.
             UsageError: there is no such program, or the counts make no sense.
         """
         loaded = self._loaded.get(start.program_id)
         if loaded is None or loaded.session is not session:
-            raise UsageError("no such program is loaded in this session", hint="load it (again) first")
+            raise self._absent(session)
         if not 1 <= start.iterations <= MAX_ITERATIONS or start.warmup > MAX_ITERATIONS:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
-        return loaded
+        with loaded.lock:
+            # It may have been freed while we waited for it.
+            if self._loaded.get(start.program_id) is not loaded:
+                raise self._absent(session)
+            yield loaded
+
+    def _absent(self, session: Session) -> HilError:
+        # A call may follow another one on its stream long after the session was looked at: its end is the reason then.
+        if self._sessions.current is not session:
+            return SessionEnded("the session that loaded this program has ended")
+        return UsageError("no such program is loaded in this session", hint="load it (again) first")
 
     def incoming(self, loaded: Loaded, start: pb.InvokeStart) -> Incoming:
         """Make room for a call's inputs.

@@ -254,8 +254,7 @@ class ProgramService:
         for message in requests:
             if not isinstance(message, pb.InvokeRequest) or message.WhichOneof("kind") != "start":
                 raise UsageError("a call begins with an InvokeStart")
-            loaded = self._programs.find(session, message.start)
-            with loaded.lock:
+            with self._programs.called(session, message.start) as loaded:
                 incoming = self._programs.incoming(loaded, message.start)
                 while incoming.wants_data:
                     data = next(requests, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
@@ -156,9 +157,12 @@ def test_whoever_waits_gets_the_board_when_it_is_free(connect, client):
     assert time.monotonic() - start < 30
 
 
-def test_a_higher_fence_takes_the_board_and_an_older_one_never_does(connect, client, add):
+@pytest.mark.parametrize("called", [False, True], ids=["first call", "later call"])
+def test_a_higher_fence_takes_the_board_and_an_older_one_never_does(connect, client, add, called):
     add.push(client)
     loaded = add.load(client)
+    if called:
+        client.invoke(loaded.program_id, {"a": A, "b": B})
     fence = connect().describe().fence
     newer = connect()
     assert newer.open_session("takes over", fence=fence + 10, on_wait=print) == fence + 10
@@ -167,6 +171,26 @@ def test_a_higher_fence_takes_the_board_and_an_older_one_never_does(connect, cli
     with pytest.raises(errors.BoardBusy, match="too old"):
         connect().open_session("late", fence=fence + 9, on_wait=print)
     add.load(newer)
+
+
+def test_every_call_of_a_program_hears_that_its_session_has_ended(connect, client, add):
+    add.push(client)
+    loaded = add.load(client)
+
+    def call() -> BaseException | None:
+        try:
+            client.invoke(loaded.program_id, {"a": A, "b": B}, iterations=1_000_000)
+        except errors.HilError as error:
+            return error
+        return None
+
+    # One of them runs; the others wait until they may.
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(call) for _ in range(4)]
+        time.sleep(0.5)
+        connect().open_session("takes over", fence=client.describe().fence + 1, on_wait=print)
+        ended = [one.result() for one in calls]
+    assert [type(error) for error in ended] == [errors.SessionEnded] * 4, ended
 
 
 def test_the_highest_fence_may_open_one_session_after_another_but_never_two(connect, client):
