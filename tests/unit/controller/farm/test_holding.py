@@ -57,8 +57,9 @@ def test_it_waits_in_the_queue_and_tells_how_many_go_first(
     fake_farm: FakeFarm, hold: Callable[..., Holding], sim: str
 ) -> None:
     fake_farm.add("lab1-sim-1", sim)
-    first, second = hold(), hold()
+    first = hold()
     assert first.wait(10)
+    second = hold()
     told: list[str] = []
     with pytest.raises(BoardBusy, match="no board for us within 1 s: 3 ahead of you"):
         second.wait_told(1, told.append)
@@ -77,6 +78,7 @@ def test_nothing_that_matches_is_an_error_with_the_nearest(hold: Callable[..., H
 
 def test_who_leaves_the_queue_gets_no_board_later(fake_farm: FakeFarm, hold: Callable[..., Holding], sim: str) -> None:
     holding = hold()
+    fake_farm.until(lambda: fake_farm.leases)
     assert not holding.wait(0.5)
     holding.close()
     assert fake_farm.leases[0].over == "given back"
