@@ -200,7 +200,9 @@ class ForkServer:
                     self._channel = None
                 orphans, self._watching = self._watching, {}
                 self._forked.notify_all()
-            for pid in orphans:
+            for pid, on_exit in orphans.items():
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
+                # Nobody else would ever tell: a worker that was kept ready would be taken for one that lives.
+                on_exit(-signal.SIGKILL)
             channel.close()

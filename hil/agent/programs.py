@@ -38,6 +38,14 @@ class Loaded:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+@dataclass(eq=False)
+class Loading:
+    """A load in progress, and its worker once it has one."""
+
+    worker: Worker | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class Programs:
     """Loading, calling and unloading; everything goes when its session does.
 
@@ -60,6 +68,7 @@ class Programs:
         self._sessions = sessions
         self._limit = memory_limit or machine.memory_bytes() or 1 << 62
         self._loaded: dict[str, Loaded] = {}
+        self._loading: set[Loading] = set()
         self._freeing: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -68,13 +77,23 @@ class Programs:
 
         Raises:
             LoadFailed, RunCrashed, StageTimeout: as the worker ends.
+            SessionEnded: the session is over, and the load with it.
         """
-        with self._sessions.journal.during("load", fence=session.fence) as noted:
-            reply = self._load(session, request)
-            noted["program"] = reply.program_id
+        loading = Loading()
+        with self._lock:
+            self._check_session(session)
+            self._loading.add(loading)
+        try:
+            with self._sessions.journal.during("load", fence=session.fence) as noted:
+                reply = self._load(session, request, loading)
+                noted["program"] = reply.program_id
+        finally:
+            with self._lock:
+                self._loading.remove(loading)
+            loading.done.set()
         return reply
 
-    def _load(self, session: Session, request: pb.LoadRequest) -> pb.LoadReply:
+    def _load(self, session: Session, request: pb.LoadRequest, loading: Loading) -> pb.LoadReply:
         names = [file.name for file in request.files]
         if request.main not in names:
             raise UsageError(f"the program's main file {request.main[:100]!r} is not among its files")
@@ -86,6 +105,9 @@ class Programs:
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             self._check_memory(size, "the program")
             worker = self._supervisor.take(request.runtime, request.device)
+            with self._lock:
+                self._check_session(session)
+                loading.worker = worker
             worker.program_id = uuid.uuid4().hex
             worker.order(
                 {
@@ -107,8 +129,7 @@ class Programs:
             known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
             self._check_memory(size + known, "the program with its inputs and outputs")
             with self._lock:
-                if self._sessions.current is not session:
-                    raise SessionEnded("the session ended while the program was loading")
+                self._check_session(session)
                 self._loaded[worker.program_id] = Loaded(worker, session, folder, pinned)
         except BaseException:
             if worker is not None:
@@ -149,6 +170,10 @@ class Programs:
         if self._sessions.current is not session:
             return SessionEnded("the session that loaded this program has ended")
         return UsageError("no such program is loaded in this session", hint="load it (again) first")
+
+    def _check_session(self, session: Session) -> None:
+        if self._sessions.current is not session:
+            raise SessionEnded("the session ended while the program was loading")
 
     def incoming(self, loaded: Loaded, start: pb.InvokeStart) -> Incoming:
         """Make room for a call's inputs.
@@ -226,8 +251,13 @@ class Programs:
         with self._lock:
             for program_id in list(self._loaded):
                 self._let_go(program_id, because)
-            freeing = self._freeing
+            freeing, loads = self._freeing, list(self._loading)
+            for load in loads:
+                if load.worker is not None:
+                    load.worker.kill(because)
         deadline = time.monotonic() + _LET_GO_S
+        for load in loads:
+            load.done.wait(max(deadline - time.monotonic(), 0.0))
         for one in freeing:
             one.join(max(deadline - time.monotonic(), 0.0))
 

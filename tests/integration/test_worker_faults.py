@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +120,35 @@ def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_con
         agent.stop()
 
 
+def test_a_load_ends_with_its_session_before_the_next_one_begins(tmp_path, start_agent, open_client, add_programs):
+    address = start_agent("--fault", "hang:at=load,times=1", module="hil.sim")
+    add, client = add_programs["onnxruntime"], open_client(address)
+    add.push(client)
+    with ThreadPoolExecutor() as threads:
+        load = threads.submit(add.load, client)
+        journal = tmp_path / "store-0/journal.jsonl"
+        wait_for(lambda: "load begins" in whats(journal))
+        time.sleep(0.3)  # until it has a worker
+        client.close_session()
+        with pytest.raises(errors.SessionEnded):
+            load.result(timeout=30)
+    assert passes(open_client(address), add)
+    noted = whats(journal)
+    assert noted.index("load ended") < noted.index("session ended")
+
+
+def test_programs_are_loaded_after_what_starts_their_workers_was_killed(start_agent, open_client, add_programs):
+    add, client = add_programs["onnxruntime"], open_client(start_agent())
+    add.push(client)
+    forker = parent_of(add.load(client).worker_pid)
+    # The worker that is made ready for the next program goes with it.
+    wait_for(lambda: len(children_of(forker)) == 2)
+    os.kill(forker, signal.SIGKILL)
+    assert gone_within(20, forker)
+    time.sleep(2)  # for the agent to hear of it
+    assert passes(client, add)
+
+
 def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_client, add_programs):
     address = start_agent()
     client = open_client(address)
@@ -136,6 +168,25 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def whats(journal: Path) -> list[str]:
+    return [json.loads(line)["what"] for line in journal.read_text().splitlines()]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def gone_within(seconds: float, pid: int) -> bool:
