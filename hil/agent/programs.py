@@ -17,7 +17,7 @@ from hil.agent.policy import Policy
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
-from hil.errors import HilError, LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
+from hil.errors import LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec
 
@@ -81,7 +81,7 @@ class Programs:
         """
         loading = Loading()
         with self._lock:
-            self._check_session(session)
+            self._sessions.require(session)
             self._loading.add(loading)
         try:
             with self._sessions.journal.during("load", fence=session.fence) as noted:
@@ -106,7 +106,7 @@ class Programs:
             self._check_memory(size, "the program")
             worker = self._supervisor.take(request.runtime, request.device)
             with self._lock:
-                self._check_session(session)
+                self._sessions.require(session)
                 loading.worker = worker
             worker.program_id = uuid.uuid4().hex
             worker.order(
@@ -129,7 +129,7 @@ class Programs:
             known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
             self._check_memory(size + known, "the program with its inputs and outputs")
             with self._lock:
-                self._check_session(session)
+                self._sessions.require(session)
                 self._loaded[worker.program_id] = Loaded(worker, session, folder, pinned)
         except BaseException:
             if worker is not None:
@@ -165,15 +165,10 @@ class Programs:
                 raise self._absent(session)
             yield loaded
 
-    def _absent(self, session: Session) -> HilError:
+    def _absent(self, session: Session) -> UsageError:
         # A call may follow another one on its stream long after the session was looked at: its end is the reason then.
-        if self._sessions.current is not session:
-            return SessionEnded("the session that loaded this program has ended")
+        self._sessions.require(session)
         return UsageError("no such program is loaded in this session", hint="load it (again) first")
-
-    def _check_session(self, session: Session) -> None:
-        if self._sessions.current is not session:
-            raise SessionEnded("the session ended while the program was loading")
 
     def incoming(self, loaded: Loaded, start: pb.InvokeStart) -> Incoming:
         """Make room for a call's inputs.

@@ -139,7 +139,7 @@ class Agent:
 
     def rest(self) -> None:
         """End what is kept ready for the next program, while nobody has the device."""
-        self._supervisor.rest()
+        self._sessions.while_free(self._supervisor.rest)
         # What importing and past work have left free is given back, where the C library can.
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -97,9 +97,10 @@ class BoardService:
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogLine]:
         """Lines of the workers' stderr."""
-        _session(self._sessions, context)
+        session = _session(self._sessions, context)
         number = 0
         while context.is_active():
+            self._sessions.require(session)
             lines = self._supervisor.logs.after(number, wait_s=1.0 if request.follow else 0.0)
             number = lines[-1][0] if lines else number
             for _, stamp, program_id, text in lines:
@@ -206,8 +207,9 @@ class BlobService:
 
     def Put(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.PutReply]:
         """Store blobs."""
-        _session(self._sessions, context)
+        session = _session(self._sessions, context)
         for message in requests:
+            self._sessions.require(session)
             if not isinstance(message, pb.PutRequest) or message.WhichOneof("kind") != "start":
                 raise UsageError("a blob begins with a PutStart")
             start = message.start
@@ -221,6 +223,7 @@ class BlobService:
                             return
                         if not isinstance(data, memoryview) or not data.nbytes:
                             raise UsageError(f"{upload.missing} bytes of {start.digest} are missing")
+                        self._sessions.require(session)
                         upload.write(data)
                     upload.finish()
             yield pb.PutReply(digest=start.digest)

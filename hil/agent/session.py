@@ -92,6 +92,12 @@ class Sessions:
             self.journal.note("session opened", fence=self.fence, owner=owner, purpose=purpose)
             return self._current
 
+    def while_free(self, work: Callable[[], None]) -> None:
+        """Do something while nobody has the device, if so it is: whoever wants it waits meanwhile."""
+        with self._changed:
+            if self._current is None:
+                work()
+
     def wait_free(self, timeout_s: float) -> None:
         """Wait until the device may be free, at most so long."""
         with self._changed:
@@ -107,6 +113,15 @@ class Sessions:
         if session is None or not hmac.compare_digest(session.token, token):
             raise SessionEnded("this call carries no token of the session that has the device", hint="open a session")
         return session
+
+    def require(self, session: Session) -> None:
+        """See to it that a session goes on: a call may last longer than the one that it was begun in.
+
+        Raises:
+            SessionEnded: it does not.
+        """
+        if self._current is not session:
+            raise SessionEnded("the session that this call belongs to has ended", hint="open a session")
 
     def end(self, session: Session, reason: str) -> None:
         """End a session, if it is still the current one."""

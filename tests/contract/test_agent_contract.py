@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from hil import errors
+from hil import errors, wire
 from hil.clock import fit
 from hil.digest import digest_of
 from hil.proto.v1 import agent_pb2 as pb
@@ -191,6 +192,20 @@ def test_every_call_of_a_program_hears_that_its_session_has_ended(connect, clien
         connect().open_session("takes over", fence=client.describe().fence + 1, on_wait=print)
         ended = [one.result() for one in calls]
     assert [type(error) for error in ended] == [errors.SessionEnded] * 4, ended
+
+
+def test_uploads_end_with_their_session(connect, client):
+    messages: queue.SimpleQueue[pb.PutRequest | None] = queue.SimpleQueue()
+    replies = client._stub.Put(iter(messages.get, None), metadata=client._token())
+    empty, next_one = (pb.PutRequest(start=pb.PutStart(digest=digest_of(data), size=len(data))) for data in (b"", b"1"))
+    messages.put(empty)
+    assert next(replies).digest == empty.start.digest
+    connect().open_session("takes over", fence=client.describe().fence + 1, on_wait=print)
+    messages.put(next_one)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(replies)
+    messages.put(None)
+    assert type(wire.error_of(caught.value)) is errors.SessionEnded
 
 
 def test_the_highest_fence_may_open_one_session_after_another_but_never_two(connect, client):

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,23 @@ def test_the_highest_fence_again_waits_while_a_session_is_open_and_comes_in_wher
     assert agent.open("lease", fence=7) is None and agent.sessions.current is first
     agent.end(first)
     assert agent.open("lease", fence=7).fence == 7
+
+
+def test_what_is_done_while_nobody_has_the_device_is_done_before_anybody_gets_it(agent):
+    did: list[str] = []
+    held = agent.open("first")
+    agent.sessions.while_free(lambda: did.append("too early"))
+    agent.end(held)
+    with ThreadPoolExecutor() as threads:
+
+        def work() -> None:
+            opening = threads.submit(agent.open, "second")
+            time.sleep(0.2)
+            did.append(f"opened: {opening.done()}")
+
+        agent.sessions.while_free(work)
+    assert did == ["opened: False"]
+    assert agent.sessions.current.owner == "second"
 
 
 @pytest.mark.parametrize("is_open", [True, False])
