@@ -133,6 +133,46 @@ def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Pat
         board.leave()
 
 
+def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str, tmp_path: Path) -> None:
+    terms = Terms(holder_s=1.0, beat_s=0.2)
+    with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
+        board = BareBoard(farm, "rpi").online()
+        holder = Holder(farm)
+        grant = board.grant()
+        time.sleep(6)  # to make the board ready
+        board.start(grant)
+        assert holder.next("granted").key
+        holder.end()
+        until(lambda: board.told("ended"))
+        board.leave()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_who_comes_back_to_the_queue_keeps_the_place(
+    farm_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    if not comes_back:
+        monkeypatch.setattr("hil.controller.farm.gateway.holding._ANSWER_S", 1.0)
+    terms, opening = Terms(holder_s=0.5, beat_s=0.2), {"open": json.dumps(order().to_json())}
+    with contextlib.ExitStack() as stack:
+        one, two = (stack.enter_context(running_gateway(farm_db, tmp_path / name, terms=terms)) for name in "ab")
+        token = token_of(farm_db, "anna")
+        farm, elsewhere = (stack.enter_context(gateway.client(token)) for gateway in (one, two))
+        board = BareBoard(farm, "rpi").online()
+        stack.callback(board.leave)
+        stack.enter_context(held(farm, board))
+        waiting = Holder(farm, **opening)
+        name = json.loads(waiting.next("waiting"))["name"]
+        waiting.end(waiting.stream.cancel)
+        if comes_back:
+            again = Holder(elsewhere, **opening)
+            assert json.loads(again.next("waiting"))["name"] == name
+            time.sleep(2)  # longer than it may stay away
+            assert farm.ask("job", name=name)["state"] == "queued"
+            again.end()
+        until(lambda: farm.ask("job", name=name)["state"] == "cancelled")
+
+
 def test_broken_stream_is_taken_up_again_at_another_gateway(
     gateway: Running, client: Client, board: BareBoard, farm_db: str, tmp_path: Path
 ) -> None:

@@ -75,6 +75,10 @@ _HOLD = """
     where id = %(lease)s and key = %(key)s and key <> '' and ended_at is null
     returning id
 """
+_READYING = """
+    update hil.leases set holder_until = clock_timestamp() + make_interval(secs => %(holder_s)s)
+    where id = %(lease)s and started_at is null and ended_at is null and holder_until is not null
+"""
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,11 @@ async def renew_holder(tx: Tx, lease: int, key: str, terms: Terms) -> bool:
     """A lease's holder was heard of; False: it is over, or the key is not its own."""
     values = {"lease": lease, "key": key, "holder_s": terms.holder_s}
     return bool(await fetched(tx, _HOLD, values))
+
+
+async def wait_for_start(tx: Tx, lease: int, terms: Terms) -> None:
+    """A lease's holder waits while its board is made ready, however long that takes."""
+    await tx.execute(_READYING, {"lease": lease, "holder_s": terms.holder_s})
 
 
 @alone

@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from hil.controller.farm.desk import access as desk
 from hil.controller.farm.desk import leases, reading, submissions
+from hil.controller.farm.desk.changes import tell
 from hil.controller.farm.desk.database import DatabaseAway, Tx
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.checking import order_of
-from hil.controller.farm.gateway.hub import Change, drained
+from hil.controller.farm.gateway.hub import AGAIN, Change, drained
 from hil.controller.farm.gateway.parts import Parts
 from hil.controller.farm.tasks import ended
 from hil.controller.farm.words import BoardCard, JobState, Kind
@@ -28,6 +30,8 @@ from hil.proto.v1 import farm_pb2 as pb
 _LOG = logging.getLogger("hil.farm.gateway")
 # Should a notification be lost, the job is looked at again so often.
 _LOOK_S = 2.0
+# So long the other gateways have to say that a holder is with them now.
+_ANSWER_S = 5.0
 _HELD = """
     select lease.key, lease.direct, board.card
     from hil.leases as lease join hil.boards as board on board.name = lease.board
@@ -89,16 +93,22 @@ class Holding:
         except asyncio.CancelledError:
             if not self._lease and not call.leaving:
                 # It may come back, with the order of the same key; what nobody holds does not stay.
-                parts.spawn(self._call_off(name))
+                parts.spawn(self._call_off(name, row["id"]))
             raise
 
     async def _wait(self, name: str, job: int, queue: asyncio.Queue[Change]) -> None:
         parts, call, told = self._parts, self._call, ""
+        look_s = min(_LOOK_S, parts.terms.holder_s / 4)
+        changes: list[Change] = []
         while not self._lease:
             async with parts.db.transaction() as tx:
                 found = await reading.ask(tx, "job", {"name": name}, call.who)
                 lease = await leases.lease_of_job(tx, job)
                 granted = await self._granted(tx, lease) if lease is not None else None
+                if lease is not None and granted is None:
+                    await leases.wait_for_start(tx, lease, parts.terms)
+                if _of(changes, "holder?", job):
+                    await tell(tx, {"kind": "holder", "job": job})
             if granted is not None and lease is not None:
                 self._lease, self._key = lease, granted.key
                 await call.send(pb.LeaseReply(granted=granted))
@@ -109,19 +119,16 @@ class Holding:
             if (text := json.dumps(found)) != told:
                 told = text
                 await call.send(pb.LeaseReply(waiting=text))
-            while not self._concerns(await drained(queue, _LOOK_S), job):
+            looked = time.monotonic()
+            while True:
+                changes = await drained(queue, look_s)
+                if _concerns(changes, job) or time.monotonic() - looked >= look_s:
+                    break
                 await call.still_good()
             if self._left:
                 async with parts.db.transaction() as tx:
                     await submissions.cancel(tx, parts.engine, call.who, name, parts.terms)
                 return
-
-    def _concerns(self, changes: list[Change], job: int) -> bool:
-        """Whether anything of our job may have changed, or the holder left, or it is time to look."""
-        return not changes or any(
-            change["kind"] in ("again", "started", "left") or (change["kind"] == "job" and change["job"] == job)
-            for change in changes
-        )
 
     async def _granted(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
         """What the holder is told, once the board's host has made it ready."""
@@ -175,11 +182,37 @@ class Holding:
             await self._call.send(pb.LeaseReply(beat=pb.Beat()))
         return held
 
-    async def _call_off(self, name: str) -> None:
+    async def _call_off(self, name: str, job: int) -> None:
+        """Cancel a job whose holder has not come back, to any gateway, after a while."""
         await asyncio.sleep(self._parts.terms.holder_s)
         # Should this fail: it is granted some day, and its lease expires without a holder.
         with contextlib.suppress(HilError):
+            if await self._is_waited_for(job):
+                return
             async with self._parts.db.transaction() as tx:
                 found = await reading.ask(tx, "job", {"name": name}, self._call.who)
                 if found["state"] == JobState.QUEUED.value:
                     await submissions.cancel(tx, self._parts.engine, self._call.who, name, self._parts.terms)
+
+    async def _is_waited_for(self, job: int) -> bool:
+        """Whether a holder waits for it, at any gateway."""
+        with self._parts.hub.subscribed() as queue:
+            async with self._parts.db.transaction() as tx:
+                await tell(tx, {"kind": "holder?", "job": job})
+            deadline = time.monotonic() + _ANSWER_S
+            while (left := deadline - time.monotonic()) > 0:
+                changes = await drained(queue, left)
+                if AGAIN in changes or _of(changes, "holder", job):
+                    return True
+        return False
+
+
+def _of(changes: list[Change], kind: str, job: int) -> bool:
+    return any(change["kind"] == kind and change["job"] == job for change in changes)
+
+
+def _concerns(changes: list[Change], job: int) -> bool:
+    """Whether anything of a job may have changed, somebody asks for its holder, or that one left."""
+    return any(change["kind"] in ("again", "started", "left") for change in changes) or any(
+        _of(changes, kind, job) for kind in ("job", "holder?")
+    )
