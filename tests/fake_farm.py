@@ -271,7 +271,7 @@ def _fence_of(agent: str) -> int:
         return 0
     client = AgentClient(Target(agent), "agent")
     try:
-        return client.describe().fence
+        return client.describe(60).fence
     finally:
         client.close()
 

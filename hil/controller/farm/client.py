@@ -271,13 +271,13 @@ def seam() -> Iterator[None]:
 
 def translated(error: grpc.RpcError) -> errors.HilError:
     """The hil error that a gRPC error of a gateway stands for: the far side's own where it sent one."""
-    if said := wire.error_of(error):
-        return said
     code = error.code()
+    if said := wire.error_of(error):
+        return errors.FarmUnreachable(said.message, hint=said.hint) if is_away(error) else said
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return errors.AccessRefused(
             f"the farm refused us: {error.details()}", hint="HIL_FARM_TOKEN must be a token that is still good"
         )
-    if is_away(error):
+    if is_away(error) or code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.FarmUnreachable(f"the farm does not answer: {error.details()}")
     return errors.FarmError(f"the farm failed: {code.name}: {error.details()}")

@@ -17,22 +17,25 @@ def made(text: str, folder) -> SimClock:
 def test_it_is_ahead_and_runs_too_fast(tmp_path):
     clock = made("clock:offset=3600,ppm=1000", tmp_path)
     start = time.monotonic_ns()
-    ahead = clock.now_ns() - start
-    assert ahead >= 3600 * 10**9
+    assert clock.now_ns() - start >= 3600 * 10**9
     time.sleep(0.5)
-    before = clock.now_ns() - time.monotonic_ns()
-    assert before - ahead == pytest.approx((time.monotonic_ns() - start) * 1e-3, rel=0.5)
+    least = time.monotonic_ns()
+    ahead_now = clock.now_ns()
+    most = time.monotonic_ns()
+    # It was read somewhere between the two looks at the true one.
+    assert ahead_now - most <= 3600 * 10**9 + (most - start) * 1.1e-3
+    assert ahead_now - least >= 3600 * 10**9 + (least - start) * 0.9e-3
 
 
 def test_two_that_share_a_folder_show_the_same_and_jump_together(tmp_path):
-    first = made("clock:ppm=-100,jump=-7", tmp_path)
-    second = SimClock(parse("clock:ppm=-100,jump=-7"), tmp_path)
+    first = made("clock:ppm=-100,jump=-7000", tmp_path)
+    second = SimClock(parse("clock:ppm=-100,jump=-7000"), tmp_path)
     before, between, after = first.now_ns(), second.now_ns(), first.now_ns()
     assert before <= between <= after
     second.jump()
-    assert first.now_ns() - after == pytest.approx(-7e9, abs=1e9)
+    assert first.now_ns() - after == pytest.approx(-7e12, abs=1e11)
     second.jump()
-    assert first.now_ns() - after == pytest.approx(-7e9, abs=1e9), "only once"
+    assert first.now_ns() - after == pytest.approx(-7e12, abs=1e11), "only once"
 
 
 def jump(text: str, folder) -> None:

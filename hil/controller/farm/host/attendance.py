@@ -105,8 +105,10 @@ class Attendance:
 
     def started(self, lease: int, direct: str) -> None:
         """A job has the board now."""
-        self._started[lease] = direct
-        self._send(pb.FromBoard(started=pb.Started(lease=lease, direct=direct)))
+        with self._lock:
+            self._started[lease] = direct
+            if self._outgoing is not None:
+                self._outgoing.put(_started(lease, direct))
 
     def printed(self, lease: int, text: str) -> None:
         """A line of a job's progress."""
@@ -119,7 +121,8 @@ class Attendance:
     def finished(self, lease: int) -> None:
         """A lease is not worked on any more; what it printed is sent first."""
         self.send_lines()
-        self._started.pop(lease, None)
+        with self._lock:
+            self._started.pop(lease, None)
 
     # ---- the stream
 
@@ -149,18 +152,19 @@ class Attendance:
 
     def _talk(self, client: FarmClient) -> None:
         outgoing: queue.SimpleQueue[pb.FromBoard | None] = queue.SimpleQueue()
-        outgoing.put(self._hello())
-        for lease, direct in list(self._started.items()):
-            outgoing.put(pb.FromBoard(started=pb.Started(lease=lease, direct=direct)))
         stream = client.stub.Attend(iter(outgoing.get, None), metadata=client.metadata)
         self._cancel = stream.cancel
         self._heard_at, self._is_silent = time.monotonic(), False
-        with self._lock:
-            self._outgoing = outgoing
-        if self._closed.is_set():
-            outgoing.put(None)
-        self._wake.set()
         try:
+            # What is said from here on goes the same way: nothing is between what there is and what is new.
+            with self._lock:
+                outgoing.put(self._hello())
+                for lease, direct in self._started.items():
+                    outgoing.put(_started(lease, direct))
+                self._outgoing = outgoing
+            if self._closed.is_set():
+                outgoing.put(None)
+            self._wake.set()
             for message in stream:
                 self._heard_at = time.monotonic()
                 self._pass_on(message, client)
@@ -181,7 +185,8 @@ class Attendance:
         elif kind == "grant":
             self._attendant.granted(Grant.of_json(json.loads(message.grant)))
         elif kind == "ended":
-            self._started.pop(message.ended.lease, None)
+            with self._lock:
+                self._started.pop(message.ended.lease, None)
             self._attendant.ended(message.ended.lease, message.ended.reason)
         elif kind == "dial":
             self._attendant.dialled(message.dial, client)
@@ -223,6 +228,10 @@ class Attendance:
                 text = "".join(f"{line}\n" for line in lines)
                 self._outgoing.put(pb.FromBoard(printed=pb.Printed(lease=lease, text=text)))
             self._lines.clear()
+
+
+def _started(lease: int, direct: str) -> pb.FromBoard:
+    return pb.FromBoard(started=pb.Started(lease=lease, direct=direct))
 
 
 def _said(error: HilError) -> str:

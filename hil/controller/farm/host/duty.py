@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,10 +58,11 @@ class Duty:
                     self._take(grant, tell)
                 timings["open"] = (time.monotonic_ns() - begun) / 1e9
                 begun = time.monotonic_ns()
-                attendance.started(grant.lease, self.way.direct)
-                if replace(self.way.card(), fence=before.fence) != before:
-                    attendance.present()
-                result = self._use(replace(grant, trace=span.traceparent), tell, timings)
+                with self._served(grant):
+                    attendance.started(grant.lease, self.way.direct)
+                    if replace(self.way.card(), fence=before.fence) != before:
+                        attendance.present()
+                    result = self._use(replace(grant, trace=span.traceparent), tell, timings)
             except Exception as error:
                 if not isinstance(error, HilError):
                     print(f"job {grant.job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -103,7 +105,9 @@ class Duty:
     def _use(self, grant: Grant, tell: Callable[[str], None], timings: dict[str, float]) -> Result:
         """The board is ours: use it."""
         if grant.spec.kind is Kind.LEASE:
-            return self._serve(grant)
+            # Somebody has the board, until the lease is over: that ends this as it ends any job.
+            time.sleep(min(grant.timeout_s, _LONG_S))
+            return Result(EXIT_OK, reason="its time is over")
         folder = emptied(self.way.post.folder / "job")
         board = folder / "board.toml"
         board.write_text(self.way.text(grant))
@@ -116,16 +120,19 @@ class Duty:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _serve(self, grant: Grant) -> Result:
-        """Somebody has the board, until the lease is over: that ends this as it ends any job."""
+    @contextlib.contextmanager
+    def _served(self, grant: Grant) -> Iterator[None]:
+        """Connections of whoever holds the board are led to it, from before anybody is told that it is there."""
+        if grant.spec.kind is not Kind.LEASE:
+            yield
+            return
         target = self.way.target
         if target is None or target.token:
             why = "its agent asks for a token, which is its host's alone" if target else "it has no agent"
             raise UsageError(f"nobody can hold {grant.board}: {why}", hint="a selector that leaves it out")
         self.serving = Serving(grant.lease, target, self.way.say)
         try:
-            time.sleep(min(grant.timeout_s, _LONG_S))
-            return Result(EXIT_OK, reason="its time is over")
+            yield
         finally:
             self.serving.close()
             self.serving = None

@@ -52,11 +52,11 @@ class Serving:
 
     def _carry(self, dial: pb.DialIn, client: FarmClient) -> None:
         metadata = [*client.metadata, (DIAL_KEY, dial.id)]
-        elsewhere = open_channel(dial.gateway, client.address.ca) if dial.gateway else None
-        stub = FarmStub(elsewhere) if elsewhere else client.stub
+        # Not the client's own: that ends with the stream on which the board is attended.
+        channel = open_channel(dial.gateway or client.gateway, client.address.ca)
         try:
             with connect(self._target) as near:
-                far = stub.Accept(pieces_from(near), metadata=metadata)
+                far = FarmStub(channel).Accept(pieces_from(near), metadata=metadata)
                 with self._lock:
                     self._open[near] = far
                     if self._over:
@@ -76,8 +76,7 @@ class Serving:
         except grpc.RpcError:
             pass  # the holder, or the gateway, hung up
         finally:
-            if elsewhere:
-                elsewhere.close()
+            channel.close()
 
 
 def connect(target: Target) -> socket.socket:

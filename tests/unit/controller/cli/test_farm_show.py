@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -341,7 +343,8 @@ def happening(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str
         happened.extend(rounds.pop(0))
 
     farm.answers["events"] = lambda limit: sorted(happened, key=lambda one: one["id"])[-limit:]
-    monkeypatch.setattr(farm_watch.time, "sleep", sleep)
+    # Its sleep alone: other threads of this process sleep, too.
+    monkeypatch.setattr(farm_watch, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return rounds
 
 

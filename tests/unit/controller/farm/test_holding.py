@@ -61,8 +61,8 @@ def test_it_waits_in_the_queue_and_tells_how_many_go_first(
     assert first.wait(10)
     second = hold()
     told: list[str] = []
-    with pytest.raises(BoardBusy, match="no board for us within 1 s: 3 ahead of you"):
-        second.wait_told(1, told.append)
+    with pytest.raises(BoardBusy, match="no board for us within 3 s: 3 ahead of you"):
+        second.wait_told(3, told.append)
     assert told == ["waiting for a board of the farm: 3 ahead of you"]
     first.close()
     second.wait_told(10, told.append)
@@ -158,7 +158,7 @@ def test_it_may_be_closed_while_somebody_waits(hold: Callable[..., Holding]) -> 
     begin = time.monotonic()
     threading.Timer(0.3, holding.close).start()
     assert not holding.wait(2.0)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("direct", [True, False])

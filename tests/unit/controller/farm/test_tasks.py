@@ -37,7 +37,9 @@ def test_a_task_that_did_not_hear_is_told_again(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_who_cleans_up_is_given_the_time_and_whatever_is_raised_stays_there() -> None:
+def test_who_cleans_up_is_given_the_time_and_whatever_is_raised_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_AGAIN_S", 30.0)
+
     async def tidy() -> None:
         try:
             await asyncio.sleep(60)

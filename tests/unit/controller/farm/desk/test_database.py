@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
@@ -18,6 +17,7 @@ import pytest
 from hil.controller.farm.desk.changes import listen, tell
 from hil.controller.farm.desk.database import Database, DatabaseAway
 from hil.controller.farm.desk.embedded import Embedded
+from hil.controller.farm.tasks import ended
 from hil.errors import UsageError
 
 PATIENCE_S = 1.0
@@ -160,9 +160,7 @@ def test_outages_of_the_server_end_by_themselves(tmp_path: Path) -> None:
             async with database.transaction() as tx:
                 await tell(tx, {"kind": "board", "board": "pi"})
             await until(3 + 2 * outage)
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+        await ended(following)
         assert heard == [{"kind": "again"}, *[{"kind": "again"}, {"kind": "board", "board": "pi"}] * 2]
 
     try:

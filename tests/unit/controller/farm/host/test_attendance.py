@@ -132,9 +132,9 @@ def board() -> Board:
 
 @pytest.fixture
 def attending(gateway: Gateway, board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attendance]:
-    monkeypatch.setattr(attendance, "_SILENT_S", 3.0)
+    # Nobody is silent, however slow this machine is; but see the test of that.
+    monkeypatch.setattr(attendance, "_SILENT_S", 60.0)
     address = FarmAddress((f"unix:{gateway.path}.nobody", f"unix:{gateway.path}"), "secret")
-    monkeypatch.setattr("hil.controller.farm.client._CONNECT_S", 1.0)
     made = Attendance(address, "worker-1", board)
     made.start()
     yield made
@@ -210,9 +210,10 @@ def test_lines_are_sent_together_and_those_of_an_outage_afterwards(gateway, boar
     assert (gateway.of("printed")[0].lease, gateway.of("printed")[0].text) == (6, "said while nobody listened\n")
 
 
-def test_a_gateway_that_says_nothing_more_is_left_for_another(gateway, board, attending):
+def test_a_gateway_that_says_nothing_more_is_left_for_another(gateway, board, attending, monkeypatch):
     until(lambda: len(gateway.of("beat")) > 2)
     gateway.answers_beats = False
+    attending._silent_s = 1.0
     until(lambda: gateway.streams > 1)
     assert board.told == ["the gateway is silent; trying again"]
 

@@ -146,7 +146,7 @@ def last():
     signal.signal(signal.SIGTERM, lambda *_: (say("last"), os._exit(0)))
     note("last")
     while True: time.sleep(60)
-Children([Child("last", last, rank=1), Child("stubborn", stubborn)], say, stop_s=0.5).run()
+Children([Child("last", last, rank=1), Child("stubborn", stubborn)], say, stop_s=3).run()
 """)
     until(lambda: parent.pids("stubborn") and parent.pids("last"))
     parent.process.terminate()

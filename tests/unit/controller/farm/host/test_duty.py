@@ -133,7 +133,7 @@ def test_after_a_job_that_was_ended_nothing_of_it_may_be_left_on_the_board(held_
 
 def test_a_farm_that_is_away_is_waited_for(monkeypatch):
     slept: list[float] = []
-    monkeypatch.setattr(attempt.time, "sleep", slept.append)
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(sleep=slept.append))
     answers: list[Any] = [FarmUnreachable(), FarmUnreachable(), "there"]
 
     def call() -> str:

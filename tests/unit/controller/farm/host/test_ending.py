@@ -37,15 +37,16 @@ def test_work_is_ended_wherever_it_waits(wait):
         wait = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
     said = told(f"""
 pipe, _ = os.pipe()
+work = Endable(5, gave_up.set)
 def job():
+    after(0.2, work.end, 7, "the farm said so")
     try:
         {wait}
     finally:
         print("tidied")
-after(0.2, work.end, 7, "the farm said so")
 begin = time.monotonic()
 print(work.run(7, job), work.why, time.monotonic() - begin < 10)
-time.sleep(0.5)
+work._look(7)
 print(gave_up.is_set())
 """)
     assert said == ["tidied", "None the farm said so True", "False"]
@@ -67,6 +68,7 @@ print(work.run(3, job), repr(work.why))
 def test_work_that_cannot_be_ended_is_given_up():
     assert told("""
 def stubborn():
+    after(0.1, work.end, 1, "enough")
     end = time.monotonic() + 2
     while time.monotonic() < end:
         try:
@@ -74,7 +76,6 @@ def stubborn():
         except KeyboardInterrupt:
             pass
     return gave_up.is_set()
-after(0.1, work.end, 1, "enough")
 print(work.run(1, stubborn))
 """) == ["True"]
 
@@ -95,8 +96,10 @@ except KeyboardInterrupt:
 def test_a_signals_handler_can_end_it_too():
     assert told("""
 signal.signal(signal.SIGTERM, lambda *_: work.end_here("the host was stopped"))
-after(0.1, os.kill, os.getpid(), signal.SIGTERM)
-print(work.run(1, lambda: time.sleep(30)), work.why)
+def job():
+    after(0.1, os.kill, os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+print(work.run(1, job), work.why)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.1)
 print("nothing runs, nothing ends")
