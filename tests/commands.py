@@ -37,6 +37,12 @@ class Ended:
         return case
 
 
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON documents of a file that somebody adds to; none where it is not there yet."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache for this session, but for the packages that boards are given: those are fetched once."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from commands import whole_lines
 from gateways import Running, until
 
 from hil.controller.farm.client import FarmClient
@@ -70,7 +71,7 @@ class Host:
 
     def journal(self, board: str) -> list[dict[str, Any]]:
         path = self.home / "hosts" / self.name / "boards" / board / "store" / "journal.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_lines(path)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(how)
@@ -89,8 +90,11 @@ def running_host(farm: Running, token: str, name: str, *words: str) -> Iterator[
         finally:
             host.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                host.process.wait(20)
-            left = host.processes()
+                host.process.wait(60)
+            # What it kept ready ends when it hears of that.
+            deadline = time.monotonic() + 10
+            while (left := host.processes()) and time.monotonic() < deadline:
+                time.sleep(0.05)
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

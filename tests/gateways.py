@@ -22,7 +22,7 @@ from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import BoardCard, Grant, Kind, Order, Result, Role, Spec
 from hil.proto.v1 import farm_pb2 as pb
 
-WAIT_S = 20.0
+WAIT_S = 90.0
 # Boards are healthy until somebody says otherwise.
 QUICK = Terms(beat_s=0.2)
 
@@ -138,9 +138,10 @@ class BareBoard:
         self.say(printed=pb.Printed(lease=grant.lease, text=text))
 
     def report(self, grant: Grant, result: Result | None = None) -> pb.ReportReply:
-        self.held.discard(grant.lease)
         said = json.dumps((result or Result(0, "PASS")).to_json())
-        return self.farm.report(grant.lease, self.worker, said, grant.fence)
+        reply = self.farm.report(grant.lease, self.worker, said, grant.fence)
+        self.held.discard(grant.lease)
+        return reply
 
     def grant(self) -> Grant:
         return self.grants.get(timeout=WAIT_S)

@@ -38,7 +38,7 @@ class RunningFarm:
             self.environment.pop(name, None)
         self.process: subprocess.Popen[bytes]
 
-    def up(self, within_s: float = 90.0) -> None:
+    def up(self, within_s: float = 180.0) -> None:
         """Start it, and wait until it has looked at its boards."""
         self.start()
         self.eventually(self._is_ready, within_s)
@@ -63,7 +63,7 @@ class RunningFarm:
         logs = [path.read_text(errors="replace")[-3000:] for path in (self.home / "logs").glob("*.log")]
         return "\n".join([(self.home / "said").read_text(errors="replace"), *logs])
 
-    def eventually(self, what: Callable[[], object], within_s: float = 30.0) -> Any:
+    def eventually(self, what: Callable[[], object], within_s: float = 120.0) -> Any:
         """The first answer that is true."""
         deadline = time.monotonic() + within_s
         while not (found := what()):

@@ -31,7 +31,7 @@ from hil.errors import FarmError, FarmUnreachable
 
 pytestmark = pytest.mark.timeout(300)
 MODEL = DIGITS / "digits_cnn.onnx"
-HOLDER_S = 4.0
+HOLDER_S = 8.0
 
 
 class Farm:
@@ -106,10 +106,10 @@ def test_verbs_suites_and_tests_take_boards(
 
 def test_a_lease_ends_with_its_time_and_says_so(real_farm: Farm, hil: Callable[..., Ended]) -> None:
     begin = time.monotonic()
-    ended = hil("farm", "lease", "--for", "2s", "--", "sleep", "60")
+    ended = hil("farm", "lease", "--for", "5s", "--", "sleep", "600")
     assert ended.code == 4
     assert "the lease ended: its time is over" in ended.err
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 120
 
 
 def test_a_holder_that_is_killed_frees_the_board_soon(
@@ -124,7 +124,7 @@ def test_a_holder_that_is_killed_frees_the_board_soon(
     process.communicate()
     begin = time.monotonic()
     jobs = real_farm.until(idle)
-    assert time.monotonic() - begin < HOLDER_S + 5
+    assert time.monotonic() - begin < HOLDER_S + 30
     assert jobs[-1]["reason"] == f"its holder was not heard of for {HOLDER_S:g} s"
 
 

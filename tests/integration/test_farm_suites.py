@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Ended
+from commands import Ended, whole_lines
 from fake_farm import CONFIG, FakeFarm, start_hil
 from models import save_model
 from onnx import TensorProto, helper
@@ -61,8 +60,7 @@ def test_boards_that_come_later_join_and_lost_ones_are_replaced(
     process = start_hil(environment, tmp_path, *words)
 
     def records() -> list[dict]:
-        path = out / "results.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_lines(out / "results.jsonl")
 
     fake_farm.until(lambda: len(records()) >= 4, 60)
     fake_farm.add("lab1-sim-1", slow[1])
@@ -170,6 +168,6 @@ def test_each_worker_of_xdist_leases_a_board(
     run = project.test("-n", 3, "--board", "farm:")
     assert run.code == 0, run.out
     assert len(run.outcomes) == 6 * 7
-    assert len({told["hil_board"] for told in run.properties.values()}) == len(fake_farm.leases) <= 3
+    assert len({told["hil_board"] for told in run.properties.values()}) <= len(fake_farm.leases) <= 3
     assert {told["hil_hw_type"] for told in run.properties.values()} == {"sim"}
     assert all(lease.over == "given back" for lease in fake_farm.leases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -27,7 +28,10 @@ def farm(environment):
 
 def shared_memory(pids: list[int]) -> set[Path]:
     """What these processes have of it."""
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    lines = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # one that has ended
+            lines += Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {Path(line.split()[5]) for line in lines if " /dev/shm/" in line}
 
 
@@ -65,7 +69,13 @@ def test_what_dies_is_started_again(farm):
         before = note.read_text()
         pid = json.loads(before)["pid"]
         os.kill(pid, signal.SIGKILL)
-        farm.eventually(lambda note=note, before=before: note.exists() and note.read_text() != before)
+
+        def started_again(note: Path = note, before: str = before) -> bool:
+            with contextlib.suppress(FileNotFoundError):  # it is being written anew
+                return note.read_text() != before
+            return False
+
+        farm.eventually(started_again)
     postmaster = int((farm.home / "postgres/data/postmaster.pid").read_text().split()[0])
     os.kill(postmaster, signal.SIGKILL)
     farm.eventually(lambda: not born(postmaster))

@@ -35,9 +35,9 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
         KeyboardInterrupt: Ctrl-C; the jobs go on.
         FarmUnreachable: no gateway answers for too long; the jobs go on.
     """
-    from hil.controller.farm.results import outcomes
-
     try:
+        from hil.controller.farm.results import outcomes
+
         follow(farm, jobs, print_line=_quiet if as_json else _on_stderr, logs=logs)
     except (KeyboardInterrupt, FarmUnreachable):
         click.echo(

@@ -195,7 +195,7 @@ class Holding:
     def _wait_for(self, come: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
             deadline = time.monotonic() + seconds
-            while not come() and self._over is None and (left := deadline - time.monotonic()) > 0:
+            while not (come() or self._over or self._closing.is_set()) and (left := deadline - time.monotonic()) > 0:
                 # In slices, so that Ctrl-C is heard on every platform.
                 self._changed.wait(min(left, _SLICE_S))
             if self._over is not None:

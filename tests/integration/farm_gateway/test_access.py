@@ -180,10 +180,11 @@ def test_revoked_and_expired_tokens_end_calls_and_streams(
         until(lambda: attending.error)
         assert isinstance(attending.error, grpc.Call) and attending.error.code() is grpc.StatusCode.UNAUTHENTICATED
         attending.cut()
-    short = admin.do("token", user="guest", role="viewer", expires_s=0.5)
+    short = admin.do("token", user="guest", role="viewer", expires_s=3600)
     with gateway.client(short["token"], patience_s=0) as guest:
         guest.ask("boards")
-        time.sleep(2.6)
+        assert rows(farm_db, "update hil.tokens set expires_at = now() where user_name = 'guest' returning id")
+        time.sleep(2.6)  # so long it is remembered
         with pytest.raises(AccessRefused):
             guest.ask("boards")
 
@@ -204,10 +205,12 @@ def test_every_change_is_in_the_audit(client: Client, board: BareBoard, farm_db:
 
 def test_strangers_cannot_fill_the_audit(client: Client, farm_db: str) -> None:
     farm = client()
+    begin = time.monotonic()
     for _ in range(100):
         with pytest.raises(grpc.RpcError):
             farm.stub.Ask(pb.AskRequest(what="boards"), metadata=[("authorization", "Bearer x")])
-    assert rows(farm_db, "select count(*) as n from hil.audit")[0]["n"] <= 50
+    noted = rows(farm_db, "select count(*) as n from hil.audit")[0]["n"]
+    assert noted <= 10 * (time.monotonic() - begin + 2)
 
 
 # TLS ----------------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_cancelled_job_ends_its_lease(client: Client, board: BareBoard) -> None:
     _, [job] = farm.submit(simple_order())
     grant = board.grant()
     assert farm.do("cancel", name=job) == {"cancelled": [job]}
-    [ended] = until(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
+    ended, *_ = until(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
     assert "anna" in ended.reason
     assert farm.ask("result", name=job)[0]["exit_code"] == 130
 

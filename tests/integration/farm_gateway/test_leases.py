@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ import grpc
 import pytest
 from gateways import WAIT_S, BareBoard, Running, running_gateway, token_of, until
 
+from hil.controller.client import Target
 from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.host.serving import Serving
 from hil.controller.farm.stubs import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import BoardCard, Grant, Kind, Order, Role, Spec
@@ -120,7 +123,7 @@ def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareB
 
 
 def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(holder_s=1.0, lease_s=1.0, beat_s=0.2)
+    terms = Terms(holder_s=3.0, lease_s=3.0, beat_s=0.2)
     with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm, beats=False)
@@ -134,7 +137,7 @@ def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Pat
 
 
 def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(holder_s=1.0, beat_s=0.2)
+    terms = Terms(holder_s=2.0, lease_s=3.0, beat_s=0.2)
     with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm)
@@ -153,7 +156,7 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
 ) -> None:
     if not comes_back:
         monkeypatch.setattr("hil.controller.farm.gateway.holding._ANSWER_S", 1.0)
-    terms, opening = Terms(holder_s=0.5, beat_s=0.2), {"open": json.dumps(order().to_json())}
+    terms, opening = Terms(holder_s=2.0, beat_s=0.2), {"open": json.dumps(order().to_json())}
     with contextlib.ExitStack() as stack:
         one, two = (stack.enter_context(running_gateway(farm_db, tmp_path / name, terms=terms)) for name in "ab")
         token = token_of(farm_db, "anna")
@@ -167,7 +170,7 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
         if comes_back:
             again = Holder(elsewhere, **opening)
             assert json.loads(again.next("waiting"))["name"] == name
-            time.sleep(2)  # longer than it may stay away
+            time.sleep(4)  # longer than it may stay away
             assert farm.ask("job", name=name)["state"] == "queued"
             again.end()
         until(lambda: farm.ask("job", name=name)["state"] == "cancelled")
@@ -262,6 +265,45 @@ def test_dial_reaches_a_board_at_another_gateway(
         accepting.join(WAIT_S)
 
 
+class Echo(socketserver.BaseRequestHandler):
+    """An agent that sends everything back."""
+
+    def handle(self) -> None:
+        while data := self.request.recv(1 << 16):
+            self.request.sendall(data)
+
+
+def test_connections_go_on_when_their_boards_stream_breaks(client: Client, board: BareBoard, tmp_path: Path) -> None:
+    with (
+        socketserver.ThreadingUnixStreamServer(f"{tmp_path}/agent", Echo) as agent,
+        held(client(), board) as (holder, granted, grant),
+    ):
+        threading.Thread(target=agent.serve_forever, daemon=True).start()
+        pieces: queue.Queue[pb.Piece | None] = queue.Queue()
+        keys = metadata(holder.farm, grant.lease, granted.key)
+        stream = holder.farm.stub.Dial(iter(pieces.get, None), metadata=keys)
+        [dial] = until(lambda: board.told("dial"))
+        with client("lab", Role.HOST) as attended:
+            Serving(grant.lease, Target(f"unix:{tmp_path}/agent"), print).dialled(dial, attended)
+            pieces.put(pb.Piece(data=b"first"))
+            assert next(stream).data == b"first"
+        pieces.put(pb.Piece(data=b"second"))
+        assert next(stream).data == b"second"
+        pieces.put(None)
+        assert not [piece.data for piece in stream if piece.data]
+        agent.shutdown()
+
+
+def test_who_comes_back_to_a_lease_that_is_over_is_told_why(client: Client, board: BareBoard) -> None:
+    farm = client()
+    with held(farm, board) as (holder, granted, grant):
+        holder.end()
+        until(lambda: board.told("ended"))
+        late = Holder(farm, resume=pb.ResumeLease(lease=grant.lease, key=granted.key))
+        assert late.next("over") == "given back"
+        late.end()
+
+
 def test_connection_ends_with_the_lease(client: Client, board: BareBoard) -> None:
     farm = client()
     with held(farm, board) as (holder, granted, grant):
@@ -286,7 +328,7 @@ def test_dial_that_nobody_accepts_is_told(client: Client, board: BareBoard, monk
         with pytest.raises(grpc.RpcError) as ended:
             list(farm.stub.Dial(iter(()), metadata=metadata(farm, grant.lease, granted.key)))
         assert "did not answer" in str(ended.value.details())
-        [dial] = board.told("dial")
+        [dial] = until(lambda: board.told("dial"))
         with pytest.raises(grpc.RpcError) as late:
             list(board.farm.stub.Accept(iter(()), metadata=[*board.farm.metadata, (DIAL_KEY, dial.id)]))
         assert isinstance(translated(late.value), UsageError)

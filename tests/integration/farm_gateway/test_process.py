@@ -26,7 +26,7 @@ from hil.controller.farm.desk.database import DatabaseAway
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Result, Role
-from hil.errors import AccessRefused
+from hil.errors import AccessRefused, FarmUnreachable
 
 Client = Callable[..., FarmClient]
 Hil = Callable[..., Ended]
@@ -62,8 +62,14 @@ def test_process_serves_logs_as_json_and_ends_cleanly(farm_db: str, tmp_path: Pa
             board = BareBoard(farm, "rpi").online()
             _, [job] = farm.submit(simple_order())
             board.report(board.grant())
-            with urllib.request.urlopen(f"http://{said['metrics']}/metrics", timeout=WAIT_S) as answer:
-                text = answer.read().decode()
+
+            def metrics() -> str:
+                with urllib.request.urlopen(f"http://{said['metrics']}/metrics", timeout=WAIT_S) as answer:
+                    return str(answer.read().decode())
+
+            # A grant is counted after it was made.
+            until(lambda: "hil_farm_grants_total{" in metrics())
+            text = metrics()
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == 0
             board.cut()
@@ -143,6 +149,7 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         db = server.make_farm("farm")
         running = stack.enter_context(running_gateway(db, tmp_path, terms=terms))
         farm, lab = (stack.enter_context(running.client(token_of(db, user))) for user in ("anna", "lab"))
+        impatient = stack.enter_context(running.client(token_of(db, "anna"), patience_s=0))
         board = BareBoard(lab, "rpi").online()
         stack.callback(board.leave)
         _, [job] = farm.submit(simple_order())
@@ -151,6 +158,8 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         until(lambda: not server.embedded.is_alive())
+        with pytest.raises(FarmUnreachable):  # not an error of what was asked: it may be asked again
+            impatient.ask("boards")
         beats, said = len(board.told("beat")), json.dumps(Result(0, "PASS").to_json())
         reports: list[Any] = []
         report = threading.Thread(

@@ -26,8 +26,8 @@ _NEW = """
     returning host, worker
 """
 _BOARD = "select host, worker from hil.boards where name = %s"
-# Whoever is just heard of is waited for.
-_SILENT = "select name from hil.boards where worker <> '' and owned_until < clock_timestamp() order by name for update"
+# Whoever is just heard of is waited for; and see `.ticking`: when the transaction began.
+_SILENT = "select name from hil.boards where worker <> '' and owned_until < now() order by name for update"
 _CHECKED = """
     select from hil.boards
     where name = %(board)s and checked_at > clock_timestamp() - make_interval(secs => %(health_every_s)s)

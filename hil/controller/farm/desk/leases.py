@@ -283,6 +283,14 @@ async def renew_holder(tx: Tx, lease: int, key: str, terms: Terms) -> bool:
     return bool(await fetched(tx, _HOLD, values))
 
 
+async def end_of(tx: Tx, lease: int, key: str) -> str | None:
+    """Why a lease is over; None: there is none of that key."""
+    rows = await fetched(tx, "select reason, key from hil.leases where id = %s", [lease])
+    if not rows or not key or not hmac.compare_digest(rows[0]["key"].encode(), key.encode()):
+        return None
+    return rows[0]["reason"] or "it is over"
+
+
 async def wait_for_start(tx: Tx, lease: int, terms: Terms) -> None:
     """A lease's holder waits while its board is made ready, however long that takes."""
     await tx.execute(_READYING, {"lease": lease, "holder_s": terms.holder_s})

@@ -35,7 +35,7 @@ async def tick(tx: Tx, engine: Engine, terms: Terms, heard_since: float) -> int:
     Args:
         heard_since: `time.monotonic()` when this gateway began to hear workers and holders: its start, or the
             end of the database's last outage. Until all had the time to be heard, and to report what ended
-            meanwhile, nothing expires.
+            meanwhile, nothing expires. `math.inf` where that has not begun.
     """
     await thaw(tx)
     await tx.execute("set local lock_timeout = '5s'")
@@ -56,16 +56,18 @@ async def _pass(tx: Tx, engine: Engine, terms: Terms, heard_since: float) -> int
 
 
 async def _expired(tx: Tx, engine: Engine, terms: Terms) -> int:
-    """End what nobody speaks for any more, and what took too long."""
-    silent = await active_leases(tx, "lease.expires_at < clock_timestamp()")
+    """End what nobody speaks for any more, and what took too long: when this transaction began, for its gateway may
+    have been frozen since, and have heard nobody.
+    """
+    silent = await active_leases(tx, "lease.expires_at < now()")
     for lease in silent:
         reason = f"nothing was heard of it on {lease.board} for {terms.lease_s:g} s"
         await ending.lost(tx, engine, lease, reason, terms)
-    left = await active_leases(tx, "lease.holder_until < clock_timestamp()")
+    left = await active_leases(tx, "lease.holder_until < now()")
     for lease in left:
         await ending.over(tx, engine, lease, f"its holder was not heard of for {terms.holder_s:g} s", terms)
     lost = await boards.lose_silent(tx, engine, terms)
-    late = await active_leases(tx, "lease.until < clock_timestamp()")
+    late = await active_leases(tx, "lease.until < now()")
     for lease in late:
         await ending.timed_out(tx, engine, lease, terms)
     return len(silent) + len(left) + lost + len(late)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 
 from hil.controller.farm.desk import ticking
@@ -31,18 +32,19 @@ class Clockwork:
     async def run(self) -> None:
         """Tick until cancelled. After an outage nobody expires who had no time yet to be heard of."""
         parts = self._parts
-        heard_since: float | None = None
+        heard_since = math.inf
         # By the wall clock, as the database reckons: it goes on while the machine sleeps, and may be set.
         last = time.time()
         while True:
             if time.time() - last > _TICK_S + parts.terms.lease_s / 2:
                 # We were frozen, or waited for the database, and heard nobody meanwhile.
-                heard_since = None
+                heard_since = math.inf
             try:
-                heard_since = heard_since or time.monotonic()
                 await self._tick(heard_since)
+                # From here on they can be heard: a tick may have waited long for the database.
+                heard_since = min(heard_since, time.monotonic())
             except DatabaseAway:
-                heard_since = None
+                heard_since = math.inf
                 await self._thaw()
             last = time.time()
             await asyncio.sleep(_TICK_S)

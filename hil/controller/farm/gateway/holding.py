@@ -146,6 +146,10 @@ class Holding:
             known = asked.key.isprintable()
             held = known and await leases.renew_holder(tx, asked.lease, asked.key, self._parts.terms)
             granted = await self._granted(tx, asked.lease) if held else None
+            why = await leases.end_of(tx, asked.lease, asked.key) if known and not held else None
+        if why is not None:
+            await self._call.send(pb.LeaseReply(over=why))
+            return
         if granted is None:
             raise AccessRefused(f"lease {asked.lease} is over, or the key that was shown is not its own")
         self._lease, self._key = asked.lease, asked.key
@@ -167,20 +171,24 @@ class Holding:
                 if change["kind"] == "ended" and change["lease"] == self._lease:
                     await call.send(pb.LeaseReply(over=change["reason"]))
                     return
-            if _BEAT in changes and not await self._beat():
-                await call.send(pb.LeaseReply(over="the lease is over"))
+            # A beat may find that it is over before that is told here.
+            if _BEAT in changes and (why := await self._beat()):
+                await call.send(pb.LeaseReply(over=why))
                 return
 
-    async def _beat(self) -> bool:
-        """Renew the lease; while the database is away a beat is not answered, and nothing expires."""
+    async def _beat(self) -> str:
+        """Renew the lease; why it is over, where it is. While the database is away a beat is not answered, and
+        nothing expires.
+        """
         try:
             async with self._parts.db.transaction() as tx:
                 held = await leases.renew_holder(tx, self._lease, self._key, self._parts.terms)
+                why = "" if held else await leases.end_of(tx, self._lease, self._key) or "the lease is over"
         except DatabaseAway:
-            return True
+            return ""
         if held:
             await self._call.send(pb.LeaseReply(beat=pb.Beat()))
-        return held
+        return why
 
     async def _call_off(self, name: str, job: int) -> None:
         """Cancel a job whose holder has not come back, to any gateway, after a while."""

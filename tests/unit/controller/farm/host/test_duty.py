@@ -143,3 +143,11 @@ def test_a_farm_that_is_away_is_waited_for(monkeypatch):
         return str(answer)
 
     assert attempt._heard(call) == "there" and slept == [attempt.AGAIN_S] * 2
+
+
+def test_connections_are_led_to_a_board_that_is_held_before_anybody_is_told_that_it_is_there(tmp_path):
+    made: Any = Duty(Way(tmp_path, target=Target("unix:/a.sock")), lambda: None, 1)
+    attendance: Any = Attendance()
+    attendance.started = lambda lease, direct: attendance.told.append(made.serving.lease)
+    result = made.do(replace(GRANT, spec=Spec(Kind.LEASE), timeout_s=0.05), attendance)
+    assert (attendance.told, result.reason, made.serving) == ([5], "its time is over", None)
