@@ -230,13 +230,14 @@ class BlobService:
 
     def Get(self, request: pb.GetRequest, context: grpc.ServicerContext) -> Iterator[pb.GetReply | bytes]:
         """Read a blob."""
-        _session(self._sessions, context)
+        session = _session(self._sessions, context)
         path = self._store.path(request.digest)
         size = path.stat().st_size
         yield pb.GetReply(start=pb.GetStart(size=size))
         with path.open("rb") as file:
             file.seek(min(request.offset, size))
             while piece := file.read(wire.CHUNK):
+                self._sessions.require(session)
                 yield from wire.data_messages(memoryview(piece))
 
 
