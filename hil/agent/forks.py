@@ -160,9 +160,12 @@ class ForkServer:
         )
 
     def rest(self) -> None:
-        """End it, and with it every worker, until one is needed again."""
-        with self._forking:
-            self.stop()
+        """End it, and with it every worker, until one is needed again; not where one is needed just now."""
+        if self._forking.acquire(blocking=False):
+            try:
+                self.stop()
+            finally:
+                self._forking.release()
 
     def stop(self) -> None:
         """End it, and with it every worker."""

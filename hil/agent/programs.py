@@ -251,10 +251,10 @@ class Programs:
                 if load.worker is not None:
                     load.worker.kill(because)
         deadline = time.monotonic() + _LET_GO_S
-        for load in loads:
-            load.done.wait(max(deadline - time.monotonic(), 0.0))
         for one in freeing:
             one.join(max(deadline - time.monotonic(), 0.0))
+        for load in loads:
+            load.done.wait(max(deadline - time.monotonic(), 0.0))
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
         """End a program's worker, and give back what it held; under our lock, so that none is overlooked meanwhile."""

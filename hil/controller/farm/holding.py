@@ -106,11 +106,13 @@ class Holding:
 
         Raises:
             BoardBusy: there was none in time.
-            FarmError: as :meth:`wait`.
+            FarmError: as :meth:`wait`, or it was given back meanwhile.
         """
         self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_S)
         begin, last, look = time.monotonic(), "", _QUIET_S
         while not self.wait(min(look, max(begin + seconds - time.monotonic(), 0.0))):
+            if self._closing.is_set():
+                raise FarmError("the lease was given back")
             text = self.queue_text()
             if time.monotonic() - begin >= seconds:
                 raise BoardBusy(

@@ -176,6 +176,21 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
         until(lambda: farm.ask("job", name=name)["state"] == "cancelled")
 
 
+def test_links_that_break_are_never_taken_for_holders_who_leave(client: Client, board: BareBoard) -> None:
+    farm = client()
+    with held(farm, board):
+        names = []
+        for _ in range(10):
+            # It breaks while the gateway is busy with what it just asked for.
+            waiting = Holder(farm)
+            names.append(json.loads(waiting.next("waiting"))["name"])
+            waiting.end(waiting.stream.cancel)
+        time.sleep(1)
+        assert {farm.ask("job", name=name)["state"] for name in names} == {"queued"}
+        for name in names:
+            farm.do("cancel", name=name)
+
+
 def test_broken_stream_is_taken_up_again_at_another_gateway(
     gateway: Running, client: Client, board: BareBoard, farm_db: str, tmp_path: Path
 ) -> None:

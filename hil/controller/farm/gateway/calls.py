@@ -32,6 +32,7 @@ class Call:
         self.name, self.who = name, who
         self.doing = name
         self.leaving = False
+        self._broken = False
         self.metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         self._context, self._access = context, access
         self._checked = time.monotonic()
@@ -40,11 +41,16 @@ class Call:
         """Write to the caller; waits while it does not read."""
         await self._context.write(message)
 
-    async def hung_up(self) -> None:
-        """The caller's side has ended: wait until it is clear that it meant to. A link that broke ends it too, and
+    async def hung_up(self) -> bool:
+        """The caller's side has ended: wait until it is clear whether it meant to. A link that broke ends it too, and
         cancels the call a moment later.
         """
         await asyncio.sleep(_BROKEN_S)
+        return not self._broken
+
+    def broke_off(self) -> None:
+        """The call was cancelled. What serves it may not hear of that at once: see :func:`.tasks.ended`."""
+        self._broken = True
 
     def admit(self, what: str) -> None:
         """Check that the caller may ask for this, which is what it does from now on.
@@ -128,6 +134,9 @@ class Calls:
                 return work.result()
             call.leaving = True
             raise Leaving
+        except asyncio.CancelledError:
+            call.broke_off()
+            raise
         finally:
             # Whatever it still says: nobody listens any more.
             await ended(work, stopping)

@@ -72,9 +72,9 @@ class Holding:
         async for request in requests:
             if request.WhichOneof("kind") == "beat":
                 await queue.put(_BEAT)
-        await self._call.hung_up()
-        self._left = True
-        await queue.put(_LEFT)
+        if await self._call.hung_up():
+            self._left = True
+            await queue.put(_LEFT)
 
     async def _queue(self, document: str, queue: asyncio.Queue[Change]) -> None:
         """Wait in the queue until the board is there; one that leaves before calls its job off."""
@@ -205,14 +205,17 @@ class Holding:
     async def _is_waited_for(self, job: int) -> bool:
         """Whether a holder waits for it, at any gateway."""
         with self._parts.hub.subscribed() as queue:
-            async with self._parts.db.transaction() as tx:
-                await tell(tx, {"kind": "holder?", "job": job})
-            deadline = time.monotonic() + _ANSWER_S
-            while (left := deadline - time.monotonic()) > 0:
-                changes = await drained(queue, left)
-                if AGAIN in changes or _of(changes, "holder", job):
+            changes = [AGAIN]
+            while True:
+                if AGAIN in changes:  # an answer may have been missed
+                    async with self._parts.db.transaction() as tx:
+                        await tell(tx, {"kind": "holder?", "job": job})
+                    deadline = time.monotonic() + _ANSWER_S
+                changes = await drained(queue, max(deadline - time.monotonic(), 0.0))
+                if _of(changes, "holder", job):
                     return True
-        return False
+                if time.monotonic() >= deadline and AGAIN not in changes:
+                    return False
 
 
 def _of(changes: list[Change], kind: str, job: int) -> bool:

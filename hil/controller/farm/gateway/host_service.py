@@ -49,9 +49,8 @@ class HostService:
             if writing.done():
                 writing.result()
             hearing.result()
-            await call.hung_up()
             # Its own end of the stream, not a link that broke: its board waits for nobody.
-            if self._parts.dispatch.leave(attending):
+            if await call.hung_up() and self._parts.dispatch.leave(attending):
                 await self._parts.presence.leave(attending)
         finally:
             self._parts.dispatch.leave(attending)

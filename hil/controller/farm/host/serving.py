@@ -53,7 +53,10 @@ class Serving:
     def _carry(self, dial: pb.DialIn, client: FarmClient) -> None:
         metadata = [*client.metadata, (DIAL_KEY, dial.id)]
         # Not the client's own: that ends with the stream on which the board is attended.
-        channel = open_channel(dial.gateway or client.gateway, client.address.ca)
+        try:
+            channel = open_channel(dial.gateway or client.gateway, client.address.ca)
+        except HilError as error:
+            return self._say(f"a connection of lease {self.lease} could not be carried: {error}")
         try:
             with connect(self._target) as near:
                 far = FarmStub(channel).Accept(pieces_from(near), metadata=metadata)
