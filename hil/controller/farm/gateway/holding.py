@@ -23,7 +23,7 @@ from hil.controller.farm.gateway.checking import order_of
 from hil.controller.farm.gateway.hub import AGAIN, Change, drained
 from hil.controller.farm.gateway.parts import Parts
 from hil.controller.farm.tasks import ended
-from hil.controller.farm.words import BoardCard, JobState, Kind
+from hil.controller.farm.words import JobState, Kind
 from hil.errors import AccessRefused, HilError, UsageError
 from hil.proto.v1 import farm_pb2 as pb
 
@@ -32,11 +32,6 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _LOOK_S = 2.0
 # So long the other gateways have to say that a holder is with them now.
 _ANSWER_S = 5.0
-_HELD = """
-    select lease.key, lease.direct, board.card
-    from hil.leases as lease join hil.boards as board on board.name = lease.board
-    where lease.id = %s and lease.started_at is not null and lease.ended_at is null
-"""
 _ID = "select id from hil.jobs where submission = %s"
 _BEAT, _LEFT = {"kind": "beat"}, {"kind": "left"}
 
@@ -132,13 +127,12 @@ class Holding:
 
     async def _granted(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
         """What the holder is told, once the board's host has made it ready."""
-        rows = await (await tx.execute(_HELD, [lease])).fetchall()
+        held = await leases.holding(tx, lease)
         grant = await leases.grant_of(tx, lease)
-        if not rows or grant is None:
+        if held is None or not held.started or grant is None:
             return None
-        card = BoardCard.of_json(rows[0]["card"])
-        card = replace(card, direct=rows[0]["direct"] or card.direct)
-        return pb.LeaseGranted(grant=json.dumps(grant.to_json()), card=json.dumps(card.to_json()), key=rows[0]["key"])
+        card = replace(held.card, direct=held.direct or held.card.direct)
+        return pb.LeaseGranted(grant=json.dumps(grant.to_json()), card=json.dumps(card.to_json()), key=held.key)
 
     async def _resume(self, asked: pb.ResumeLease) -> None:
         """The same lease again, for whoever has its key."""
