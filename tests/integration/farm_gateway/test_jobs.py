@@ -95,7 +95,7 @@ def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board
         for line in range(20):
             board.print(grant, f"{grant.job} line {line}\n")
         # A report goes another way than the lines, and may come first.
-        until(lambda: printed(farm, grant.job).count("line") == 20)  # noqa: B023
+        until(lambda job=grant.job: printed(farm, job).count("line") == 20)
         board.report(grant)
     replies = list(iter(lambda: told.get(timeout=WAIT_S), None))
     follower.join()
