@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,14 @@ settings.register_profile("hil", deadline=None)
 settings.load_profile("hil")
 
 HARDWARE = Path(__file__).parent / "hardware"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest takes the asserts of a plugin's whole distribution for those of tests, and parses each module of hil when
+    # some thread imports it. Python 3.11 before 3.11.8 fails where two threads do so at once (SystemError, gh-106905).
+    hook: Any = config.pluginmanager.rewrite_hook
+    hook._must_rewrite.discard("hil")
+    hook._marked_for_rewrite_cache.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
