@@ -26,6 +26,15 @@ _FORK_S = 30.0
 _PRELOAD_S = 300.0
 
 
+class _Told:
+    """What one such process has told: the workers that it started, and how those ended that nobody watched yet."""
+
+    def __init__(self) -> None:
+        self.pids: collections.deque[int] = collections.deque()
+        self.watching: dict[int, Callable[[int], None]] = {}
+        self.ended: dict[int, int] = {}
+
+
 class ForkServer:
     """The process that forks workers for one runtime; started anew if it dies.
 
@@ -41,9 +50,8 @@ class ForkServer:
         self._forking = threading.Lock()
         self._lock = threading.Lock()
         self._channel: framing.Channel | None = None
-        self._pids: collections.deque[int] = collections.deque()
+        self._told = _Told()
         self._forked = threading.Condition(self._lock)
-        self._watching: dict[int, Callable[[int], None]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         # Whether it has forked yet: until then it may still be importing.
         self._awake = False
@@ -110,9 +118,9 @@ class ForkServer:
                     self._process.wait()
                     return self.described
                 self._channel = ours
+                self._told = _Told()
                 self._awake = False
-                self._pids.clear()
-                threading.Thread(target=self._listen, args=(ours,), daemon=True, name="forkserver").start()
+                threading.Thread(target=self._listen, args=(ours, self._told), daemon=True, name="forkserver").start()
             return self.described
 
     def fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
@@ -132,23 +140,28 @@ class ForkServer:
         with self._lock:
             if self._channel is None or self._process is None:
                 raise self._died()
+            process, told = self._process, self._told
             try:
                 self._channel.send({"fork": True}, fds)
             except framing.Closed as error:
                 raise self._died() from error
             limit = _FORK_S if self._awake else _PRELOAD_S
-            ended = self._forked.wait_for(lambda: self._pids or self._channel is None, timeout=limit)
-            if ended and not self._pids and not self._awake:
+            ended = self._forked.wait_for(lambda: told.pids or self._channel is None, timeout=limit)
+            if ended and not told.pids and not self._awake:
                 raise self._died()
-            if self._channel is None or not self._pids:
+            if self._channel is None or not told.pids:
                 # An answer that came late would be taken for the next worker's: there must be none.
-                self._process.kill()
+                process.kill()
                 self._forked.wait_for(lambda: self._channel is None, timeout=_FORK_S)
                 raise BoardError("the agent's fork server does not answer")
             self._awake = True
-            pid = self._pids.popleft()
-            self._watching[pid] = on_exit
-            return pid
+            pid = told.pids.popleft()
+            status = told.ended.pop(pid, None)
+            if status is None:
+                told.watching[pid] = on_exit
+        if status is not None:
+            on_exit(status)
+        return pid
 
     def _died(self) -> HilError:
         """Why it is gone: in an import, of the runtime's own; it may also have been stopped."""
@@ -182,26 +195,26 @@ class ForkServer:
                 process.kill()
                 process.wait()
 
-    def _listen(self, channel: framing.Channel) -> None:
-        early: dict[int, int] = {}
+    def _listen(self, channel: framing.Channel, told: _Told) -> None:
         try:
             while True:
                 message = channel.receive()
                 with self._lock:
                     if "pid" in message:
-                        self._pids.append(message["pid"])
+                        told.pids.append(message["pid"])
                         self._forked.notify_all()
-                    else:
-                        early[message["exited"]] = message["status"]
-                    told = [pid for pid in early if pid in self._watching]
-                    calls = [(self._watching.pop(pid), early.pop(pid)) for pid in told]
-                for call, status in calls:
-                    call(status)
+                        continue
+                    pid, status = message["exited"], message["status"]
+                    on_exit = told.watching.pop(pid, None)
+                    if on_exit is None:
+                        told.ended[pid] = status
+                if on_exit is not None:
+                    on_exit(status)
         except framing.Closed:
             with self._lock:
                 if self._channel is channel:
                     self._channel = None
-                orphans, self._watching = self._watching, {}
+                orphans, told.watching = told.watching, {}
                 self._forked.notify_all()
             for pid, on_exit in orphans.items():
                 with contextlib.suppress(OSError):

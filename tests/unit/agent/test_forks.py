@@ -80,8 +80,7 @@ def test_workers_that_are_asked_for_at_once_are_each_their_own(server: ForkServe
 def test_an_answer_that_comes_late_is_nobody_elses(server: ForkServer, monkeypatch: pytest.MonkeyPatch):
     stopped = server._process
     assert isinstance(stopped, subprocess.Popen)
-    for limit in ("_FORK_S", "_PRELOAD_S"):
-        monkeypatch.setattr(forks, limit, 0.5)
+    monkeypatch.setattr(forks, "_PRELOAD_S", 0.5)
     os.kill(stopped.pid, signal.SIGSTOP)
 
     with pytest.raises(BoardError, match="does not answer"):
@@ -93,6 +92,16 @@ def test_an_answer_that_comes_late_is_nobody_elses(server: ForkServer, monkeypat
     _, channel, exited = fork(server)
     channel.close()
     assert exited.wait(30)
+
+
+def test_a_worker_that_ends_before_anybody_watches_it_is_told_of(server: ForkServer):
+    # As if the news of both had come while the thread that asked for it was not let on.
+    server._told.pids.append(7)
+    server._told.ended[7] = 3
+    ended: list[int] = []
+    with Path(os.devnull).open("r+b") as null:
+        assert server.fork([null.fileno()] * 4, ended.append) == 7
+    assert ended == [3]
 
 
 def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch):
