@@ -103,6 +103,8 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     drift = ((last_low + last_high) - (low + high)) / 2 / max(end - start, 1)
     offset = (low + high) / 2 - drift * start
     error = max(high - low, last_high - last_low) / 2
+    # In nanoseconds of the board's; where that one runs slower, they are longer ones of the host's.
+    error /= min(1.0, 1.0 + drift)
     # The fields are whole nanoseconds, and the clocks tell no less.
     return ClockFit(near + round(offset), drift, middle, int(error) + 2)
 

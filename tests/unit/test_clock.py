@@ -51,7 +51,7 @@ def test_the_error_holds_after_the_last_ping_as_long_as_it_is_asked_to(offset, d
     found = fit(asked, until)
     for host in (asked[0].sent_ns, until - later // 2, until):
         assert abs(found.to_board(host) - board_ns(host, offset, drift)) <= found.error_ns
-    assert found.error_ns <= fit(asked).error_ns + later * 2e-3 + 1
+    assert found.error_ns <= 1.003 * (fit(asked).error_ns + later * 2e-3) + 1
 
 
 def test_one_slow_ping_does_no_harm():
