@@ -74,9 +74,9 @@ class FarmClient:
 
     def close(self) -> None:
         """End the connection."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     def __enter__(self) -> FarmClient:
         return self

@@ -98,20 +98,21 @@ class Access:
                     await desk.note_audit(tx, who, action, "", False, {"reason": reason})
 
     def forget(self) -> None:
-        """Ask the database again for every token: one was revoked."""
-        self._known.clear()
+        """Ask the database again for every token: one was revoked. What it is being asked just now counts no more."""
+        self._known = {}
 
     async def _bearer_of(self, token: str) -> Bearer | None:
         if len(token) > _LONGEST_TOKEN:
             return None
-        asked, who = self._known.get(token, (0.0, None))
+        known = self._known
+        asked, who = known.get(token, (0.0, None))
         if asked and time.monotonic() - asked < _TRUST_S:
             return who
         async with self._db.transaction() as tx:
             who = await desk.bearer_of(tx, token)
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[token] = (time.monotonic(), who)
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        known[token] = (time.monotonic(), who)
         return who
 
 

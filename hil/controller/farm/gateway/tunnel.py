@@ -17,7 +17,7 @@ from hil.controller.farm.tasks import ended
 from hil.errors import FarmError, UsageError
 from hil.proto.v1 import farm_pb2 as pb
 
-_ACCEPT_S, _PAUSE_S = 10.0, 1.0
+_ACCEPT_S, _PAUSE_S = 10.0, 5.0
 
 Pieces = AsyncIterator[pb.Piece]
 
