@@ -40,7 +40,7 @@ class Program:
 
     def load(self, client: AgentClient, **options: str):
         settings = {"runtime": self.runtime, "device": "", "function": "", **options}
-        return client.load(self.digests, self.path.name, timeout=30, **settings)
+        return client.load(self.digests, self.path.name, timeout=120, **settings)
 
 
 def program(runtime: str, path: Path) -> Program:
@@ -103,7 +103,7 @@ def start_process(module: str, listen: str, store: Path, *more: str) -> tuple[su
 def stop_process(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin and process.stdout
     process.stdin.close()
-    process.wait(15)
+    process.wait(60)
     process.stdout.close()
 
 

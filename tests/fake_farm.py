@@ -132,7 +132,7 @@ class FakeFarm:
         self.cut()
         self.server.stop(0).wait()
 
-    def until(self, condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, "it did not come to that"

@@ -92,13 +92,13 @@ def running_host(farm: Running, token: str, name: str, *words: str) -> Iterator[
             with contextlib.suppress(subprocess.TimeoutExpired):
                 host.process.wait(60)
             # What it kept ready ends when it hears of that.
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while (left := host.processes()) and time.monotonic() < deadline:
                 time.sleep(0.05)
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            host.process.wait(10)
+            host.process.wait(60)
         assert not left, host.said
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sshd import LOOPBACK, descendants
+from sshd import LOOPBACK, descendants, free_port
 
 MARK = "HIL_CHAOS"
 _LOOK_S = 0.1
@@ -270,8 +269,7 @@ async def _ended(tasks: set[asyncio.Task[None]]) -> None:
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, all different."""
-    probes = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return sorted(ports)

@@ -112,6 +112,7 @@ class BareBoard:
         self.grants: queue.Queue[Grant] = queue.Queue()
         self.heard: list[pb.ToBoard] = []
         self.held: set[int] = set()
+        self._had: set[int] = set()
         self.error: Exception | None = None
         self._asked: queue.Queue[pb.FromBoard | None] = queue.Queue()
         self._over = threading.Event()
@@ -179,6 +180,10 @@ class BareBoard:
                 self.heard.append(message)
                 if message.WhichOneof("kind") == "grant":
                     grant = Grant.of_json(json.loads(message.grant))
+                    # A gateway that was slow may send one again, before it hears that we have it.
+                    if grant.lease in self._had:
+                        continue
+                    self._had.add(grant.lease)
                     self.held.add(grant.lease)
                     if grant.spec.kind is Kind.HEALTH:
                         self.start(grant)

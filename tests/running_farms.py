@@ -118,7 +118,7 @@ class RunningFarm:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(AttributeError):
-            self.process.wait(10)
+            self.process.wait(60)
         shutil.rmtree(self.home, ignore_errors=True)
 
 

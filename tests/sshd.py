@@ -11,6 +11,7 @@ import functools
 import getpass
 import os
 import platform
+import secrets
 import shutil
 import signal
 import socket
@@ -45,9 +46,12 @@ PasswordAuthentication yes
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+    """Nobody listens there, and the system gives it to nobody who asks for any: it is below those."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 @functools.cache

@@ -278,7 +278,7 @@ def test_a_program_that_dies_on_a_board_alone_costs_its_case_only(tmp_path):
     (info / "entry_points.txt").write_text("[hil.runtimes]\nvendor = vendor:Runtime\n")
     make_vendor_bundle(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "hil.agent", "verify", "v.hilb", "--timeout", "5"],
+        [sys.executable, "-m", "hil.agent", "verify", "v.hilb", "--timeout", "60"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

@@ -126,7 +126,7 @@ def test_somebody_who_is_not_root_gets_an_agent_of_their_own(make_board: MakeBoa
     assert usable_runtimes(shell, place) == {"iree"}
     assert set(on(board, "find /home/tester/.hil -printf '%u\\n'").split()) == {"tester"}
     assert on(board, "find /home/tester/.hil -perm /077") == ""
-    deploy.clean(shell, "")
+    deploy.clean(shell, "", force=True)
 
 
 def test_a_reboot_leaves_no_agent_that_only_seems_to_run(make_board: MakeBoard, log_in: LogIn):

@@ -30,7 +30,7 @@ from hil.controller.opening import open_board
 
 pytestmark = pytest.mark.timeout(300)
 
-TERMS = Terms(beat_s=0.2, lease_s=3.0, owner_s=3.0, quarantine_s=2.0)
+TERMS = Terms(beat_s=0.2, lease_s=6.0, owner_s=6.0, quarantine_s=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_way_that_broke_is_mended(hosts, client, spec, sshd):
 def test_the_other_host_takes_over_when_the_owner_is_gone(hosts, client, spec):
     owner, other = hosts
     owner.process.send_signal(signal.SIGKILL)
-    owner.process.wait(10)
+    owner.process.wait(60)
     until(lambda: client.ask("boards")[0]["host"] == "other", str(client.ask("boards")))
     (name,) = submit(client, spec)
     assert result_of(client, name)["outcome"] == "PASS" and job_of(client, name)["board"] == "bench"

@@ -125,7 +125,7 @@ def test_a_flows_tolerance_that_could_not_fail_gives_way_to_the_default(hil, sim
 
 
 def test_boards_share_the_work(hil, start_agent, models):
-    boards = [start_agent("--fault", "slow:rate=1e9,delay=0.02", module="hil.sim") for _ in range(2)]
+    boards = [start_agent("--fault", "pace:seconds=1", module="hil.sim") for _ in range(2)]
     options = [option for board in boards for option in ("--board", board)]
     ended = hil("suite", "run", models, "--flow", "onnxruntime", *options, "--out", "out", "--json")
     assert ended.code == 0, ended.err
@@ -138,7 +138,7 @@ def test_boards_share_the_work(hil, start_agent, models):
         (["corrupt"], ["corrupt"], "always wrong"),
         (["corrupt:times=1"], ["corrupt:times=1"], "flaky"),
         # The link of the second is slow, so that the first one takes the case.
-        (["corrupt"], ["slow:rate=1e9,delay=0.3"], "one bad board"),
+        (["corrupt"], ["slow:rate=1e9,delay=1"], "one bad board"),
     ],
 )
 def test_confirming_a_mismatch_tells_the_case_from_the_board(hil, start_agent, models, first, second, word):

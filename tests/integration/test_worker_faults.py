@@ -27,10 +27,18 @@ A = np.arange(4096, dtype=np.float32)
 INPUTS = {"a": A, "b": A}
 
 
-def run_once(client, add: Program):
+def run_once(client, add: Program, timeout: float = 30):
     add.push(client)
     loaded = add.load(client)
-    return client.invoke(loaded.program_id, INPUTS, timeout=2)
+    return client.invoke(loaded.program_id, INPUTS, timeout=timeout)
+
+
+def passes_by_now(client, add: Program) -> bool:
+    """Whether it passes; until the agent has heard of a death it may crash."""
+    try:
+        return passes(client, add)
+    except errors.RunCrashed:
+        return False
 
 
 def passes(client, add: Program) -> bool:
@@ -59,8 +67,8 @@ def test_a_worker_that_hangs_is_ended_at_its_limit_and_the_next_run_passes(
     client = open_client(start_agent("--fault", "hang:times=1", module="hil.sim"))
     start = time.monotonic()
     with pytest.raises(errors.StageTimeout, match="limit of 2 s") as caught:
-        run_once(client, add_programs[runtime])
-    assert 2 <= time.monotonic() - start < 6
+        run_once(client, add_programs[runtime], timeout=2)
+    assert time.monotonic() - start >= 2
     assert "simulated hang" in caught.value.detail
     assert passes(client, add_programs[runtime])
 
@@ -83,7 +91,7 @@ def test_a_session_that_ends_takes_its_workers_along(start_agent, open_client, a
     pid = add_programs["iree"].load(client).worker_pid
     assert alive(pid)
     client.close_session()
-    assert gone_within(5, pid)
+    assert gone_within(30, pid)
 
 
 def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_connection(
@@ -145,8 +153,7 @@ def test_programs_are_loaded_after_what_starts_their_workers_was_killed(start_ag
     wait_for(lambda: len(children_of(forker)) == 2)
     os.kill(forker, signal.SIGKILL)
     assert gone_within(20, forker)
-    time.sleep(2)  # for the agent to hear of it
-    assert passes(client, add)
+    wait_for(lambda: passes_by_now(client, add))
 
 
 def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_client, add_programs):
@@ -157,7 +164,7 @@ def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_clien
     agent = subprocess.run(["pgrep", "-f", address], capture_output=True, text=True, check=True).stdout.split()
     for found in agent:
         os.kill(int(found), signal.SIGKILL)
-    assert gone_within(5, pid)
+    assert gone_within(30, pid)
     with pytest.raises(errors.BoardLost):
         client.missing([])
 

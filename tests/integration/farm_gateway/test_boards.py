@@ -51,12 +51,13 @@ def test_grant_that_got_lost_is_sent_again(client: Client, board: BareBoard, mon
 
 
 def test_silent_workers_job_goes_to_another_board(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(lease_s=3.0, owner_s=3.0, beat_s=0.2)
+    terms = Terms(lease_s=6.0, owner_s=6.0, beat_s=0.2)
     with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
         one, two = BareBoard(farm, "one").online(), BareBoard(farm, "two").online()
         try:
             _, [job] = farm.submit(simple_order(selector="name=one or name=two"))
-            first, second = (one, two) if until(lambda: one.held or two.held) and one.held else (two, one)
+            until(lambda: not (one.grants.empty() and two.grants.empty()))
+            first, second = (one, two) if two.grants.empty() else (two, one)
             lost = first.grant()
             first.cut()
             grant = second.grant()

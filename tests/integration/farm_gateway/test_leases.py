@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from gateways import WAIT_S, BareBoard, Running, running_gateway, token_of, until
+from gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
 
 from hil.controller.client import Target
 from hil.controller.farm.client import FarmClient, translated
@@ -123,7 +123,7 @@ def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareB
 
 
 def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(holder_s=3.0, lease_s=3.0, beat_s=0.2)
+    terms = Terms(holder_s=6.0, beat_s=0.2)
     with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm, beats=False)
@@ -137,12 +137,12 @@ def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Pat
 
 
 def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(holder_s=2.0, lease_s=3.0, beat_s=0.2)
+    terms = Terms(holder_s=5.0, beat_s=0.2)
     with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm)
         grant = board.grant()
-        time.sleep(6)  # to make the board ready
+        time.sleep(8)  # to make the board ready
         board.start(grant)
         assert holder.next("granted").key
         holder.end()
@@ -163,7 +163,8 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
         farm, elsewhere = (stack.enter_context(gateway.client(token)) for gateway in (one, two))
         board = BareBoard(farm, "rpi").online()
         stack.callback(board.leave)
-        stack.enter_context(held(farm, board))
+        farm.submit(simple_order())
+        board.grant()
         waiting = Holder(farm, **opening)
         name = json.loads(waiting.next("waiting"))["name"]
         waiting.end(waiting.stream.cancel)
@@ -248,7 +249,11 @@ def accept_dials(board: BareBoard, farms: Callable[[str], FarmClient]) -> thread
     return thread
 
 
-def test_dial_carries_bytes_both_ways_and_ends_with_the_holder(client: Client, board: BareBoard) -> None:
+def test_dial_carries_bytes_both_ways_and_ends_with_the_holder(
+    client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An echo comes after its sender is through.
+    monkeypatch.setattr("hil.controller.farm.gateway.tunnel._PAUSE_S", 60.0)
     farm = client()
     with held(farm, board) as (_, granted, grant):
         accepting = accept_dials(board, lambda address: board.farm)
@@ -262,8 +267,14 @@ def test_dial_carries_bytes_both_ways_and_ends_with_the_holder(client: Client, b
 
 
 def test_dial_reaches_a_board_at_another_gateway(
-    gateway: Running, client: Client, board: BareBoard, farm_db: str, tmp_path: Path
+    gateway: Running,
+    client: Client,
+    board: BareBoard,
+    farm_db: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("hil.controller.farm.gateway.tunnel._PAUSE_S", 60.0)
     farm, token = client(), token_of(farm_db, "anna")
     with contextlib.ExitStack() as stack:
         _, granted, grant = stack.enter_context(held(farm, board))

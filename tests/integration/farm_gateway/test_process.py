@@ -68,8 +68,7 @@ def test_process_serves_logs_as_json_and_ends_cleanly(farm_db: str, tmp_path: Pa
                     return str(answer.read().decode())
 
             # A grant is counted after it was made.
-            until(lambda: "hil_farm_grants_total{" in metrics())
-            text = metrics()
+            text = until(lambda: counted if 'hil_farm_grants_total{kind="run"}' in (counted := metrics()) else "")
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == 0
             board.cut()
@@ -105,7 +104,7 @@ def test_process_that_was_killed_leaves_nothing_in_the_way(farm_db: str, tmp_pat
 
 
 def test_gateway_that_was_frozen_takes_nobodys_silence_for_its_own(farm_db: str, tmp_path: Path) -> None:
-    (tmp_path / "farm.toml").write_text("[terms]\nlease_s = 2\nowner_s = 2\nbeat_s = 0.2\n")
+    (tmp_path / "farm.toml").write_text("[terms]\nlease_s = 6\nowner_s = 6\nbeat_s = 0.2\n")
     token = token_of(farm_db, "anna")
     with (
         gateway_process(farm_db, tmp_path) as (process, said),
@@ -115,7 +114,7 @@ def test_gateway_that_was_frozen_takes_nobodys_silence_for_its_own(farm_db: str,
         _, [job] = farm.submit(simple_order())
         grant = board.grant()
         process.send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(9)
         process.send_signal(signal.SIGCONT)
         beats = len(board.told("beat"))
         until(lambda: len(board.told("beat")) > beats + 1)
@@ -143,7 +142,7 @@ def test_settings_that_make_no_sense_are_told(
 
 
 def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
-    terms = Terms(lease_s=3.0, owner_s=3.0, beat_s=0.2)
+    terms = Terms(lease_s=6.0, owner_s=6.0, beat_s=0.2)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running_server(tmp_path / "postgres"))
         db = server.make_farm("farm")
@@ -166,7 +165,7 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
             target=lambda: reports.append(farm.report(grant.lease, board.worker, said, grant.fence))
         )
         report.start()
-        time.sleep(2 * terms.lease_s)  # longer than a lease lives without being heard of
+        time.sleep(terms.lease_s + 2)  # longer than a lease lives without being heard of
         server.embedded.start()
         report.join(WAIT_S)
         assert reports[0].recorded  # nothing expired, nothing was lost
@@ -174,8 +173,7 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         board.held.clear()
         until(lambda: len(board.told("beat")) > beats + 1)
         _, [after] = farm.submit(simple_order())
-        # What was fetched just before the outage may come once more.
-        assert next(one for one in iter(board.grant, None) if one.lease != grant.lease).job == after
+        assert board.grant().job == after
         assert not board.error  # its stream outlived it all
 
 
@@ -205,6 +203,9 @@ def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> No
             grant = board.grant()
             board.report(grant)
             board.leave()
+        # What it waited for is told beside the sending.
+        counted = running.gateway.parts.metrics.registry.get_sample_value
+        until(lambda: counted("hil_farm_grants_total", {"kind": "run"}))
         running.stop()
     mine = [span for span in receiver.spans if span.trace_id.hex() == "a" * 32]
     found = {span.name: span for span in mine}

@@ -44,7 +44,7 @@ def test_a_second_agent_on_a_store_leaves_it_alone_and_a_killed_ones_is_free(tmp
     assert f"in use by another agent (process {process.pid})" in second.stderr
     assert sorted(store.rglob("*")) == before
     process.send_signal(signal.SIGKILL)
-    process.wait(15)
+    process.wait(60)
     stop_process(process)
     third, _ = start_process(module, f"unix:{tmp_path}/b.sock", store)
     stop_process(third)

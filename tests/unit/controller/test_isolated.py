@@ -89,25 +89,25 @@ def wait_until(condition: object, seconds: float = 30.0) -> bool:
 
 def test_a_result_comes_back_and_output_goes_to_the_log(pool: Isolated, functions: str, tmp_path: Path) -> None:
     log = tmp_path / "deep" / "log"
-    assert pool.call(f"{functions}:echo", {"a": [1, None, "é"]}, timeout=10, log=log) == {"a": [1, None, "é"]}
+    assert pool.call(f"{functions}:echo", {"a": [1, None, "é"]}, timeout=60, log=log) == {"a": [1, None, "é"]}
     assert "to stdout" in log.read_text() and "to stderr" in log.read_text()
 
 
 def test_a_worker_is_used_again(pool: Isolated, functions: str, tmp_path: Path) -> None:
-    pids = {pool.call(f"{functions}:pid", {}, timeout=10, log=tmp_path / "log") for _ in range(3)}
+    pids = {pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log") for _ in range(3)}
     assert len(pids) == 1 and os.getpid() not in pids
 
 
 def test_an_error_of_hils_comes_back_whole(pool: Isolated, functions: str, tmp_path: Path) -> None:
     with pytest.raises(ImportFailed) as caught:
-        pool.call(f"{functions}:typed", {}, timeout=10, log=tmp_path / "log")
+        pool.call(f"{functions}:typed", {}, timeout=60, log=tmp_path / "log")
     error = caught.value
     assert (error.message, error.hint, error.detail, error.stage) == ("broken", "mend it", "in the middle", "import")
 
 
 def test_any_other_error_comes_with_its_traceback(pool: Isolated, functions: str, tmp_path: Path) -> None:
     with pytest.raises(IsolatedFailure, match="ValueError: first line") as caught:
-        pool.call(f"{functions}:fail", {}, timeout=10, log=tmp_path / "log")
+        pool.call(f"{functions}:fail", {}, timeout=60, log=tmp_path / "log")
     assert "Traceback" in caught.value.detail and "second line" in caught.value.detail
 
 
@@ -116,20 +116,20 @@ def test_a_function_that_cannot_answer_is_a_failure(
     pool: Isolated, functions: str, tmp_path: Path, function: str
 ) -> None:
     with pytest.raises(IsolatedFailure):
-        pool.call(f"{functions}:{function}", {}, timeout=10, log=tmp_path / "log")
+        pool.call(f"{functions}:{function}", {}, timeout=60, log=tmp_path / "log")
 
 
 def test_a_crash_names_the_signal_and_the_pool_goes_on(pool: Isolated, functions: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("of an earlier call\n")
     with pytest.raises(IsolatedCrash, match="SIGSEGV") as caught:
-        pool.call(f"{functions}:crash", {}, timeout=10, log=log)
+        pool.call(f"{functions}:crash", {}, timeout=60, log=log)
     assert "last words" in caught.value.detail and "earlier" not in caught.value.detail
-    assert pool.call(f"{functions}:echo", {}, timeout=10, log=log) == {}
+    assert pool.call(f"{functions}:echo", {}, timeout=60, log=log) == {}
 
 
 def test_a_worker_that_dies_idle_costs_the_next_call_nothing(pool: Isolated, functions: str, tmp_path: Path) -> None:
-    first = pool.call(f"{functions}:pid", {}, timeout=10, log=tmp_path / "log")
+    first = pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")
     os.kill(first, signal.SIGSTOP)  # alive, but it will not begin: as one that dies between the look at it and its call
     found: list[int] = []
     log = tmp_path / "next"
@@ -157,11 +157,12 @@ def test_a_long_answer_comes_whole(pool: Isolated, functions: str, tmp_path: Pat
 
 def test_an_exit_names_the_code(pool: Isolated, functions: str, tmp_path: Path) -> None:
     with pytest.raises(IsolatedCrash, match="exited with code 3"):
-        pool.call(f"{functions}:leave", {"code": 3}, timeout=10, log=tmp_path / "log")
+        pool.call(f"{functions}:leave", {"code": 3}, timeout=60, log=tmp_path / "log")
 
 
 def test_a_timeout_kills_the_worker_and_its_children(pool: Isolated, functions: str, tmp_path: Path) -> None:
     note = tmp_path / "pids"
+    pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")  # it has started
     with pytest.raises(IsolatedTimeout, match="5 s"):
         pool.call(f"{functions}:child", {"note": str(note)}, timeout=5, log=tmp_path / "log")
     worker, child = map(int, note.read_text().split())
@@ -192,10 +193,10 @@ def test_closing_ends_calls_that_still_run(functions: str, tmp_path: Path) -> No
     thread.start()
     assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
     pool.close()
-    thread.join(10)
+    thread.join(60)
     assert len(caught) == 1 and isinstance(caught[0], IsolatedCrash)
     with pytest.raises(IsolatedCrash, match="stopped"):
-        pool.call(f"{functions}:pid", {}, timeout=10, log=tmp_path / "log")
+        pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -214,7 +215,7 @@ def test_no_process_outlives_the_controller(functions: str, tmp_path: Path, numb
     assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
     worker, child = map(int, note.read_text().split())
     controller.send_signal(number)
-    controller.wait(10)
+    controller.wait(60)
     assert wait_until(lambda: not alive(worker) and not alive(child))
 
 
@@ -225,7 +226,7 @@ def test_nothing_is_imported_from_the_folder_one_stands_in(
     (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")
     monkeypatch.chdir(tmp_path)
     with Isolated(1) as pool:
-        assert pool.call(f"{functions}:where", {}, timeout=10, log=tmp_path / "log") == [False, False]
+        assert pool.call(f"{functions}:where", {}, timeout=60, log=tmp_path / "log") == [False, False]
 
 
 def test_a_pool_that_is_lent_stays_open_and_one_of_ones_own_does_not(functions, tmp_path):

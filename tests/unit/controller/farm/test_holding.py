@@ -28,9 +28,10 @@ def sim(start_agent: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-def hold(fake_farm: FakeFarm) -> Iterator[Callable[..., Holding]]:
+def hold(fake_farm: FakeFarm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Holding]]:
     """Orders a lease; all are closed at the end."""
     made: list[Holding] = []
+    monkeypatch.setattr("hil.controller.farm.holding._CLOSE_S", 60.0)
 
     def order(selector: str = "") -> Holding:
         made.append(Holding(fake_farm.address, lease_order(selector, "a test")))
@@ -44,7 +45,7 @@ def hold(fake_farm: FakeFarm) -> Iterator[Callable[..., Holding]]:
 def test_a_board_is_had_and_given_back(fake_farm: FakeFarm, hold: Callable[..., Holding], sim: str) -> None:
     fake_farm.add("lab1-sim-1", sim)
     holding = hold()
-    assert holding.wait(10)
+    assert holding.wait(60)
     assert holding.held.card.name == "lab1-sim-1"
     assert holding.address == sim
     assert holding.over == ""
@@ -58,21 +59,24 @@ def test_it_waits_in_the_queue_and_tells_how_many_go_first(
 ) -> None:
     fake_farm.add("lab1-sim-1", sim)
     first = hold()
-    assert first.wait(10)
+    assert first.wait(60)
     second = hold()
-    told: list[str] = []
     with pytest.raises(BoardBusy, match="no board for us within 3 s: 3 ahead of you"):
-        second.wait_told(3, told.append)
-    assert told == ["waiting for a board of the farm: 3 ahead of you"]
+        second.wait_told(3, lambda text: None)
+    told: list[str] = []
+    waiting = threading.Thread(target=second.wait_told, args=(60, told.append))
+    waiting.start()
+    fake_farm.until(lambda: told)
     first.close()
-    second.wait_told(10, told.append)
+    waiting.join(60)
+    assert told[0] == "waiting for a board of the farm: 3 ahead of you"
     assert told[-1] == "board lab1-sim-1 of the farm (host-a at lab1)"
 
 
 def test_nothing_that_matches_is_an_error_with_the_nearest(hold: Callable[..., Holding]) -> None:
     holding = hold("impossible")
     with pytest.raises(FarmError, match="no board of the farm matches") as caught:
-        holding.wait(10)
+        holding.wait(60)
     assert "sim-1" in caught.value.hint
 
 
@@ -92,7 +96,7 @@ def test_a_broken_stream_is_taken_up_again_with_the_same_lease(
 ) -> None:
     fake_farm.add("lab1-sim-1", sim)
     holding = hold()
-    assert holding.wait(10)
+    assert holding.wait(60)
     for number in (1, 2):
         fake_farm.cut()
         fake_farm.until(lambda number=number: fake_farm.leases[0].resumed == number)
@@ -109,7 +113,7 @@ def test_a_stream_that_breaks_in_the_queue_keeps_its_place(
     assert not holding.wait(0.5)
     fake_farm.cut()
     fake_farm.add("lab1-sim-1", sim)
-    assert holding.wait(10)
+    assert holding.wait(60)
     assert len(fake_farm.leases) == 1
 
 
@@ -118,7 +122,7 @@ def test_a_gateway_that_is_away_for_a_while_costs_no_lease(
 ) -> None:
     fake_farm.add("lab1-sim-1", sim)
     holding = hold()
-    assert holding.wait(10)
+    assert holding.wait(60)
     fake_farm.stop()
     time.sleep(0.5)
     assert holding.over == ""
@@ -130,7 +134,7 @@ def test_a_gateway_that_is_away_for_a_while_costs_no_lease(
 def test_the_farm_may_end_it_with_a_reason(fake_farm: FakeFarm, hold: Callable[..., Holding], sim: str) -> None:
     fake_farm.add("lab1-sim-1", sim)
     holding = hold()
-    assert holding.wait(10)
+    assert holding.wait(60)
     threading.Timer(0.2, lambda: fake_farm.end("lab1-sim-1", "its 30 minutes are over")).start()
     assert holding.ended(10) == "its 30 minutes are over"
     with pytest.raises(FarmError, match="30 minutes"):
@@ -167,7 +171,7 @@ def test_programs_run_over_the_lease(
 ) -> None:
     board = fake_farm.add("lab1-sim-1", sim, direct=direct)
     holding = hold()
-    assert holding.wait(10)
+    assert holding.wait(60)
     client = AgentClient(Target(holding.address), "lab1-sim-1", over=lambda: holding.over)
     try:
         client.describe()
@@ -189,7 +193,7 @@ def test_another_machines_socket_is_not_taken_for_ours(
     board = fake_farm.add("lab1-sim-1", sim)
     board.card = replace(board.card, machine="another boot")
     holding = hold()
-    assert holding.wait(10)
+    assert holding.wait(60)
     assert holding.address != sim
     folder = Path(holding.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o077 == 0
@@ -202,7 +206,7 @@ def test_the_tunnel_carries_much_and_ends_with_the_lease(
 ) -> None:
     fake_farm.add("lab1-sim-1", sim, direct=False)
     holding = hold()
-    assert holding.wait(10)
+    assert holding.wait(60)
     content = np.random.default_rng(0).bytes(20 << 20)
     (tmp_path / "blob").write_bytes(content)
     name = digest_of(content)

@@ -60,7 +60,7 @@ def test_who_puts_waits_for_room():
     filler.start()
     assert not put.wait(0.2)
     queue.take("a")
-    assert put.wait(10)
+    assert put.wait(60)
     filler.join(10)
 
 

@@ -196,7 +196,7 @@ def test_a_beat_waits_for_nobody(farm: Desk) -> None:
         async with farm.db.transaction() as tx, farm.db.transaction() as other:
             await tx.execute("update hil.leases set reason = 'changing' where id = %s", [lease])
             await tx.execute("update hil.boards set reason = 'changing' where name = 'a'")
-            return (await asyncio.wait_for(leases.beats(other, [Said("a", "worker of a", [lease])], farm.terms), 5))[0]
+            return (await asyncio.wait_for(leases.beats(other, [Said("a", "worker of a", [lease])], farm.terms), 60))[0]
 
     assert farm.run(beside_a_change()) == leases.Beat(owner=True)
 

@@ -72,10 +72,12 @@ class Gateway:
         mine = self._say = queue.SimpleQueue()
         mine.put(pb.ToBoard(standing=pb.Standing(owner=True, beat_s=0.05)))
 
+        heard = self.heard
+
         def hear() -> None:
             try:
                 for message in requests:
-                    self.heard.append(message)
+                    heard.append(message)
                     if message.WhichOneof("kind") == "beat" and self.answers_beats:
                         mine.put(pb.ToBoard(beat=pb.Beat()))
                 self.hung_up.set()
@@ -173,7 +175,7 @@ def test_after_a_break_the_board_is_presented_again_with_what_has_started(gatewa
     gateway.stop()
     until(lambda: board.told)
     assert not attending.owner
-    gateway.heard.clear()
+    gateway.heard = []
     gateway.start()
     until(lambda: gateway.of("started"))
     assert gateway.kinds()[:2] == ["hello", "started"] and gateway.of("started")[0].direct == "unix:/agent.sock"
@@ -188,7 +190,7 @@ def test_what_is_over_is_not_told_to_have_started(gateway, board, attending):
     until(lambda: board.over)
     attending.finished(6)
     gateway.stop()
-    gateway.heard.clear()
+    gateway.heard = []
     gateway.start()
     until(lambda: len(gateway.of("beat")) > 1)
     assert not gateway.of("started")
@@ -203,7 +205,7 @@ def test_lines_are_sent_together_and_those_of_an_outage_afterwards(gateway, boar
     assert len(gateway.of("printed")) < 10
     gateway.stop()
     until(lambda: board.told)
-    gateway.heard.clear()
+    gateway.heard = []
     attending.printed(6, "said while nobody listened")
     gateway.start()
     until(lambda: gateway.of("printed"))
@@ -245,7 +247,7 @@ def test_a_refusal_is_told_once_with_its_hint(gateway, board, attending, monkeyp
 def test_whoever_leaves_says_so_by_ending_its_side(gateway, board, attending):
     attending.printed(5, "the last word")
     until(lambda: gateway.heard)
-    attending.close()
+    attending.close(wait_s=WAIT_S)
     assert gateway.hung_up.wait(WAIT_S)
     assert gateway.of("printed")[-1].text == "the last word\n"
 

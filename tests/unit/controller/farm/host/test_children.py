@@ -103,7 +103,7 @@ def weak():
     os._exit(3)
 Children([Child("a", steady("a")), Child("weak", weak)], say).run()
 """)
-    until(lambda: len(parent.pids("weak")) >= 4)
+    until(lambda: parent.pids("a") and len(parent.pids("weak")) >= 4)
     assert len(parent.pids("a")) == 1
     pauses = [
         float(line.split()[-2]) for line in parent.said.splitlines() if line.startswith("weak ended with exit code 3")
@@ -146,11 +146,11 @@ def last():
     signal.signal(signal.SIGTERM, lambda *_: (say("last"), os._exit(0)))
     note("last")
     while True: time.sleep(60)
-Children([Child("last", last, rank=1), Child("stubborn", stubborn)], say, stop_s=3).run()
+Children([Child("last", last, rank=1), Child("stubborn", stubborn)], say, stop_s=8).run()
 """)
     until(lambda: parent.pids("stubborn") and parent.pids("last"))
     parent.process.terminate()
-    assert parent.process.wait(20) == 0
+    assert parent.process.wait(60) == 0
     assert parent.said.split() == ["no", "last"] and gone(parent.pids("stubborn")[0])
 
 
