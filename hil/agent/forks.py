@@ -146,13 +146,17 @@ class ForkServer:
             except framing.Closed as error:
                 raise self._died() from error
             limit = _FORK_S if self._awake else _PRELOAD_S
-            ended = self._forked.wait_for(lambda: told.pids or self._channel is None, timeout=limit)
+
+            def is_over() -> bool:
+                return self._channel is None or self._told is not told
+
+            ended = self._forked.wait_for(lambda: told.pids or is_over(), timeout=limit)
             if ended and not told.pids and not self._awake:
                 raise self._died()
-            if self._channel is None or not told.pids:
+            if is_over() or not told.pids:
                 # An answer that came late would be taken for the next worker's: there must be none.
                 process.kill()
-                self._forked.wait_for(lambda: self._channel is None, timeout=_FORK_S)
+                self._forked.wait_for(is_over, timeout=_FORK_S)
                 raise BoardError("the agent's fork server does not answer")
             self._awake = True
             pid = told.pids.popleft()
