@@ -20,6 +20,8 @@ from hil.proto.v1 import agent_pb2 as pb
 
 TTL_S = 15.0
 _CONNECT_S = 10.0
+# An agent that is there may take longer to say what it is: at first it imports its runtimes.
+_ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -65,24 +67,13 @@ class AgentConnection:
         Raises:
             BoardUnreachable: nobody answers there.
         """
-        deadline = time.monotonic() + timeout
-
-        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
-        @tenacity.retry(
-            retry=tenacity.retry_if_exception(_was_cut),
-            stop=tenacity.stop_after_delay(timeout),
-            wait=tenacity.wait_fixed(0.1),
-            reraise=True,
-        )
-        def ask() -> pb.DescribeReply:
-            left = max(deadline - time.monotonic(), 0.1)
-            reply: pb.DescribeReply = self._stub.Describe(
-                pb.DescribeRequest(), timeout=left, metadata=self._metadata, wait_for_ready=True
-            )
-            return reply
-
         try:
-            reply = ask()
+            try:
+                reply = self._ask(timeout)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or not self._is_connected():
+                    raise
+                reply = self._ask(_ANSWER_S)
         except grpc.RpcError as error:
             lost = self._translated(error)
             if type(lost) is errors.BoardLost:
@@ -99,6 +90,36 @@ class AgentConnection:
                 hint="put the same version of hil on both sides",
             )
         return reply
+
+    def _ask(self, timeout: float) -> pb.DescribeReply:
+        deadline = time.monotonic() + timeout
+
+        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
+        @tenacity.retry(
+            retry=tenacity.retry_if_exception(_was_cut),
+            stop=tenacity.stop_after_delay(timeout),
+            wait=tenacity.wait_fixed(0.1),
+            reraise=True,
+        )
+        def ask() -> pb.DescribeReply:
+            left = max(deadline - time.monotonic(), 0.1)
+            reply: pb.DescribeReply = self._stub.Describe(
+                pb.DescribeRequest(), timeout=left, metadata=self._metadata, wait_for_ready=True
+            )
+            return reply
+
+        return ask()
+
+    def _is_connected(self) -> bool:
+        """Whether an agent is at the other end, though it may be busy; one that hangs does not get so far."""
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(1.0)
+        except grpc.FutureTimeoutError:
+            return False
+        finally:
+            ready.cancel()
+        return True
 
     def open_session(
         self,

@@ -25,7 +25,7 @@ from hil.controller.ssh.files import Files
 from hil.errors import BoardError, BoardLost, StorageError
 
 _LONGEST_NAME = 80
-_END_S = 0.5
+_END_S = 3.0
 Progress = Callable[[int], None]
 
 
