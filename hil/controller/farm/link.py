@@ -11,7 +11,7 @@ from hil.errors import FarmError, SessionEnded
 
 PREFIX = "farm:"
 # So long after an error of the board the farm's reason for it may come.
-_REASON_S = 2.0
+_REASON_S = 5.0
 
 
 def selector_of(address: str) -> str:

@@ -141,14 +141,21 @@ class Dispatch:
         if boards is None or any(self.owner(board) for board in boards):
             self._poked.set()
 
-    def give(self, grants: Iterable[Grant]) -> None:
+    def give(self, grants: Iterable[Grant], *, again: bool = False) -> None:
         """Send grants to whom they are for, of those that attend here; once to each, though the queue brings them too.
         One that has left gets them when it attends again.
+
+        Args:
+            again: also to one that was sent it, for it has not heard of it.
         """
         for grant in grants:
             attending = self.owner(grant.board)
-            if attending is not None and not attending.has_had(grant.lease):
+            if attending is None:
+                continue
+            first = not attending.has_had(grant.lease)
+            if first or again:
                 attending.grant(grant)
+            if first:
                 said = {"job": grant.job, "board": grant.board, "lease": grant.lease, "user": grant.user}
                 _LOG.info("granted", extra=said)
                 self._sent.put_nowait(grant.lease)

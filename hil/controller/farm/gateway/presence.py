@@ -84,9 +84,7 @@ class Presence:
             asked = [[one.board for one in now], [one.worker for one in now], known]
             unheard = await (await tx.execute(_UNHEARD, asked)).fetchall()
             lost = await leases.grants_of(tx, [row["id"] for row in unheard], self._terms) if unheard else []
-        for grant in lost:
-            if (owner := self._dispatch.owner(grant.board)) is not None:
-                owner.grant(grant)
+        self._dispatch.give(lost, again=True)
         for one, beat in zip(now, beats, strict=True):
             one.beaten = False
             for lease, reason in beat.over.items():

@@ -75,13 +75,17 @@ class Duty:
         self.rest()
         deadline = time.monotonic() + _FREE_S
         try:
-            while self.way.is_held(fence):
-                if time.monotonic() > deadline:
+            while True:
+                # Asked first: who is stopped between the two looks at the board once more.
+                late = time.monotonic() > deadline
+                if not self.way.is_held(fence):
+                    return True
+                if late:
                     return False
                 time.sleep(_LOOK_S)
         except HilError:
             self.way.close()
-        return True
+            return True
 
     def rest(self) -> None:
         """Keep nothing ready."""

@@ -42,7 +42,7 @@ _PRELOADED = (
 # numpy's threads do not outlive a fork.
 _THREADS = "OPENBLAS_NUM_THREADS"
 # A host that was killed may have children that have not noticed yet.
-_LOCK_S = 5.0
+_LOCK_S = 15.0
 _SHOWN = 8
 
 

@@ -66,7 +66,11 @@ class Serving:
                         far.cancel()
                 try:
                     for piece in far:
-                        near.sendall(piece.data)
+                        if piece.data:
+                            near.sendall(piece.data)
+                        elif not isinstance(near, ssl.SSLSocket):
+                            # Nothing more comes from the holder. TLS could say so only in both directions at once.
+                            near.shutdown(socket.SHUT_WR)
                 finally:
                     far.cancel()
                     with self._lock:
