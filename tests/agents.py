@@ -132,7 +132,7 @@ def open_client() -> Iterator[Callable[[str], AgentClient]]:
         client = AgentClient(Target(address), "test")
         clients.append(client)
         client.describe()
-        client.open_session("test", wait_s=10, on_wait=print)
+        client.open_session("test", wait_s=60, on_wait=print)
         return client
 
     yield make

@@ -21,8 +21,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest takes the asserts of a plugin's whole distribution for those of tests, and parses each module of hil when
     # some thread imports it. Python 3.11 before 3.11.8 fails where two threads do so at once (SystemError, gh-106905).
     hook: Any = config.pluginmanager.rewrite_hook
-    hook._must_rewrite.discard("hil")
-    hook._marked_for_rewrite_cache.clear()
+    if hasattr(hook, "_must_rewrite"):  # not with --assert=plain
+        hook._must_rewrite.discard("hil")
+        hook._marked_for_rewrite_cache.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

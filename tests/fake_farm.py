@@ -54,6 +54,8 @@ class Lease:
     key: str = "secret"
     # What ended it: the holder's own end of the stream, or somebody else.
     given_back: bool = False
+    # The holder was told that it is over.
+    told: bool = False
 
 
 @dataclass
@@ -192,6 +194,7 @@ class FakeFarm:
                 has = bool(lease.board) or self._take(lease)
             if lease.over:
                 yield pb.LeaseReply(over=lease.over)
+                lease.told = True
                 return
             if has and not granted:
                 granted = True

@@ -19,6 +19,8 @@ import jsonschema
 from commands import Ended
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "farm.schema.json").read_text())
+# Whoever is stopped for a few seconds on a busy machine loses nothing.
+TERMS = "[terms]\nbeat_s = 0.3\nlease_s = 15\nowner_s = 15\nquarantine_s = 2\n"
 HIL = (sys.executable, "-m", "hil.controller.cli.main")
 
 
@@ -140,6 +142,7 @@ def running_farm(*words: str, environment: Mapping[str, str], start: bool = True
     """
     # Short enough for a socket, which pytest's own folders are not.
     farm = RunningFarm(Path(tempfile.mkdtemp(prefix="hil-farm-")), words, environment)
+    (farm.home / "farm.toml").write_text(TERMS)
     try:
         if start:
             farm.up()

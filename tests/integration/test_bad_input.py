@@ -311,7 +311,7 @@ def test_ctrl_c_in_a_stage_keeps_what_there_was_and_resumes(hil, environment, tm
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True)
     wait_for_stage(tmp_path, stage)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert b"Traceback" not in said, said
     assert b"--resume" in said
@@ -359,7 +359,7 @@ def slow_in(stage: str, folder: Path) -> tuple[Path, list[str]]:
 
 def wait_for_stage(folder: Path, stage: str) -> None:
     """Wait until the run stands in a stage, by what it has stored."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for path in (folder / "hil-runs").glob("*/run.json"):
             record = json.loads(path.read_text())

@@ -86,18 +86,27 @@ def ready(board: VirtualBoard, passes) -> VirtualBoard:
 
 
 @pytest.fixture
-def cut_when(board: VirtualBoard) -> Iterator[Callable[..., None]]:
-    """Pulls the cable as soon as something holds; it is plugged in again at the test's end at the latest."""
+def cut_when(board: VirtualBoard) -> Iterator[Callable[..., float]]:
+    """Pulls the cable as soon as something holds; it is plugged in again at the test's end at the latest. Returns for
+    how long it was out."""
 
-    def cut(condition: Callable[[], bool], what: str, seconds: float | None = None) -> None:
+    def cut(condition: Callable[[], bool], what: str, seconds: float | None = None) -> float:
         until(condition, what)
+        start = time.monotonic()
         board.cut()
         if seconds is not None:
             time.sleep(seconds)
             board.restore()
+        return time.monotonic() - start
 
     yield cut
     board.restore()
+
+
+def skip_if_longer(out_s: float) -> None:
+    """On a machine that was busy the cable may have been out for so long that the board is rightly lost."""
+    if out_s > CUT_S + 1.5:
+        pytest.skip(f"the cable was out for {out_s:.1f} s")
 
 
 def check_lost(run: Run, case: dict[str, Any], stage: str) -> None:
@@ -117,8 +126,9 @@ def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path,
     make, way, _ = MOVING[moving]
     before = traffic(ready, way)
     run = start(ready, make(tmp_path, 64), "--timeout", "120")
-    cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on", CUT_S)
+    out_s = cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on", CUT_S)
     case = run.end()
+    skip_if_longer(out_s)
     assert case["outcome"] == "PASS", (case["reason"], run.err)
     if moving == "upload":
         assert case["timings"]["push_s"] > CUT_S
@@ -127,8 +137,9 @@ def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path,
 
 def test_a_cable_out_for_5_s_does_not_disturb_a_run(start, ready, cut_when):
     run = start(ready, DIGITS_CNN, *LONG)
-    cut_when(lambda: working(ready), "the program runs", CUT_S)
+    out_s = cut_when(lambda: working(ready), "the program runs", CUT_S)
     case = run.end()
+    skip_if_longer(out_s)
     assert case["outcome"] == "PASS", (case["reason"], run.err)
     assert case["device"]["iterations"] == 60000
     assert not run.left_behind()

@@ -142,7 +142,7 @@ def test_a_reboot_leaves_no_agent_that_only_seems_to_run(make_board: MakeBoard, 
 
 
 def test_a_deploy_whose_connection_broke_goes_on_where_it_was(make_board: MakeBoard, log_in: LogIn):
-    board = make_board(arch="x86_64", netem="rate 60mbit")
+    board = make_board(arch="x86_64", netem="rate 20mbit")
 
     def break_it() -> None:
         for _ in range(500):
@@ -189,7 +189,7 @@ def test_a_deploy_whose_cable_was_pulled_keeps_nobody_out(make_board: MakeBoard,
 
 
 def test_two_who_come_at_once_send_it_once(make_board: MakeBoard, log_in: LogIn):
-    board = make_board(arch="x86_64")
+    board = make_board(arch="x86_64", netem="rate 20mbit")  # which takes them long enough to meet
     said: list[str] = []
     shells = [log_in(board), log_in(board)]
 

@@ -150,7 +150,7 @@ class Place:
         for process in self.background:
             process.terminate()
         for process in self.background:
-            process.wait(20)
+            process.wait(60)
             assert process.stdout
             process.stdout.close()
         self.background.clear()

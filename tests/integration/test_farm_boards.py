@@ -125,6 +125,7 @@ def test_a_lease_that_is_lost_ends_the_run_with_the_reason(
     farm.until(lambda: farm.leases and farm.leases[0].board, 60)
     time.sleep(4.0)
     farm.end("lab1-sim-1", "cancelled by an admin")
+    farm.until(lambda: farm.leases[0].told)
     # What a host does when a lease ends: nobody else's session is let in any more.
     from hil.controller.client import AgentClient, Target
 

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(400)
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 PACE_S = 0.2
-TERMS = Terms(beat_s=0.2, lease_s=6.0, owner_s=6.0)
+TERMS = Terms(beat_s=0.2, lease_s=6.0, owner_s=6.0, quarantine_s=2.0, quarantine_most_s=5.0)
 
 
 class Lab:
@@ -232,7 +232,8 @@ def test_a_host_that_is_stopped_gives_its_jobs_back_at_once_and_leaves_nothing(l
     name, _ = lab.begun(_of_seconds(lab, 8))
     begin = time.monotonic()
     lab.host.stop()
-    assert job_of(lab.client, name)["state"] == "queued" and time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 60
+    until(lambda: job_of(lab.client, name)["state"] == "queued")
     until(lambda: set(states(lab.client).values()) == {"offline"})
     lab.host.start()
     result = result_of(lab.client, name)
@@ -245,12 +246,16 @@ def test_a_host_that_is_killed_leaves_no_process_and_may_start_again_at_once(lab
     lab.host.process.wait(60)
     lab.host.start()
     lab.ready()
-    orphans = []
-    for pid in lab.host.processes():
-        with contextlib.suppress(OSError):  # one that has ended
-            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-            orphans += [pid] * (parent == "1")
-    assert not orphans
+
+    def orphans() -> list[int]:
+        found = []
+        for pid in lab.host.processes():
+            with contextlib.suppress(OSError):  # one that has ended
+                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                found += [pid] * (parent == "1")
+        return found
+
+    until(lambda: not orphans())
 
 
 def test_two_hosts_of_one_name_on_a_machine_are_one_too_many(lab):

@@ -16,7 +16,7 @@ import pytest
 from commands import Ended
 from models import DIGITS
 from plugin_runs import Project
-from running_farms import HIL, RunningFarm, running_farm
+from running_farms import HIL, TERMS, RunningFarm, running_farm
 
 import hil as library
 from hil.controller.farm import holding as holdings
@@ -69,7 +69,7 @@ def real_farm() -> Iterator[Farm]:
     pytest.importorskip("procrastinate", reason="needs the extra `farm`")
     farms = running_farm("--sim", "3", environment=os.environ, start=False)
     with farms as running, pytest.MonkeyPatch.context() as patch:
-        (running.home / "farm.toml").write_text(f"[terms]\nholder_s = {HOLDER_S}\n")
+        (running.home / "farm.toml").write_text(f"{TERMS}holder_s = {HOLDER_S}\n")
         running.up()
         patch.setenv("HIL_FARM_HOME", str(running.home))
         yield Farm(running)
@@ -106,7 +106,7 @@ def test_verbs_suites_and_tests_take_boards(
 
 def test_a_lease_ends_with_its_time_and_says_so(real_farm: Farm, hil: Callable[..., Ended]) -> None:
     begin = time.monotonic()
-    ended = hil("farm", "lease", "--for", "5s", "--", "sleep", "600")
+    ended = hil("farm", "lease", "--for", "15s", "--", "sleep", "600")
     assert ended.code == 4
     assert "the lease ended: its time is over" in ended.err
     assert time.monotonic() - begin < 120
@@ -250,7 +250,7 @@ def test_an_admin_may_end_a_lease(real_farm: Farm) -> None:
         assert holding.wait(30)
         with FarmClient(farm_address()) as farm:
             farm.do("cancel", name=holding.held.grant.job)
-        assert "cancelled" in holding.ended(10)
+        assert "cancelled" in holding.ended(60)
         with pytest.raises(FarmError, match="cancelled"):
             holding.wait(0)
 

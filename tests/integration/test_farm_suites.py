@@ -67,6 +67,7 @@ def test_boards_that_come_later_join_and_lost_ones_are_replaced(
     fake_farm.until(lambda: any(record["board"] == "lab1-sim-1" for record in records()), 30)
     fake_farm.add("lab1-sim-2", slow[2])
     fake_farm.remove("lab1-sim-0", "its host is gone")
+    fake_farm.until(lambda: any(lease.told for lease in fake_farm.leases))
     client = AgentClient(Target(slow[0]), "host")
     client.describe()
     client.open_session("ended", fence=100, wait_s=5, on_wait=print)

@@ -9,6 +9,7 @@ import signal
 import stat
 from pathlib import Path
 
+import filelock
 import pytest
 from models import DIGITS
 from running_farms import running_farm
@@ -127,8 +128,12 @@ def test_what_cannot_start_says_why(environment):
 
 def test_ctrl_c_while_it_starts_leaves_nothing(environment):
     with running_farm("--sim", "1", environment=environment, start=False) as farm:
-        farm.start()
-        farm.eventually(lambda: farm.sheet() is not None)
-        assert farm.stop(signal.SIGINT) == 130
+        # It cannot have started as long as somebody else has its database.
+        (farm.home / "postgres").mkdir()
+        with filelock.FileLock(farm.home / "postgres" / "lock"):
+            farm.start()
+            farm.eventually(lambda: farm.sheet() is not None)
+            farm.process.send_signal(signal.SIGINT)
+        assert farm.process.wait(60) == 130
         farm.eventually(lambda: not farm.processes())
         assert farm.hil("farm", "down").out == "no farm is up here\n"

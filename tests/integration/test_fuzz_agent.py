@@ -94,7 +94,7 @@ def victim(tmp_path_factory, add_programs):
     folder = tmp_path_factory.mktemp("fuzz")
     process, address = start_process("hil.agent", f"unix:{folder}/a.sock", folder / "store")
     client = AgentClient(Target(address), "fuzz")
-    client.open_session("fuzz", wait_s=5, on_wait=print)
+    client.open_session("fuzz", wait_s=60, on_wait=print)
     add = add_programs["onnxruntime"]
     add.push(client)
     yield process, address, client, add.load(client).program_id, folder

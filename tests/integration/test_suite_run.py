@@ -138,7 +138,7 @@ def test_boards_share_the_work(hil, start_agent, models):
         (["corrupt"], ["corrupt"], "always wrong"),
         (["corrupt:times=1"], ["corrupt:times=1"], "flaky"),
         # The link of the second is slow, so that the first one takes the case.
-        (["corrupt"], ["slow:rate=1e9,delay=1"], "one bad board"),
+        (["corrupt"], ["slow:rate=1e9,delay=0.5"], "one bad board"),
     ],
 )
 def test_confirming_a_mismatch_tells_the_case_from_the_board(hil, start_agent, models, first, second, word):
@@ -155,7 +155,8 @@ def test_confirming_a_mismatch_tells_the_case_from_the_board(hil, start_agent, m
 
 
 def test_a_board_that_dies_is_replaced_by_another_and_counted(hil, start_agent, models):
-    dying, sound = start_agent("--fault", "kill-agent", module="hil.sim"), start_agent(module="hil.sim")
+    dying = start_agent("--fault", "kill-agent", module="hil.sim")
+    sound = start_agent("--fault", "pace:seconds=1", module="hil.sim")  # the other gets a case, too
     run = ("suite", "run", models, "--flow", "onnxruntime", "--board", dying, "--board", sound)
     ended = hil(*run, "--out", "out", "--json")
     assert ended.code == 0, ended.err

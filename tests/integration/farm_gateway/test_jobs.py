@@ -11,6 +11,7 @@ import pytest
 from gateways import WAIT_S, BareBoard, rows, simple_order, until
 
 from hil.controller.farm.client import FarmClient
+from hil.controller.farm.gateway import presence
 from hil.controller.farm.words import Kind, Result, Role, Spec
 from hil.errors import FarmError, UsageError
 from hil.proto.v1 import farm_pb2 as pb
@@ -114,8 +115,10 @@ def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board
 
 
 def test_board_is_given_a_job_once_though_the_queue_brings_it_too(
-    client: Client, board: BareBoard, farm_db: str
+    client: Client, board: BareBoard, farm_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # However slow this machine is, nothing is sent again as if it had been lost.
+    monkeypatch.setattr(presence, "_UNHEARD", presence._UNHEARD.replace("2 s", "1 h"))
     client().submit(simple_order())
     grant = board.grant()
     taken = "select 1 from procrastinate_jobs where status = 'doing' and (args ->> 'lease')::bigint = %s"
@@ -123,6 +126,8 @@ def test_board_is_given_a_job_once_though_the_queue_brings_it_too(
     told = len(board.told("grant"))
     board.hello()
     until(lambda: len(board.told("standing")) > 1)
+    beats = len(board.told("beat"))
+    until(lambda: len(board.told("beat")) > beats + 1)
     assert len(board.told("grant")) == told
 
 

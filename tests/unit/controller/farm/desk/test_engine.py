@@ -139,14 +139,14 @@ def test_a_listener_hears_of_each_board_when_it_is_committed(farm_db: str) -> No
     async def work(database: Database, engine: Engine) -> None:
         heard: asyncio.Queue[set[str] | None] = asyncio.Queue()
         listening = asyncio.create_task(engine.listen(heard.put))
-        assert await asyncio.wait_for(heard.get(), 10) is None  # whatever was before
+        assert await asyncio.wait_for(heard.get(), 60) is None  # whatever was before
         async with database.transaction() as tx:
             await engine.bring(tx, "pi", 1)
             await asyncio.sleep(0.1)
             assert heard.empty()
-        assert await asyncio.wait_for(heard.get(), 10) == {"pi"}
+        assert await asyncio.wait_for(heard.get(), 60) == {"pi"}
         await bring(database, engine, "jetson", 2)
-        assert await asyncio.wait_for(heard.get(), 10) == {"jetson"}
+        assert await asyncio.wait_for(heard.get(), 60) == {"jetson"}
         listening.cancel()
 
     with_desk(farm_db, work)

@@ -100,7 +100,7 @@ def test_followers_are_told(farm_db: str) -> None:
         async with database.transaction() as tx:
             number, its = await running(tx)
             await logs.append(tx, its, "x")
-        assert await asyncio.wait_for(anext(changes), 10) == {"kind": "log", "job": number}
+        assert await asyncio.wait_for(anext(changes), 60) == {"kind": "log", "job": number}
         await database.close()
         await changes.aclose()
 

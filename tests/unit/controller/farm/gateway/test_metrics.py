@@ -30,7 +30,7 @@ async def scraped(metrics: Metrics, read: Any) -> dict[str, float]:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         text: str = answer.read().decode()
         return text
 

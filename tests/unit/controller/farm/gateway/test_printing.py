@@ -44,7 +44,7 @@ def run(outages: int, work: Callable[[Printing], Any]) -> None:
     async def go() -> None:
         one = Printing(Outages(outages))
         writer = asyncio.create_task(one.run())
-        await asyncio.wait_for(work(one), 10)
+        await asyncio.wait_for(work(one), 60)
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
 

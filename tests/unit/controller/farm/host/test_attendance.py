@@ -24,7 +24,7 @@ from hil.controller.farm.words import BoardCard, Grant, Kind, Spec
 from hil.proto.v1 import farm_pb2 as pb
 
 GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, Spec(Kind.RUN))
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Gateway:
@@ -234,6 +234,7 @@ def test_one_whose_token_is_refused_says_so_and_does_not_hammer(gateway, board, 
 
 def test_a_refusal_is_told_once_with_its_hint(gateway, board, attending, monkeypatch):
     monkeypatch.setattr(attendance, "_REFUSED_S", 0.05)
+    monkeypatch.setattr(attendance, "_AGAIN_S", (0.1, 30.0))  # how long all of it may take
     until(lambda: gateway.heard)
     gateway.refuses = True
     gateway.stop()
