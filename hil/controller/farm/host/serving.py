@@ -70,7 +70,8 @@ class Serving:
                             near.sendall(piece.data)
                         elif not isinstance(near, ssl.SSLSocket):
                             # Nothing more comes from the holder. TLS could say so only in both directions at once.
-                            near.shutdown(socket.SHUT_WR)
+                            with contextlib.suppress(OSError):  # the agent has gone first
+                                near.shutdown(socket.SHUT_WR)
                 finally:
                     far.cancel()
                     with self._lock:
