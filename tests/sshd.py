@@ -115,6 +115,13 @@ class Sshd:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
+    def end_agents(self) -> None:
+        """End what was deployed there, which would go on for as long as an agent may be idle."""
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"HOME={self.home}" in environ.read_text(errors="replace").split("\0"):
+                    os.kill(int(environ.parent.name), signal.SIGTERM)
+
     def authorize(self, identity: Path) -> None:
         with self.authorized.open("a") as file:
             file.write(identity.with_name(f"{identity.name}.pub").read_text())
@@ -181,6 +188,7 @@ def running_sshd(folder: Path, *settings: str, listen: str = LOOPBACK, sftp: boo
         yield server
     finally:
         server.stop()
+        server.end_agents()
 
 
 class Relay:
