@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,19 +53,7 @@ class FarmTunnel:
 
     def _carry(self, near: socket.socket) -> None:
         try:
-            far = self._dial(pieces_from(near))
-            try:
-                for piece in far:
-                    if piece.data:
-                        near.sendall(piece.data)
-                    else:
-                        # Nothing more comes from there.
-                        near.shutdown(socket.SHUT_WR)
-            finally:
-                far.cancel()
-                # The thread that reads from it must not be left there.
-                with contextlib.suppress(OSError):
-                    near.shutdown(socket.SHUT_RDWR)
+            pass_on(self._dial(pieces_from(near)), near)
         except (grpc.RpcError, HilError) as error:
             raise NotCarried(str(error.details() if isinstance(error, grpc.Call) else error)) from error
 
@@ -74,3 +63,25 @@ def pieces_from(near: socket.socket) -> Iterator[pb.Piece]:
     with contextlib.suppress(OSError):
         while data := near.recv(wire.CHUNK):
             yield pb.Piece(data=data)
+
+
+def pass_on(far: Any, near: socket.socket) -> None:
+    """Send a socket what comes from a stream of the farm's, until that ends; then both are at their end.
+
+    Raises:
+        grpc.RpcError: the stream broke.
+        OSError: the socket did.
+    """
+    try:
+        for piece in far:
+            if piece.data:
+                near.sendall(piece.data)
+            elif not isinstance(near, ssl.SSLSocket):
+                # Nothing more comes from there. TLS could say so only in both directions at once.
+                with contextlib.suppress(OSError):  # whoever is here has gone first
+                    near.shutdown(socket.SHUT_WR)
+    finally:
+        far.cancel()
+        # The thread that reads from it must not be left there.
+        with contextlib.suppress(OSError):
+            near.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,7 @@ import grpc
 from hil.controller.client import Target
 from hil.controller.farm.client import FarmClient, open_channel
 from hil.controller.farm.stubs import DIAL_KEY, FarmStub
-from hil.controller.farm.tunnel_client import pieces_from
+from hil.controller.farm.tunnel_client import pass_on, pieces_from
 from hil.controller.links import Say
 from hil.errors import HilError
 from hil.proto.v1 import farm_pb2 as pb
@@ -65,20 +65,10 @@ class Serving:
                     if self._over:
                         far.cancel()
                 try:
-                    for piece in far:
-                        if piece.data:
-                            near.sendall(piece.data)
-                        elif not isinstance(near, ssl.SSLSocket):
-                            # Nothing more comes from the holder. TLS could say so only in both directions at once.
-                            with contextlib.suppress(OSError):  # the agent has gone first
-                                near.shutdown(socket.SHUT_WR)
+                    pass_on(far, near)
                 finally:
-                    far.cancel()
                     with self._lock:
                         del self._open[near]
-                    # The thread that reads from it must not be left there.
-                    with contextlib.suppress(OSError):
-                        near.shutdown(socket.SHUT_RDWR)
         except (OSError, HilError) as error:
             self._say(f"a connection of lease {self.lease} could not be carried: {error}")
         except grpc.RpcError:
