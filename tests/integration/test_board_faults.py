@@ -103,10 +103,20 @@ def cut_when(board: VirtualBoard) -> Iterator[Callable[..., float]]:
     board.restore()
 
 
-def skip_if_longer(out_s: float) -> None:
-    """On a machine that was busy the cable may have been out for so long that the board is rightly lost."""
-    if out_s > CUT_S + 1.5:
-        pytest.skip(f"the cable was out for {out_s:.1f} s")
+def cut_for_5_s(begin: Callable[[], tuple[Run, float]]) -> tuple[Run, dict[str, Any]]:
+    """A run in whose middle the cable was out, and its case.
+
+    On a busy machine it may have been out for so much longer that the board was rightly lost: then once more.
+
+    Args:
+        begin: starts a run and cuts it; returns for how long, too.
+    """
+    for _ in range(5):
+        run, out_s = begin()
+        case = run.end()
+        if out_s <= CUT_S + 1.5:
+            return run, case
+    raise AssertionError(f"the cable was never out for just {CUT_S} s")
 
 
 def check_lost(run: Run, case: dict[str, Any], stage: str) -> None:
@@ -124,11 +134,13 @@ MOVING = {"upload": (model_with_weights, "tx", "push"), "fetch": (model_with_out
 @pytest.mark.parametrize("moving", MOVING)
 def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path, moving):
     make, way, _ = MOVING[moving]
-    before = traffic(ready, way)
-    run = start(ready, make(tmp_path, 64), "--timeout", "120")
-    out_s = cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on", CUT_S)
-    case = run.end()
-    skip_if_longer(out_s)
+
+    def begin() -> tuple[Run, float]:
+        before = traffic(ready, way)
+        run = start(ready, make(tmp_path, 64), "--timeout", "120")
+        return run, cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on", CUT_S)
+
+    run, case = cut_for_5_s(begin)
     assert case["outcome"] == "PASS", (case["reason"], run.err)
     if moving == "upload":
         assert case["timings"]["push_s"] > CUT_S
@@ -136,10 +148,11 @@ def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path,
 
 
 def test_a_cable_out_for_5_s_does_not_disturb_a_run(start, ready, cut_when):
-    run = start(ready, DIGITS_CNN, *LONG)
-    out_s = cut_when(lambda: working(ready), "the program runs", CUT_S)
-    case = run.end()
-    skip_if_longer(out_s)
+    def begin() -> tuple[Run, float]:
+        run = start(ready, DIGITS_CNN, *LONG)
+        return run, cut_when(lambda: working(ready), "the program runs", CUT_S)
+
+    run, case = cut_for_5_s(begin)
     assert case["outcome"] == "PASS", (case["reason"], run.err)
     assert case["device"]["iterations"] == 60000
     assert not run.left_behind()
