@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from commands import whole_lines
+from farm_chaos_checks import read_journal
 from gateways import Running, until
 
 from hil.controller.farm.client import FarmClient
@@ -70,8 +70,7 @@ class Host:
         return int(found)
 
     def journal(self, board: str) -> list[dict[str, Any]]:
-        path = self.home / "hosts" / self.name / "boards" / board / "store" / "journal.jsonl"
-        return whole_lines(path)
+        return read_journal(self.home / "hosts" / self.name / "boards" / board / "store")
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(how)
