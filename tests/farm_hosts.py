@@ -16,6 +16,7 @@ from typing import Any
 
 from farm_chaos_checks import read_journal
 from gateways import Running, until
+from sshd import started_with
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.words import Order, Spec
@@ -47,14 +48,7 @@ class Host:
 
     def processes(self) -> list[int]:
         """All that it started, itself too."""
-        found = []
-        mark = f"HIL_TEST_HOST={self.home}/{self.name}\0".encode()
-        for path in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if path.name.isdecimal() and mark in (path / "environ").read_bytes():
-                    state = (path / "stat").read_bytes().rpartition(b")")[2].split()[0]
-                    found += [int(path.name)] * (state != b"Z")
-        return found
+        return started_with(f"HIL_TEST_HOST={self.home}/{self.name}")
 
     def worker(self, board: str) -> int:
         """The process that attends for a board now."""

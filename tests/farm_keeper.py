@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sshd import LOOPBACK, descendants, free_port
+from sshd import LOOPBACK, descendants, free_port, started_with
 
 MARK = "HIL_CHAOS"
 _LOOK_S = 0.1
@@ -144,11 +143,7 @@ class Keeper:
 
     def marked(self) -> dict[int, str]:
         """Every process there is with our mark in its environment: its command line."""
-        wanted, found = f"{MARK}={self.mark}".encode(), {}
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if wanted in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
-                    found[int(path.parent.name)] = command_line(int(path.parent.name))
+        found = {pid: command_line(pid) for pid in started_with(f"{MARK}={self.mark}") if pid != os.getpid()}
         return {pid: line for pid, line in found.items() if line}
 
     def _look(self) -> None:

@@ -117,10 +117,9 @@ class Sshd:
 
     def end_agents(self) -> None:
         """End what was deployed there, which would go on for as long as an agent may be idle."""
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if f"HOME={self.home}" in environ.read_text(errors="replace").split("\0"):
-                    os.kill(int(environ.parent.name), signal.SIGTERM)
+        for pid in started_with(f"HOME={self.home}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     def authorize(self, identity: Path) -> None:
         with self.authorized.open("a") as file:
@@ -248,6 +247,18 @@ class Relay:
                 self._passing.wait()
                 sink.sendall(piece)
             sink.shutdown(socket.SHUT_RDWR)
+
+
+def started_with(setting: str) -> list[int]:
+    """The processes that were started with this, ``NAME=VALUE``, in their environment; of one that has ended nobody
+    can see it.
+    """
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if setting.encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
 
 
 def descendants(pid: int) -> list[int]:

@@ -109,6 +109,7 @@ def test_a_clock_that_jumps_in_a_run_is_found_out(late_simulator, add_programs):
         _, call = loaded.run(INPUTS)
         assert call.board_ns[1] < call.board_ns[0], "it was put back in between"
         board.ping(8)
+        # It is seen as late as the pings around it come.
         assert board.clock_fit().jumped_ns == pytest.approx(-5e9, abs=2e9)
         _, call = loaded.run(INPUTS)
     fit = board.clock_fit()

@@ -125,6 +125,7 @@ def test_a_clock_that_jumps_is_told(hil, tmp_path):
     ended = hil("run", DIGITS_CNN, "--profile", "out", "--fault", "clock:jump=5", "--json")
     assert ended.code == 0, ended.err
     assert any("jumped" in note for note in ended.case["profiles"][0]["notes"])
+    # It is seen as late as the pings around it come.
     assert read_profile(tmp_path / "out").clock.jumped_ns == pytest.approx(5e9, abs=2e9)
 
 

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from farm_keeper import command_line
 from plugin_runs import DIGITS_LAYERS, Project, Run, save_small
+from sshd import started_with
 
 
 @pytest.fixture
@@ -110,14 +112,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing_running(project):
 
 def ours(project: Project) -> list[str]:
     """The processes that were started from a project, by what only theirs say."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"HOME={project.environment['HOME']}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
+    return [line for pid in started_with(f"HOME={project.environment['HOME']}") if (line := command_line(pid))]
 
 
 CONFTEST = "def pytest_addoption(parser):\n    parser.addoption('--board', default='a desk')\n"

@@ -100,6 +100,7 @@ def test_nothing_of_this_machine_is_seen_from_it(board: VirtualBoard) -> None:
         assert said(board, f"cat {path}") != (here.read_text().strip() if here.exists() else "")
     assert ssh(board, f"ls {Path(__file__).parent}").returncode == 2
     processes = said(board, "ls /proc | grep -c '^[0-9]'")
+    # Its own, and the agents that other tests keep on it; here there are more.
     assert int(processes) < 60
 
 
