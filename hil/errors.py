@@ -14,10 +14,12 @@ The tree, with the outcome and the exit code each ends in::
     │   ├── RunFailed         RUN_ERROR        the runtime reported an error
     │   ├── RunCrashed        RUN_CRASH        the worker process died
     │   ├── StageTimeout      TIMEOUT          a stage outlived its limit
+    │   ├── RanElsewhere      FALLBACK         it ran on another device than it was told to
     │   └── ReferenceFailed   REFERENCE_ERROR  no reference could answer
     └── BoardError            the board failed, not the model                  exit 4
         ├── BoardLost         BOARD_LOST       it stopped answering
-        ├── BoardUnreachable  BOARD_LOST       it never answered
+        ├── BoardRefused      BOARD_REFUSED    it does not let us in, or no board is as asked for
+        ├── BoardUnreachable  BOARD_UNREACHABLE  it never answered
         ├── BoardBusy         BOARD_LOST       somebody else holds it
         ├── SessionEnded      BOARD_LOST       our session was ended by another
         └── FarmError         BOARD_LOST       the farm failed, or has no such board
@@ -147,6 +149,12 @@ class StageTimeout(StageError):
     outcome = "TIMEOUT"
 
 
+class RanElsewhere(StageError):
+    """The program ran on another device than it was told to."""
+
+    outcome = "FALLBACK"
+
+
 class ReferenceFailed(StageError):
     """The CPU reference could not compute an answer."""
 
@@ -164,8 +172,16 @@ class BoardLost(BoardError):
     """The board stopped answering."""
 
 
+class BoardRefused(BoardError):
+    """The board did not let us in: its host key, our key or password, or no board that was asked for."""
+
+    outcome = "BOARD_REFUSED"
+
+
 class BoardUnreachable(BoardError):
     """The board could not be reached."""
+
+    outcome = "BOARD_UNREACHABLE"
 
 
 class BoardBusy(BoardError):

@@ -29,6 +29,7 @@ class Outcome(str, Enum):
 
     PASS = "PASS"
     FAIL = "FAIL"
+    BLIND = "BLIND"
     IMPORT_ERROR = "IMPORT_ERROR"
     COMPILE_ERROR = "COMPILE_ERROR"
     COMPILE_CRASH = "COMPILE_CRASH"
@@ -36,8 +37,11 @@ class Outcome(str, Enum):
     RUN_ERROR = "RUN_ERROR"
     RUN_CRASH = "RUN_CRASH"
     TIMEOUT = "TIMEOUT"
+    FALLBACK = "FALLBACK"
     REFERENCE_ERROR = "REFERENCE_ERROR"
     BOARD_LOST = "BOARD_LOST"
+    BOARD_REFUSED = "BOARD_REFUSED"
+    BOARD_UNREACHABLE = "BOARD_UNREACHABLE"
     SKIP = "SKIP"
     XFAIL = "XFAIL"
     XPASS = "XPASS"
@@ -47,9 +51,13 @@ class Outcome(str, Enum):
         """The exit code that a command ends with when this is its gravest outcome."""
         if self in (Outcome.PASS, Outcome.SKIP, Outcome.XFAIL):
             return errors.EXIT_OK
-        if self in (Outcome.FAIL, Outcome.XPASS):
+        if self in (Outcome.FAIL, Outcome.BLIND, Outcome.XPASS):
             return errors.EXIT_FAIL
-        return errors.EXIT_BOARD if self is Outcome.BOARD_LOST else errors.EXIT_STAGE
+        return errors.EXIT_BOARD if self in BOARD_OUTCOMES else errors.EXIT_STAGE
+
+
+BOARD_OUTCOMES = frozenset({Outcome.BOARD_LOST, Outcome.BOARD_REFUSED, Outcome.BOARD_UNREACHABLE})
+"""The outcomes that blame the board, or the way to it, and not the model."""
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:

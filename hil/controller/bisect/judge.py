@@ -9,7 +9,7 @@ from hil.controller.bisect.result import Finding
 from hil.controller.case import Case
 from hil.controller.layers import Layer
 from hil.errors import UsageError
-from hil.results import Outcome, OutputComparison
+from hil.results import BOARD_OUTCOMES, Outcome, OutputComparison
 
 _BY_CHANCE = "random numbers go into it, so no two runs agree"
 
@@ -67,7 +67,7 @@ def within(layer: Layer, whole: Finding) -> Finding:
 
 def failed_by_itself(finding: Finding) -> bool:
     """Whether it ended in an error of the model's own: not in a wrong answer, and not for the board."""
-    return finding.outcome not in (Outcome.PASS, Outcome.FAIL, Outcome.SKIP, Outcome.BOARD_LOST)
+    return finding.outcome not in {Outcome.PASS, Outcome.FAIL, Outcome.BLIND, Outcome.SKIP, *BOARD_OUTCOMES}
 
 
 def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Layer]:

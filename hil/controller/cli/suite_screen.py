@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hil.controller.suite.record import CaseRecord
-from hil.results import Outcome
+from hil.results import BOARD_OUTCOMES, Outcome
 
 _QUIET = (Outcome.PASS.value, Outcome.XFAIL.value, Outcome.SKIP.value)
 _MESSAGE = 200
@@ -50,7 +50,7 @@ class SuiteScreen:
         if record.outcome in _QUIET:
             return
         message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""
-        if record.outcome == Outcome.BOARD_LOST.value:
+        if record.outcome in BOARD_OUTCOMES:
             # A board that is gone ends every case that was to come.
             if message in self._lost:
                 return

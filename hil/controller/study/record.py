@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.study.plan import Experiment
-from hil.results import Outcome, exit_code_of
+from hil.results import BOARD_OUTCOMES, Outcome, exit_code_of
 
 SCHEMA = 1
 PASSED, FAILED, NOT_REACHED = "pass", "fail", "not reached"
@@ -108,7 +108,7 @@ def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[R
     rows = []
     for document in stored:
         new = todo.pop((document["experiment"], document["way"]), None)
-        if document["outcome"] not in (None, Outcome.BOARD_LOST.value):
+        if document["outcome"] not in {None, *BOARD_OUTCOMES}:
             name, title, reported = (document[part] for part in ("experiment", "title", "reported"))
             rows.append(row_of(document, new.experiment if new else Experiment(name, title, reported, Path())))
         elif new:

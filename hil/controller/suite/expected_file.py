@@ -25,7 +25,7 @@ else:
 # outlived in both. A board that is lost tells nothing of a case, so that is never foreseen.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "compile": ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH", "TIMEOUT"),
-    "run": ("FAIL", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT", "REFERENCE_ERROR"),
+    "run": ("FAIL", "BLIND", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT", "FALLBACK", "REFERENCE_ERROR"),
 }
 _EARLY = (Stage.IMPORT.value, Stage.COMPILE.value)
 _PASS = Outcome.PASS.value

@@ -13,7 +13,7 @@ from hil.controller.suite.reports.delegation import summary_words
 from hil.controller.suite.reports.load import SuiteResults
 from hil.controller.suite.reports.texts import counted
 from hil.errors import EXIT_OK, EXIT_STAGE
-from hil.results import Outcome
+from hil.results import BOARD_OUTCOMES, Outcome
 
 WHOLE_MODEL = "whole model"
 CONFIRM = "confirm"
@@ -31,9 +31,9 @@ def kind_of(outcome: str) -> str:
     """An outcome's kind: ``pass``, ``fail`` (a wrong answer), ``error``, ``board``, or ``quiet`` (nothing to do)."""
     if outcome == Outcome.PASS.value:
         return "pass"
-    if outcome in (Outcome.FAIL.value, UNEXPECTED):
+    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, UNEXPECTED):
         return "fail"
-    if outcome == Outcome.BOARD_LOST.value:
+    if outcome in BOARD_OUTCOMES:
         return "board"
     return "error" if is_failing(outcome) else "quiet"
 
