@@ -4,6 +4,7 @@ The tree, with the outcome and the exit code each ends in::
 
     HilError
     ├── UsageError            what was typed or configured is wrong            exit 2
+    │   ├── VacuousTolerance  BLIND  wrong answers would agree as well (in a suite the case's outcome)
     │   ├── StorageError      a folder of ours cannot be written               exit 2
     │   └── AccessRefused     the farm does not let this token do it           exit 2
     ├── StageError            a stage of the model's own failed                exit 3
@@ -95,6 +96,15 @@ class UsageError(HilError):
 
 class StorageError(UsageError):
     """A folder that hil writes to is full or cannot be written."""
+
+
+class VacuousTolerance(UsageError):
+    """A tolerance that was given is so wide that wrong answers would agree as well.
+
+    A suite has one tolerance for many cases: there it is the outcome of the case that it does not fit.
+    """
+
+    outcome = "BLIND"
 
 
 class AccessRefused(UsageError):

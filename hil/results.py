@@ -85,6 +85,22 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """How far rounding alone moves an output of a reference.
+
+    It is the largest difference that appears when every float input is moved by one unit of its dtype's eps, in any of
+    a few runs.
+
+    Attributes:
+        absolute: the largest ``|a-b|``.
+        beyond_rtol: the largest ``|a-b| - rtol*|b|``, with the dtype's default rtol; 0 where rtol allows for all.
+    """
+
+    absolute: float
+    beyond_rtol: float
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What running a program gave, on a board or through a reference.
 
@@ -94,6 +110,7 @@ class RunResult:
         iterations_ns: (start, end) of every timed iteration on the device's own monotonic clock.
         peak_memory_bytes: the worker's peak resident memory, or None where it was not measured.
         provenance: board, runtime, agent, clocks, temperatures: whatever is needed to know what was measured.
+        noise: output name -> a reference's own noise, for those where it was measured.
     """
 
     source: str
@@ -101,6 +118,7 @@ class RunResult:
     iterations_ns: tuple[tuple[int, int], ...] = ()
     peak_memory_bytes: int | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    noise: Mapping[str, Noise] = field(default_factory=dict)
 
     @property
     def device_ns(self) -> list[int]:
@@ -124,7 +142,8 @@ class OutputComparison:
     lacks, ``nonfinite`` only those. ``max_rel`` is over elements whose reference is not 0; ``max_ulp`` counts
     representable values between the two (None for integers, and where the dtypes differ); ``sqnr_db`` is
     10*log10(sum(b^2)/sum((a-b)^2)), inf when equal; ``first_index`` and ``worst_index`` are of elements out of
-    tolerance, with both values.
+    tolerance, with both values. ``blind``: it agrees, but wrong answers would agree as well. ``noise`` is the
+    reference's own, where it was measured.
     """
 
     name: str
@@ -135,6 +154,8 @@ class OutputComparison:
     reference_dtype: str
     reference_shape: tuple[int, ...]
     tolerance: Tolerance | None = None
+    blind: bool = False
+    noise: float | None = None
     elements: int | None = None
     mismatches: int | None = None
     nonfinite: int | None = None
@@ -160,13 +181,14 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A result beside one reference. True when every output agrees.
+    """A result beside one reference. True when every output agrees, and wrong ones would not.
 
     Attributes:
-        outcome: PASS or FAIL.
+        outcome: PASS, FAIL, or BLIND where an output agrees that cannot be judged and none differs.
         against: the reference's ``source``.
         outputs: one comparison an output, in order.
-        reason: why it failed, in a line; when it passed "", or that there was nothing to compare.
+        reason: why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not
+            judged because the user allowed it.
     """
 
     outcome: Outcome

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
-from hil.compare.tolerance import check_tolerance, refuse_vacuous, tolerance_for
+from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
 from hil.errors import LoadFailed, UsageError
 from hil.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of, type_text
 
@@ -63,9 +63,9 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         rtol, atol = (None if value is None else float(value) for value in (case.rtol, case.atol))
         check_tolerance(rtol, atol)
         for output, array in expected.items():
-            tolerance = tolerance_for(dtype_name(array.dtype), rtol, atol)
-            if tolerance is not None and atol is not None:
-                refuse_vacuous(output, array, tolerance)
+            tolerance, scale = fitted((dtype_name(array.dtype),) * 2, array, rtol, atol)
+            if tolerance is not None and (rtol is not None or atol is not None):
+                refuse_vacuous(output, tolerance, scale)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     except (OverflowError, TypeError, ValueError) as error:

@@ -1,22 +1,25 @@
-"""How far apart two values may be: the default tolerances, and which of a user's are refused."""
+"""How far apart two values may be: the default tolerances, and which tolerances cannot judge an output."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from hil.compare.values import CHUNK, EXACT_DTYPES, reader
-from hil.errors import UsageError
-from hil.results import Tolerance
+from hil.compare.values import CHUNK, EXACT_DTYPES, reader, saturation
+from hil.errors import UsageError, VacuousTolerance
+from hil.results import Noise, Tolerance
 from hil.tensors import Array, dtype_name, dtype_of
 
 # float64 to bfloat16 and the complex ones: the defaults of torch.testing.assert_close (which takes a pair of dtypes as
-# the looser of the two; so do we). It has none for narrower floats. There one representable step is allowed, for two
-# correct computations may round to neighbours: rtol is the dtype's eps and atol its smallest subnormal, as
-# ml_dtypes.finfo has them (float4: the least rtol that does it, since its atol already is a step below 2).
+# the looser of the two; so do we). They are meant for values around 1: see `fitted`, which scales atol. It has
+# none for narrower floats. There one representable step is allowed, for two correct computations may round to
+# neighbours: rtol is the dtype's eps and atol its smallest subnormal, as ml_dtypes.finfo has them (float4: the least
+# rtol that does it, since its atol already is a step below 2).
 # float8_e8m0fnu holds powers of two and no zero; a step would double a value, so it is exact.
 DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
     {
@@ -36,6 +39,67 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
         "float4_e2m1fn": Tolerance(rtol=0.375, atol=2.0**-1),
     }
 )
+# Two right answers may each be off by the reference's noise, which is a sample of a few runs, and a board may sum in an
+# order that is less kind: three more bits.
+NOISE_FACTOR = 8.0
+# A default tolerance must leave four steps of itself between an output's values, and from 0 to the largest of them.
+_STEPS = 4.0
+# Values this near to each other (in units of eps) are one constant, rounded several ways.
+_CONSTANT_EPS = 4.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a tensor's values are; infinities, NaN and saturated values (masks) are left out.
+
+    Attributes:
+        rms: root of the mean square of those that are not 0; 0 where there is none.
+        largest: the largest magnitude.
+        spread: the largest value less the smallest; of complex values, the larger of both parts' spreads.
+        least_extreme: the smaller of the magnitudes of the largest and the smallest value.
+        eps: of the dtype; 0 for integers.
+    """
+
+    rms: float = 0.0
+    largest: float = 0.0
+    spread: float = 0.0
+    least_extreme: float = 0.0
+    eps: float = 0.0
+
+
+def scale_of(reference: Array) -> Scale:
+    """Measure a tensor's scale, in one pass by chunks. Strings have none."""
+    name = dtype_name(reference.dtype)
+    if name == "string":
+        return Scale()
+    read, limit = reader(reference), saturation(name)
+    # Squares of float64 overflow from 1e154 and vanish below 1e-162.
+    wide = np.dtype(np.longdouble if name in ("float64", "complex128") else np.float64)
+    squares: Any = 0.0
+    count = 0
+    parts = 2 if reference.dtype.kind == "c" else 1
+    low, high, largest = [math.inf] * parts, [-math.inf] * parts, 0.0
+    with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
+        for start in range(0, reference.size, CHUNK):
+            chunk = read(start, start + CHUNK)
+            values = chunk.astype(np.complex128 if parts == 2 else np.float64)
+            magnitudes = np.abs(values)
+            if not np.maximum.reduce(magnitudes, initial=0.0) < limit:  # written so that NaN is left out as well
+                usual = magnitudes < limit
+                values, magnitudes = values[usual], magnitudes[usual]
+            if not values.size:
+                continue
+            for part, reals in enumerate((values.real, values.imag)[:parts]):
+                low[part], high[part] = min(low[part], float(reals.min())), max(high[part], float(reals.max()))
+            largest = max(largest, float(magnitudes.max()))
+            widened = magnitudes.astype(wide, copy=False)
+            squares += np.dot(widened, widened)
+            count += int(np.count_nonzero(magnitudes))
+    spread = max(top - bottom for bottom, top in zip(low, high, strict=True))
+    extreme = min(abs(low[0]), abs(high[0])) if parts == 1 else largest
+    if not math.isfinite(spread) and not count:  # nothing was left
+        spread = extreme = 0.0
+    return Scale(float(np.sqrt(squares / max(count, 1))), largest, spread, extreme, _eps(name))
 
 
 def check_tolerance(rtol: float | None, atol: float | None) -> None:
@@ -58,10 +122,10 @@ def check_tolerance(rtol: float | None, atol: float | None) -> None:
 
 
 def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Tolerance | None:
-    """The tolerance for an output of this dtype; None is exact.
+    """The tolerance for an output of this dtype whose values are around 1; None is exact.
 
     What is not given comes from :data:`DEFAULT_TOLERANCES` for floats and is 0 for integers and bools. Strings are
-    always exact.
+    always exact. :func:`fitted` fits a default to the values.
 
     Raises:
         UsageError: :func:`check_tolerance` refuses it, atol is at least the largest difference that the dtype can
@@ -80,6 +144,102 @@ def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Toleran
     return Tolerance(default.rtol if rtol is None else float(rtol), default.atol if atol is None else float(atol))
 
 
+def fitted(
+    dtypes: tuple[str, str], reference: Array, rtol: float | None, atol: float | None, noise: Noise | None = None
+) -> tuple[Tolerance | None, Scale]:
+    """The tolerance for tensors of two dtypes, a default fitted to the reference, and the reference's scale.
+
+    A default atol is the dtype's times the reference's root mean square, where that is below 1: rounding errors are as
+    small as the numbers that were added (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). It is at least
+    one step of the dtype and, where the reference's noise was measured, eight times what of it exceeds rtol.
+
+    Args:
+        dtypes: of both tensors: the looser default counts.
+        reference: what the output is compared with.
+        rtol, atol: the user's; None for the defaults.
+        noise: the reference's own; None where nobody measured it.
+
+    Raises:
+        UsageError: as :func:`tolerance_for`.
+    """
+    tolerance = looser(*(tolerance_for(dtype, rtol, atol) for dtype in dtypes))
+    if tolerance is None:
+        return None, Scale()
+    scale = scale_of(reference)
+    if atol is not None or not tolerance.atol:
+        return tolerance, scale
+    beyond = NOISE_FACTOR * noise.beyond_rtol if noise is not None else 0.0
+    # A reference of zeros has no scale to follow.
+    factor = min(scale.rms, 1.0) if scale.largest else 1.0
+    return Tolerance(tolerance.rtol, max(tolerance.atol * factor, *map(_smallest, dtypes), beyond)), scale
+
+
+def narrowed(scale: Scale, noise: Noise) -> Tolerance:
+    """The narrowest tolerance that allows for a reference's noise, for values that hardly differ from one another."""
+    return Tolerance(0.0, max(NOISE_FACTOR * noise.absolute, _CONSTANT_EPS * scale.eps * scale.largest))
+
+
+def blindness(tolerance: Tolerance, scale: Scale, *, noise: Noise | None = None, given: bool) -> str:
+    """Why a tolerance cannot tell a right answer from a wrong one; "" where it can.
+
+    Wrong answers that every tolerance must tell are zeros (and so the answer doubled, or with every sign flipped) and,
+    where the values are not all one constant, their permutations. A given tolerance is only held to these; a default
+    one must be four times finer.
+
+    Args:
+        tolerance: what the output is judged within.
+        scale: the reference's. One of zeros is no reason: any larger value fails.
+        noise: the reference's own, where it was measured: values that differ by less are one constant.
+        given: whether a user gave the tolerance.
+    """
+    steps = 1.0 if given else _STEPS
+    rtol, atol, largest, spread = tolerance.rtol, tolerance.atol, scale.largest, scale.spread
+    if not largest:
+        return ""
+    measured = f" (its own noise is {noise.absolute:.2g})" if noise is not None and not given else ""
+    what = f"atol is {atol:.3g}, but the largest value is {largest:.3g}{measured}"
+    if (2 - rtol) * largest <= atol:
+        return f"{what}: it would agree with every sign flipped"
+    if (1 - rtol) * largest <= atol:
+        return f"{what}: zeros would agree"
+    if largest <= steps * atol:
+        return f"{what}: a right answer and a wrong one look alike"
+    constant = _CONSTANT_EPS * scale.eps * largest
+    if noise is not None:
+        constant = max(constant, NOISE_FACTOR * noise.absolute)
+    if constant < spread <= steps * (atol + rtol * scale.least_extreme):
+        return (
+            f"its values differ by {spread:.3g} at most, which is within the tolerance (rtol {rtol:.3g}, "
+            f"atol {atol:.3g}){measured}: they would agree in any order"
+        )
+    return ""
+
+
+def refuse_vacuous(name: str, tolerance: Tolerance, scale: Scale) -> None:
+    """Refuse a user's tolerance within which wrong answers would agree with a reference: see :func:`blindness`.
+
+    Args:
+        name: the output's name, for the message.
+        tolerance: what the user gave.
+        scale: of what the output is compared with.
+
+    Raises:
+        VacuousTolerance: the tolerance is that wide.
+    """
+    if why := blindness(tolerance, scale, given=True):
+        raise VacuousTolerance(
+            f"output {name}: {why}",
+            hint=f"give a smaller tolerance, or --allow-blind {name} to take what it says as it is",
+        )
+
+
+def looser(one: Tolerance | None, other: Tolerance | None) -> Tolerance | None:
+    """The tolerance for a pair of dtypes, from that of each; None is exact."""
+    if one is None or other is None:
+        return one or other
+    return Tolerance(max(one.rtol, other.rtol), max(one.atol, other.atol))
+
+
 def _span(dtype: str) -> float:
     """The largest difference of two finite values of a dtype."""
     if dtype == "string":
@@ -96,41 +256,18 @@ def _span(dtype: str) -> float:
     return 2 * largest * (math.sqrt(2) if resolved.kind == "c" else 1.0)
 
 
-def refuse_vacuous(name: str, reference: Array, tolerance: Tolerance) -> None:
-    """Refuse a user's tolerance so wide that the reference with every sign flipped would be within it.
+def _eps(dtype: str) -> float:
+    if dtype in EXACT_DTYPES:
+        return 0.0
+    import ml_dtypes
 
-    That is so when ``2*|b| <= atol + rtol*|b|`` for every finite b. A reference of zeros only is not refused: there
-    atol alone decides, and any larger value fails. Reads the reference up to the first value that settles it.
-
-    Args:
-        name: the output's name, for the message.
-        reference: what the output is compared with; strings are never refused.
-        tolerance: what the user gave.
-
-    Raises:
-        UsageError: the tolerance is that wide.
-    """
-    if dtype_name(reference.dtype) == "string":
-        return
-    read, largest = reader(reference), 0.0
-    for start in range(0, reference.size, CHUNK):
-        chunk = read(start, start + CHUNK)
-        with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
-            magnitudes = np.abs(chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64))
-        finite = magnitudes[np.isfinite(magnitudes)]
-        largest = max(largest, float(finite.max(initial=0.0)))
-        if (2 - tolerance.rtol) * largest > tolerance.atol:
-            return
-    if largest > 0:
-        raise UsageError(
-            f"atol is {tolerance.atol:g}, but the largest value of output {name} is {largest:g}: "
-            "it would agree with every sign flipped",
-            hint=f"give an atol well below {largest:g}",
-        )
+    return float(ml_dtypes.finfo(dtype_of(dtype)).eps)  # type: ignore[no-untyped-call]
 
 
-def looser(one: Tolerance | None, other: Tolerance | None) -> Tolerance | None:
-    """The tolerance for a pair of dtypes, from that of each; None is exact."""
-    if one is None or other is None:
-        return one or other
-    return Tolerance(max(one.rtol, other.rtol), max(one.atol, other.atol))
+def _smallest(dtype: str) -> float:
+    """The smallest step between two values of a dtype; 0 for those that are compared as integers."""
+    if dtype in EXACT_DTYPES:
+        return 0.0
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype_of(dtype)).smallest_subnormal)  # type: ignore[no-untyped-call]

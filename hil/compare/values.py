@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ CHUNK = 1 << 17
 _INTEGERS_64 = ("int64", "uint64")
 _COMPLEX = ("complex64", "complex128")
 EXACT_DTYPES = frozenset(name for name in DTYPES if name.startswith(("bool", "int", "uint", "string")))
+
+# A mask is written as the largest value of a dtype, or near it.
+_SATURATED = 0.5
 
 Reader = Callable[[int, int], Array]
 
@@ -28,6 +32,18 @@ def common_kind(dtype: str, reference: str) -> str:
         kinds = {dtype_of(name).kind for name in both}
         return "integer" if kinds <= {"i", "u"} and np.result_type(*map(dtype_of, both)).kind in "iu" else ""
     return "complex" if both & set(_COMPLEX) else "real"
+
+
+def saturation(dtype: str) -> float:
+    """The magnitude from which a value of this dtype is a mask or has saturated, and says nothing of a tensor's scale.
+
+    It is half the largest finite value. Integers and floats of 8 bits or less use all of their range: infinite.
+    """
+    if dtype in EXACT_DTYPES or dtype_of(dtype).itemsize < 2:
+        return math.inf
+    import ml_dtypes
+
+    return _SATURATED * float(ml_dtypes.finfo(dtype_of(dtype)).max)  # type: ignore[no-untyped-call]
 
 
 def reader(array: Array) -> Reader:

@@ -3,27 +3,43 @@
 Pure: results in, verdicts out, nothing read and nothing run, so a verdict can be computed again later without a board.
 Shape and dtype must match. Integers, bools and strings are equal or they differ, unless a tolerance is given for
 numbers. Floats agree where ``|a-b| <= atol + rtol*|b|`` (b is the reference). NaN agrees with NaN only, an infinity
-with the same infinity only, and zeros everywhere never agree with a reference that has other values.
+with the same infinity only, and zeros everywhere never agree with a reference that has other values. An output that
+agrees within a tolerance that wrong answers would meet as well is BLIND: see :func:`hil.compare.tolerance.blindness`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from hil.compare.stats import Stats, measure
-from hil.compare.tolerance import check_tolerance, looser, refuse_vacuous, tolerance_for
+from hil.compare.tolerance import (
+    Scale,
+    blindness,
+    check_tolerance,
+    fitted,
+    narrowed,
+    refuse_vacuous,
+)
 from hil.compare.values import common_kind, reader
-from hil.results import Outcome, OutputComparison, RunResult, Tolerance, Verdict
+from hil.results import Noise, Outcome, OutputComparison, RunResult, Tolerance, Verdict
 from hil.tensors import Array, dtype_name, shape_text
 
 _NOTHING = "0 elements compared: every output is empty"
 
 
 def compare_output(
-    name: str, actual: Array, reference: Array, *, rtol: float | None = None, atol: float | None = None
+    name: str,
+    actual: Array,
+    reference: Array,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    noise: Noise | None = None,
+    allow_blind: Sequence[str] = (),
 ) -> OutputComparison:
     """Compare one output with its reference.
 
@@ -36,30 +52,44 @@ def compare_output(
         actual: what the board computed; any dtype that hil knows, any layout, a memory map too.
         reference: what it should be.
         rtol: share of the reference's value, instead of the dtype's default.
-        atol: absolute difference, instead of the dtype's default.
+        atol: absolute difference, instead of the default that follows the reference's scale and noise.
+        noise: the reference's own, where it was measured.
+        allow_blind: patterns of the names of outputs that may agree though wrong ones would agree as well.
 
     Raises:
-        UsageError: the tolerance cannot fail (see :func:`tolerance_for` and :func:`refuse_vacuous`), or a dtype is
-            none of hil's.
+        UsageError: the tolerance cannot fail (see :func:`tolerance_for`), or a dtype is none of hil's.
+        VacuousTolerance: it cannot with this reference (see :func:`refuse_vacuous`), and the output is not allowed to
+            be blind.
     """
     actual, reference = np.asarray(actual), np.asarray(reference)
     dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
-    tolerance = looser(tolerance_for(dtype, rtol, atol), tolerance_for(reference_dtype, rtol, atol))
-    if tolerance is not None and atol is not None:
-        refuse_vacuous(name, reference, tolerance)
+    tolerance, scale = fitted((dtype, reference_dtype), reference, rtol, atol, noise)
     kind = common_kind(dtype, reference_dtype)
-    comparable = actual.shape == reference.shape and kind
+    comparable = bool(actual.shape == reference.shape and kind)
+    given, allowed = atol is not None or rtol is not None, any(fnmatchcase(name, one) for one in allow_blind)
+    if tolerance is not None and given and not allowed:
+        refuse_vacuous(name, tolerance, scale)
     stats = measure(actual, reference, tolerance, kind) if comparable else None
     reason = _reason(actual, reference, tolerance, stats)
+    doubt = ""
+    if stats is not None and tolerance is not None and not reason and stats.max_abs:
+        doubt = blindness(tolerance, scale, noise=noise, given=given) or _more_error_than_signal(stats, scale, given)
+        if doubt and noise is not None and not given:
+            closer = narrowed(scale, noise)
+            found = measure(actual, reference, closer, kind)
+            if not found.mismatches and not blindness(closer, scale, noise=noise, given=False):
+                tolerance, stats, doubt = closer, found, ""
     common: dict[str, Any] = {
         "name": name,
-        "passed": not reason,
-        "reason": reason,
+        "passed": not reason and (allowed or not doubt),
+        "reason": reason or doubt,
         "dtype": dtype,
         "shape": actual.shape,
         "reference_dtype": reference_dtype,
         "reference_shape": reference.shape,
         "tolerance": tolerance,
+        "blind": bool(doubt),
+        "noise": None if noise is None else noise.absolute,
     }
     if stats is None:
         return OutputComparison(**common)
@@ -83,7 +113,12 @@ def compare_output(
 
 
 def compare(
-    actual: RunResult, reference: RunResult, *, rtol: float | None = None, atol: float | None = None
+    actual: RunResult,
+    reference: RunResult,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    allow_blind: Sequence[str] = (),
 ) -> Verdict:
     """Compare every output of a run with a reference's.
 
@@ -92,7 +127,7 @@ def compare(
     nothing was compared. Outputs without elements agree, but where all are, the verdict's reason says so.
 
     Raises:
-        UsageError: as :func:`compare_output`.
+        UsageError, VacuousTolerance: as :func:`compare_output`.
     """
     check_tolerance(rtol, atol)
     mine, theirs = actual.outputs, reference.outputs
@@ -105,15 +140,46 @@ def compare(
         pairs = [(name, array, theirs[name]) for name, array in mine.items()]
     else:
         pairs = [(name, array, wanted) for array, (name, wanted) in zip(mine.values(), theirs.items(), strict=True)]
-    outputs = tuple(compare_output(name, array, wanted, rtol=rtol, atol=atol) for name, array, wanted in pairs)
-    failed = [output for output in outputs if not output.passed]
-    if not failed:
+    outputs = tuple(
+        compare_output(
+            name, array, wanted, rtol=rtol, atol=atol, noise=reference.noise.get(name), allow_blind=allow_blind
+        )
+        for name, array, wanted in pairs
+    )
+    outcome = outcome_of(outputs)
+    if outcome is Outcome.PASS:
+        unjudged = [
+            f"output {output.name} is not judged, as allowed: {output.reason}" for output in outputs if output.blind
+        ]
         empty = not any(output.elements for output in outputs)
-        return Verdict(Outcome.PASS, reference.source, outputs, _NOTHING if empty else "")
+        return Verdict(outcome, reference.source, outputs, _NOTHING if empty else "; ".join(unjudged))
+    failed = [output for output in outputs if not output.passed and output.blind is (outcome is Outcome.BLIND)]
     reason = f"output {failed[0].name}: {failed[0].reason}"
     if len(failed) > 1:
         reason += f" (and {_count(len(failed) - 1, 'more output')})"
-    return Verdict(Outcome.FAIL, reference.source, outputs, reason)
+    return Verdict(outcome, reference.source, outputs, reason)
+
+
+def outcome_of(outputs: Iterable[OutputComparison]) -> Outcome:
+    """FAIL where an output differs, else BLIND where one cannot be judged, else PASS."""
+    found = {Outcome.BLIND if output.blind else Outcome.FAIL for output in outputs if not output.passed}
+    return next((outcome for outcome in (Outcome.FAIL, Outcome.BLIND) if outcome in found), Outcome.PASS)
+
+
+def depends_on_noise(verdict: Verdict) -> bool:
+    """Whether a verdict may change when the noise of the reference is measured.
+
+    It may where an output was judged within a default tolerance and some values are out of it, or cannot be judged.
+    """
+    return any(
+        output.noise is None
+        and output.tolerance is not None
+        and (
+            output.blind or bool(output.mismatches and not output.nonfinite and output.dtype == output.reference_dtype)
+        )
+        for output in verdict.outputs
+        if not output.passed
+    )
 
 
 def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outcome, str]:
@@ -122,7 +188,7 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     With one reference its verdict stands, with what it notes of a pass. With several that agree with one another the
     board must agree with each. Where the references disagree, no board could agree with all: then one that agrees with
     at least one of them passes, and the reason says so; one that agrees with none fails, and the reason names the
-    disagreement as well.
+    disagreement as well. One that cannot be judged (BLIND) settles nothing: it counts where no other reference does.
 
     Args:
         verdicts: the board beside each reference, at least one.
@@ -136,13 +202,16 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
             f"{len(verdicts)} verdicts need {max(len(verdicts) - 1, 0)} between references, got {len(between)}"
         )
     agreeing = [verdict.against for verdict in verdicts if verdict]
-    failed = [verdict for verdict in verdicts if not verdict]
+    failed = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL]
+    blind = [verdict for verdict in verdicts if verdict.outcome is Outcome.BLIND]
     disputes = [
         f"{verdicts[0].against} vs {other.against} on {_failing(verdict)}"
         for other, verdict in zip(verdicts[1:], between, strict=True)
-        if not verdict
+        if verdict.outcome is Outcome.FAIL
     ]
     dispute = f"the references disagree: {'; '.join(disputes)}"
+    if not failed and not agreeing:
+        return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if disputes else blind[0].reason
     if not failed:
         agreed = f"{dispute}; the board agrees with all of them within tolerance"
         return Outcome.PASS, agreed if disputes else verdicts[0].reason
@@ -210,6 +279,17 @@ def _reason_values(actual: Array, reference: Array, tolerance: Tolerance | None,
     if tolerance is None:
         return f"{share} {'differs' if stats.mismatches == 1 else 'differ'}, worst {where}"
     return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}"
+
+
+def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
+    """Why an output that is within its tolerance is no answer all the same; "" where it is one."""
+    if given and not scale.largest:
+        return ""  # the user said how far from 0 it may be
+    if stats.sqnr_db is not None and stats.sqnr_db < 0:
+        return f"it is within tolerance, but more error than signal (SQNR {stats.sqnr_db:.3g} dB)"
+    if stats.cosine is not None and stats.cosine < 0:
+        return f"it is within tolerance, but points the other way (cosine {stats.cosine:.3g})"
+    return ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -142,6 +142,7 @@ _OPTIONS: dict[str, Kind] = {
     "min_sqnr_db": _NUMBER_OR_NONE,
     "rtol": _NUMBER_OR_NONE,
     "atol": _NUMBER_OR_NONE,
+    "allow_blind": TEXTS,
     "iterations": _COUNT,
     "warmup": _COUNT,
     "timeout": SECONDS,

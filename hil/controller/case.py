@@ -39,6 +39,7 @@ class Options:
         plain_expected: name -> tensor that take that reference's place.
         min_sqnr_db: what every output must reach beside the plain model; None asks for nothing.
         rtol, atol: None is the dtype's default.
+        allow_blind: patterns of names of outputs that may pass though nobody can judge them.
         iterations, warmup: timed and untimed runs.
         timeout: seconds for loading, for the runs together, and for each reference.
         compile_flags: added after the board's.
@@ -61,6 +62,7 @@ class Options:
     min_sqnr_db: float | None = None
     rtol: float | None = None
     atol: float | None = None
+    allow_blind: tuple[str, ...] = ()
     iterations: int = 1
     warmup: int = 0
     timeout: float = DEFAULT_TIMEOUT_S

@@ -59,6 +59,7 @@ class Job:
     expected: tuple[str, ...] = ()
     rtol: float | None = None
     atol: float | None = None
+    allow_blind: tuple[str, ...] = ()
     iterations: int = 1
     warmup: int = 0
     timeout: float = DEFAULT_TIMEOUT_S

@@ -17,7 +17,7 @@ from hil import clock, errors
 from hil.boards import BoardConfig
 from hil.bundle import Artifact
 from hil.compare.tolerance import check_tolerance
-from hil.compare.verdict import compare, judge, too_far
+from hil.compare.verdict import compare, depends_on_noise, judge, too_far
 from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop, staged
 from hil.controller.choice import BoardChoice
 from hil.controller.compilers import compile_model
@@ -26,6 +26,7 @@ from hil.controller.inputs import make_inputs
 from hil.controller.opening import AnyBoard, AnyProgram
 from hil.controller.profile.capture import Capture
 from hil.controller.references import default_references, expected_result, refer, refer_with_fallback
+from hil.controller.references.noise import measure_noise
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
 from hil.controller.ways import compiler_for, runtime_for
@@ -235,8 +236,12 @@ def conclude(case: Case, shop: Workshop) -> Case:
     with staged(case, Stage.COMPARE):
         start = time.monotonic()
         shop.watch(case, Stage.COMPARE, "")
-        tolerance = {"rtol": case.options.rtol, "atol": case.options.atol}
+        tolerance = {name: getattr(case.options, name) for name in ("rtol", "atol", "allow_blind")}
         case.verdicts = [compare(case.result, reference, **tolerance) for reference in case.references]
+        if case.options.atol is None and any(map(depends_on_noise, case.verdicts)):
+            shop.watch(case, Stage.COMPARE, "measuring the reference's own noise")
+            case.references = [_with_noise(case, reference, shop) for reference in case.references]
+            case.verdicts = [compare(case.result, reference, **tolerance) for reference in case.references]
         between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
         case.outcome, case.reason = judge(case.verdicts, between)
         if case.plain_reference is not None:
@@ -245,6 +250,13 @@ def conclude(case: Case, shop: Workshop) -> Case:
                 case.outcome, case.reason = Outcome.FAIL, reason
         case.timings = replace(case.timings, compare_s=time.monotonic() - start)
     return case
+
+
+def _with_noise(case: Case, reference: RunResult, shop: Workshop) -> RunResult:
+    if reference.noise or case.model is None or case.inputs is None:
+        return reference
+    settings = _reference_settings(case.options, shop, case.folder / "logs" / "noise.log")
+    return replace(reference, noise=measure_noise(case.model, case.inputs, reference, **settings))
 
 
 def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hil.compare.verdict import compare_output
+from hil.compare.verdict import compare_output, outcome_of
 from hil.controller.bisect.result import Finding
 from hil.controller.case import Case
 from hil.controller.layers import Layer
@@ -47,7 +47,17 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
             continue
         own = atol.get(name) if isinstance(atol, Mapping) else atol
         try:
-            judged.append(compare_output(name, given[name], reference, rtol=rtol, atol=own))
+            judged.append(
+                compare_output(
+                    name,
+                    given[name],
+                    reference,
+                    rtol=rtol,
+                    atol=own,
+                    noise=case.references[0].noise.get(name),
+                    allow_blind=case.options.allow_blind,
+                )
+            )
         except UsageError as error:
             unjudged[name] = error.message
     return _finding(judged, unjudged)
@@ -83,7 +93,7 @@ def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Lay
 
 
 def _finding(judged: Sequence[OutputComparison], unjudged: Mapping[str, str]) -> Finding:
-    wrong = [one for one in judged if not one.passed]
-    outcome = Outcome.FAIL if wrong else Outcome.PASS if judged else Outcome.SKIP
+    outcome = outcome_of(judged) if judged else Outcome.SKIP
+    wrong = [one for one in judged if not one.passed and one.blind is (outcome is Outcome.BLIND)]
     reason = f"output {wrong[0].name}: {wrong[0].reason}" if wrong else next(iter(unjudged.values()), "")
     return Finding(outcome, reason, outputs=tuple(judged), unjudged=unjudged)

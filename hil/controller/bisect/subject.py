@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundle import Model
-from hil.compare.tolerance import refuse_vacuous, tolerance_for
+from hil.compare.tolerance import fitted, refuse_vacuous
 from hil.controller.bisect.pair import check_layers, check_signatures
 from hil.controller.case import DEFAULT_TIMEOUT_S, Options, Workshop
 from hil.controller.conversions import as_onnx
@@ -130,9 +130,10 @@ def _by_chance(layers: Sequence[Layer]) -> frozenset[str]:
 
 def _check_tolerance(name: str, reference: Array, options: Options) -> None:
     """Refuse a tolerance within which the model's own outputs could not be wrong."""
-    tolerance = tolerance_for(dtype_name(reference.dtype), options.rtol, options.atol)
-    if tolerance is not None and options.atol is not None:
-        refuse_vacuous(name, reference, tolerance)
+    dtype = dtype_name(reference.dtype)
+    tolerance, scale = fitted((dtype, dtype), reference, options.rtol, options.atol)
+    if tolerance is not None and (options.rtol is not None or options.atol is not None):
+        refuse_vacuous(name, tolerance, scale)
 
 
 def _read(path: Path, options: Options, flow: Flow | None, shop: Workshop, log: Path) -> Model:

@@ -18,7 +18,7 @@ from pathlib import Path
 from hil.bundle import Artifact
 from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
 from hil.bundles.cases import BundledCase
-from hil.compare.tolerance import tolerance_for
+from hil.compare.tolerance import fitted
 from hil.compare.values import EXACT_DTYPES
 from hil.controller.bundles.methods import import_methods, no_board, signatures_of
 from hil.controller.case import Workshop
@@ -108,7 +108,7 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
     for name, array in case.expected_outputs.items():
         dtype = dtype_name(array.dtype)
         where = f"method {method.name!r}, case {case.name!r}, output {name!r}"
-        tolerance = tolerance_for(dtype, case.rtol, case.atol)
+        tolerance, _ = fitted((dtype, dtype), array, case.rtol, case.atol)
         if dtype in _FLOATS and tolerance is not None:
             atol = f"expected_{_FLOATS[dtype]}_threshold"
             flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)

@@ -133,5 +133,5 @@ def _words(where: dict[str, Any], options: Options, faults: Sequence[str]) -> li
     """The options of `hil run` that say the same: which board, how compiled, how judged, what is broken on purpose."""
     named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
     words = [word for name, value in named.items() if value not in ("", None) for word in (name, str(value))]
-    repeated = {"--compile-flag": options.compile_flags, "--fault": faults}
+    repeated = {"--compile-flag": options.compile_flags, "--allow-blind": options.allow_blind, "--fault": faults}
     return [*words, *(word for option, values in repeated.items() for value in values for word in (option, value))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import json_option, runs_option
+from hil.controller.cli.options import allow_blind_option, json_option, runs_option
 
 
 @click.command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
@@ -15,12 +15,13 @@ from hil.controller.cli.options import json_option, runs_option
 @click.argument("b")
 @click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
+@allow_blind_option
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="PNG", help="A picture of where the worst output differs."
 )
 @runs_option
 @json_option
-def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: float | None) -> int:
+def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: Any) -> int:
     """Compare the outputs of A with those of B, the reference. Each is a .npy file or a stored run's ID."""
     from rich.console import Console
 

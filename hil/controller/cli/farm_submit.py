@@ -143,7 +143,7 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
     from hil.controller.suite.way import Settings
 
     dims = parse_dims(settings["dims"])
-    running = {name: settings[name] for name in ("rtol", "atol", "iterations", "warmup", "timeout")}
+    running = {name: settings[name] for name in ("rtol", "atol", "allow_blind", "iterations", "warmup", "timeout")}
     if kind is Kind.SUITE:
         own = {name: settings[name] for name in _OF_SUITES}
         way = Settings(**running, seed=settings["seed"], recompute=settings["recompute_cache"])

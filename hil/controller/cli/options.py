@@ -129,9 +129,22 @@ input_option = click.option(
 )
 range_option = click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
 input_options = options(input_option, seed_option, range_option)
+allow_blind_option = click.option(
+    "--allow-blind",
+    "allow_blind",
+    multiple=True,
+    metavar="OUTPUT",
+    help="Pass this output though no tolerance could tell a wrong answer from a right one (BLIND). * as in file names; "
+    "repeats.",
+)
 tolerance_options = options(
     click.option("--rtol", type=float, help="Relative tolerance (default: the flow's or the case's own, or by dtype)."),
-    click.option("--atol", type=float, help="Absolute tolerance (default: the flow's or the case's own, or by dtype)."),
+    click.option(
+        "--atol",
+        type=float,
+        help="Absolute tolerance (default: the flow's or the case's own, or by dtype, scale and noise of the reference).",
+    ),
+    allow_blind_option,
 )
 reference_options = options(
     click.option(

@@ -88,7 +88,7 @@ def _measure_steadily(context: click.Context, settings: dict[str, Any]) -> None:
 def _job_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The command line's values as a job has them."""
     board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
-    plain = ("function", "inputs", "seed", "references", "rtol", "atol", "iterations", "warmup")
+    plain = ("function", "inputs", "seed", "references", "rtol", "atol", "allow_blind", "iterations", "warmup")
     more = ("timeout", "wait_s", "faults", "compile_flags", "debug_ir", "expected", "flagfile", "out")
     profiles = ("profile", "compile_time_profile")
     return {

@@ -118,7 +118,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     from hil.controller.suite.request import Request
     from hil.controller.suite.way import Settings
 
-    own = ("seed", "rtol", "atol", "iterations", "warmup", "timeout", "debug_ir")
+    own = ("seed", "rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "debug_ir")
     ssh = {name: settings.pop(name) for name in ("identity", "known_hosts", "accept_new_host_key")}
     how = Settings(**{name: settings.pop(name) for name in own}, recompute=settings.pop("recompute_cache"))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}

@@ -200,6 +200,7 @@ def _checked(request: Request) -> tuple[Flow, list[BoardChoice]]:
         runtime=flow.runtime,
         rtol=settings.rtol,
         atol=settings.atol,
+        allow_blind=settings.allow_blind,
         iterations=settings.iterations,
         warmup=settings.warmup,
         timeout=settings.timeout,

@@ -64,6 +64,7 @@ class Request:
     def of_json(cls, values: Mapping[str, Any]) -> Request:
         """The request of a stored run."""
         settings = dict(values["settings"])
+        settings["allow_blind"] = tuple(settings.get("allow_blind", ()))
         settings["debug_ir"] = Path(settings["debug_ir"]) if settings["debug_ir"] else None
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
@@ -99,6 +100,7 @@ class Request:
             ("--layer-inputs", self.layer_inputs, usual.layer_inputs),
             *(("--dim", f"{name}={size}", "") for name, size in self.dims.items()),
             *(("--fault", fault, "") for fault in self.faults),
+            *(("--allow-blind", pattern, "") for pattern in settings.allow_blind),
             *(
                 (f"--{name}", getattr(settings, name), getattr(usual.settings, name))
                 for name in ("seed", "rtol", "atol", "iterations", "warmup", "timeout")

@@ -118,7 +118,7 @@ class Bench:
         # Wherever pytest is called, a flows.toml lies beside the ini file.
         self.flow: Flow = load_flow(self.request.flow, config.rootpath)
         request, settings = self.request, self.request.settings
-        names = ("rtol", "atol", "timeout")
+        names = ("rtol", "atol", "allow_blind", "timeout")
         options = Options(runtime=self.flow.runtime, **{name: getattr(settings, name) for name in names})
         kinds: dict[str, list[BoardChoice]] = defaultdict(list)
         for board in request.boards or ("",):

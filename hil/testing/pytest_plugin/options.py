@@ -94,6 +94,12 @@ OPTIONS = (
     Option("--hil-rtol", "Relative tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
     Option("--hil-atol", "Absolute tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
     Option(
+        "--hil-allow-blind",
+        "Pass this output though no tolerance could tell a wrong answer from a right one (BLIND).",
+        metavar="OUTPUT",
+        repeats=True,
+    ),
+    Option(
         "--hil-timeout",
         "Limit of loading, of running and of a reference, in seconds (default 60).",
         metavar="S",
@@ -218,6 +224,7 @@ def request_of(config: pytest.Config) -> Request:
         seed=given("seed"),
         rtol=given("rtol"),
         atol=given("atol"),
+        allow_blind=tuple(given("allow_blind") or ()),
         timeout=checked("--hil-timeout", given("timeout"), SECONDS),
         recompute=given("recompute_cache"),
         debug_ir=path("debug_ir"),

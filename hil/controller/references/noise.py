@@ -1,0 +1,109 @@
+"""How far rounding alone moves a reference's outputs: its own noise.
+
+Nobody can judge an answer more finely than the reference was computed. Where a sum cancels, what is left of it is
+rounding error, however small or large the output is. So the reference runs again on inputs that differ by one unit of
+their dtype's eps, which no float computation can tell from the given ones; what its outputs move by is their noise
+(D. S. Parker, Monte Carlo Arithmetic, 1997, perturbs operands the same way). It needs nothing but the reference itself,
+so that every format has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hil.bundle import Model
+from hil.compare.tolerance import DEFAULT_TOLERANCES
+from hil.compare.values import EXACT_DTYPES
+from hil.controller.references import default_references, refer, refer_with_fallback, references
+from hil.errors import StageError, UsageError
+from hil.results import Noise, RunResult
+from hil.tensors import Array, dtype_name
+
+# A single run may round to the very same values by chance; the largest of four seldom does.
+_RUNS = 4
+
+
+def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Noise]:
+    """Measure the noise of a reference's outputs.
+
+    Args:
+        model: what the reference computed.
+        inputs: every input by name.
+        result: what the reference made of them. Where no reference of hil's made it (it was given, as what is
+            expected), the model's default one is asked in its place.
+        settings: as :func:`hil.controller.references.refer` takes them.
+
+    Returns:
+        Output name -> its noise. Empty where no input is a float that can be moved, or the reference cannot run.
+    """
+    moved = [perturbed(inputs, seed) for seed in range(_RUNS)]
+    moved = [one for one in moved if any(one[name] is not array for name, array in inputs.items())]
+    if not moved:
+        return {}
+    name = result.provenance.get("reference")
+    try:
+        if name not in references():
+            if not default_references(model):
+                return {}
+            result = refer_with_fallback(model, inputs, **settings)
+            name = result.provenance["reference"]
+        runs = [refer(name, model, one, **settings) for one in moved]
+    except (StageError, UsageError):
+        return {}
+    return noise_between(result.outputs, [run.outputs for run in runs])
+
+
+def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """The inputs with every float moved up or down by one unit of its dtype's eps, by chance.
+
+    Zeros, integers and floats of 8 bits or less (their steps are no rounding noise) stay as they are.
+    """
+    import ml_dtypes
+
+    rng = np.random.default_rng(seed)
+    moved: dict[str, Array] = {}
+    for name, array in inputs.items():
+        dtype = dtype_name(array.dtype)
+        moved[name] = array
+        if dtype not in EXACT_DTYPES and array.dtype.itemsize >= 2 and array.size:
+            eps = float(ml_dtypes.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
+            wide = np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.dtype(np.float64)
+            factors = 1 + eps * rng.choice((-1.0, 1.0), array.shape)
+            with np.errstate(all="ignore"):  # infinities and NaN stay
+                other = (array.astype(wide) * factors).astype(array.dtype)
+            if other.tobytes() != array.tobytes():
+                moved[name] = other
+    return moved
+
+
+def noise_between(outputs: Mapping[str, Array], runs: list[Mapping[str, Array]]) -> dict[str, Noise]:
+    """The noise of every float output, from what the same reference computed on inputs that were moved.
+
+    Args:
+        outputs: on the inputs as given.
+        runs: on moved ones. An output whose shape depends on its inputs' values has no noise there.
+    """
+    found: dict[str, Noise] = {}
+    for name, array in outputs.items():
+        dtype = dtype_name(array.dtype)
+        others = [run[name] for run in runs if name in run and run[name].shape == array.shape]
+        if dtype not in DEFAULT_TOLERANCES or not others:
+            continue
+        base = _wide(array)
+        allowed = DEFAULT_TOLERANCES[dtype].rtol * np.abs(base)
+        absolute = beyond = 0.0
+        with np.errstate(all="ignore"):
+            for other in others:
+                error = np.abs(_wide(other) - base)
+                ok = np.isfinite(error)
+                absolute = max(absolute, float(error.max(initial=0.0, where=ok)))
+                beyond = max(beyond, float((error - allowed).max(initial=0.0, where=ok)))
+        found[name] = Noise(absolute, beyond)
+    return found
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
