@@ -64,8 +64,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         check_tolerance(rtol, atol)
         for output, array in expected.items():
             tolerance, scale = fitted((dtype_name(array.dtype),) * 2, array, rtol, atol)
-            if tolerance is not None and (rtol is not None or atol is not None):
-                refuse_vacuous(output, tolerance, scale)
+            refuse_vacuous(output, tolerance, scale, rtol=rtol, atol=atol)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     except (OverflowError, TypeError, ValueError) as error:

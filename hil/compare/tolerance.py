@@ -196,7 +196,7 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: Noise | None = None,
     rtol, atol, largest, spread = tolerance.rtol, tolerance.atol, scale.largest, scale.spread
     if not largest:
         return ""
-    measured = f" (its own noise is {noise.absolute:.2g})" if noise is not None and not given else ""
+    measured = f" (its own noise is {noise.absolute:.2g})" if noise is not None else ""
     what = f"atol is {atol:.3g}, but the largest value is {largest:.3g}{measured}"
     if (2 - rtol) * largest <= atol:
         return f"{what}: it would agree with every sign flipped"
@@ -215,18 +215,23 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: Noise | None = None,
     return ""
 
 
-def refuse_vacuous(name: str, tolerance: Tolerance, scale: Scale) -> None:
+def refuse_vacuous(
+    name: str, tolerance: Tolerance | None, scale: Scale, *, rtol: float | None, atol: float | None
+) -> None:
     """Refuse a user's tolerance within which wrong answers would agree with a reference: see :func:`blindness`.
 
     Args:
         name: the output's name, for the message.
-        tolerance: what the user gave.
-        scale: of what the output is compared with.
+        tolerance, scale: as :func:`fitted` gives them.
+        rtol, atol: what of it the user gave; a default is never refused.
 
     Raises:
         VacuousTolerance: the tolerance is that wide.
     """
-    if why := blindness(tolerance, scale, given=True):
+    if tolerance is None or (rtol is None and atol is None):
+        return
+    own = tolerance if atol is not None else Tolerance(tolerance.rtol, 0.0)
+    if why := blindness(own, scale, given=True):
         raise VacuousTolerance(
             f"output {name}: {why}",
             hint=f"give a smaller tolerance, or --allow-blind {name} to take what it says as it is",

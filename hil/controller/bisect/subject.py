@@ -132,8 +132,7 @@ def _check_tolerance(name: str, reference: Array, options: Options) -> None:
     """Refuse a tolerance within which the model's own outputs could not be wrong."""
     dtype = dtype_name(reference.dtype)
     tolerance, scale = fitted((dtype, dtype), reference, options.rtol, options.atol)
-    if tolerance is not None and (options.rtol is not None or options.atol is not None):
-        refuse_vacuous(name, tolerance, scale)
+    refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)
 
 
 def _read(path: Path, options: Options, flow: Flow | None, shop: Workshop, log: Path) -> Model:

@@ -142,7 +142,7 @@ tolerance_options = options(
     click.option(
         "--atol",
         type=float,
-        help="Absolute tolerance (default: the flow's or the case's own, or by dtype, scale and noise of the reference).",
+        help="Absolute tolerance (default: the flow's or the case's own, or by dtype and the reference's scale).",
     ),
     allow_blind_option,
 )

@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import board_options, json_option, seconds, seed_option, wait_option
+from hil.controller.cli.options import (
+    allow_blind_option,
+    board_options,
+    json_option,
+    seconds,
+    seed_option,
+    wait_option,
+)
 
 
 @click.group()
@@ -32,12 +39,8 @@ def study() -> None:
 @click.option("--steps", default=5, show_default=True, help="Training steps to compare.")
 @seed_option
 @click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
-@click.option(
-    "--atol",
-    default=1e-5,
-    show_default=True,
-    help="Absolute tolerance, of tensors below 1 a share of the largest value.",
-)
+@click.option("--atol", type=float, help="Absolute tolerance (default: by dtype, scale and noise of the tensor).")
+@allow_blind_option
 @board_options
 @wait_option
 @click.option(
@@ -82,7 +85,10 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     asked = Asked(
         read_study(folder, only),
         list(dict.fromkeys(ways)),
-        **{name: settings[name] for name in ("steps", "seed", "rtol", "atol", "timeout", "out", "resume")},
+        **{
+            name: settings[name]
+            for name in ("steps", "seed", "rtol", "atol", "allow_blind", "timeout", "out", "resume")
+        },
     )
     board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
     choice = choose(*(settings[name] for name in board[:2]), **{name: settings[name] for name in board[2:]})

@@ -23,7 +23,7 @@ from hil.results import Noise, RunResult
 from hil.tensors import Array, dtype_name
 
 # A single run may round to the very same values by chance; the largest of four seldom does.
-_RUNS = 4
+RUNS = 4
 
 
 def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Noise]:
@@ -39,7 +39,7 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
     Returns:
         Output name -> its noise. Empty where no input is a float that can be moved, or the reference cannot run.
     """
-    moved = [perturbed(inputs, seed) for seed in range(_RUNS)]
+    moved = [perturbed(inputs, seed) for seed in range(RUNS)]
     moved = [one for one in moved if any(one[name] is not array for name, array in inputs.items())]
     if not moved:
         return {}

@@ -45,8 +45,9 @@ class Asked:
         ways: which compilers: keys of :data:`hil.controller.study.ways.WAYS`.
         steps: training steps that are compared.
         seed: of first values and data.
-        rtol, atol: within which every loss and variable must agree with TensorFlow's after every step; ``atol`` is a
-            share of the tensor's largest value where that is below 1.
+        rtol, atol: within which every loss and variable must agree with TensorFlow's after every step; ``atol`` None
+            follows each tensor's scale and noise, as everywhere.
+        allow_blind: patterns of names of tensors that may pass though nobody can judge them.
         timeout: seconds for loading, and for each step.
         out: the folder where everything is stored.
         resume: whether rows that are in the folder already are kept.
@@ -57,14 +58,17 @@ class Asked:
     steps: int
     seed: int
     rtol: float
-    atol: float
+    atol: float | None
+    allow_blind: tuple[str, ...]
     timeout: float
     out: Path
     resume: bool
 
     def told(self) -> dict[str, Any]:
         """The part that the results depend on, as JSON says it."""
-        return {name: getattr(self, name) for name in ("steps", "seed", "rtol", "atol")}
+        return {name: getattr(self, name) for name in ("steps", "seed", "rtol", "atol")} | {
+            "allow_blind": list(self.allow_blind)
+        }
 
 
 def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:

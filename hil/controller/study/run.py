@@ -22,7 +22,7 @@ from hil.controller.runs import jsonable, storing
 from hil.controller.study.match import match_steps
 from hil.controller.study.plan import Asked, Experiment
 from hil.controller.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, taken_over
-from hil.controller.study.train_build import BATCH, RESULT, SAVED
+from hil.controller.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise
 from hil.controller.study.ways import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.tensor_folder import load_tensors
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, ReferenceFailed, UsageError
@@ -177,7 +177,12 @@ class _Study:
         stage(
             MATCH,
             lambda: match_steps(
-                row, results, lambda step: load_tensors(trained / RESULT.format(step)), rtol=asked.rtol, atol=asked.atol
+                row,
+                results,
+                lambda step: (load_tensors(trained / RESULT.format(step)), load_noise(trained / NOISE.format(step))),
+                rtol=asked.rtol,
+                atol=asked.atol,
+                allow_blind=asked.allow_blind,
             ),
         )
 

@@ -6,20 +6,23 @@ import importlib.util
 import itertools
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hil.controller.references.noise import RUNS, noise_between, perturbed
 from hil.controller.tensor_folder import save_tensors
 from hil.controller.tensorflow.lower import lower
 from hil.controller.tensorflow.program import prepare
 from hil.controller.tensorflow.source import open_model
 from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
+from hil.results import Noise
 
 STEP = "step"
 # In the folder that :func:`train` writes: the model, and for each step what went in and what came out.
-SAVED, BATCH, RESULT = "saved", "batch-{}", "result-{}"
+SAVED, BATCH, RESULT, NOISE = "saved", "batch-{}", "result-{}", "noise-{}.json"
 # In the folder that :func:`lower_step` writes.
 MLIR, SIGNATURE, VALUES = "step.mlir", "step.json", "values"
 
@@ -32,7 +35,8 @@ def train(model: str, seed: int, steps: int, folder: str) -> None:
             returns its outputs by name, and ``batches(random)``, the arguments of one call after another.
         seed: of the first values and of the data.
         steps: how many.
-        folder: where the SavedModel, the batches and each step's outputs and variables (``variable NAME``) go.
+        folder: where the SavedModel, the batches and each step's outputs and variables (``variable NAME``) go, with
+            their noise: how far they move when the training is done again from values that are moved by rounding alone.
 
     Raises:
         ImportFailed: it is no such experiment.
@@ -61,14 +65,37 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
         raise ImportFailed(f"{model}: two variables have the same name", hint="give each module a name of its own")
     # The worker lives on.
     tf.config.run_functions_eagerly(True)
-    try:
-        for step, batch in enumerate(batches):
-            save_tensors(where / BATCH.format(step), dict(zip(names, batch, strict=True)))
+    first = {name: variable.numpy() for name, variable in variables.items()}
+
+    def trained(given: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+        results = []
+        for batch in given:
             outputs = {name: value.numpy() for name, value in made.step(*map(tf.constant, batch)).items()}
             state = {f"variable {name}": variable.numpy() for name, variable in variables.items()}
-            save_tensors(where / RESULT.format(step), outputs | state)
+            results.append(outputs | state)
+        return results
+
+    def trained_again(seed: int) -> list[dict[str, Any]]:
+        for name, value in perturbed(first, seed).items():
+            variables[name].assign(value)
+        moved = [perturbed(dict(zip(names, batch, strict=True)), seed) for batch in batches]
+        return trained([list(one.values()) for one in moved])
+
+    try:
+        results = trained(batches)
+        runs = [trained_again(seed) for seed in range(RUNS)]
     finally:
         tf.config.run_functions_eagerly(False)
+    for step, (batch, result) in enumerate(zip(batches, results, strict=True)):
+        save_tensors(where / BATCH.format(step), dict(zip(names, batch, strict=True)))
+        save_tensors(where / RESULT.format(step), result)
+        noise = noise_between(result, [run[step] for run in runs])
+        (where / NOISE.format(step)).write_text(json.dumps({name: asdict(one) for name, one in noise.items()}))
+
+
+def load_noise(file: Path) -> dict[str, Noise]:
+    """Read the noise of a step's tensors, by name, as :func:`train` wrote it."""
+    return {name: Noise(**one) for name, one in json.loads(file.read_text()).items()}
 
 
 def lower_step(saved: str, folder: str) -> None:
