@@ -163,7 +163,7 @@ class _Desk:
         # The program may know no names: they are the bundle's, in order.
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})
-        expected = RunResult(case.source or "the bundle", case.expected_outputs)
+        expected = RunResult(case.source or "the bundle", case.expected_outputs, noise=case.noise)
         verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol)
         return CaseResult(self._method.name, case.name, verdict.outcome, verdict.reason, device_ns, verdict)
 

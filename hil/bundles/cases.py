@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from hil.results import Noise
 from hil.tensors import Array, TensorSpec
 
 # By name, or in the method's order.
@@ -32,6 +33,7 @@ class MethodTestCase:
         rtol, atol: ``|a-b| <= atol + rtol*|b|``; None is the dtype's default.
         name: what reports call it; "" is its number.
         source: who says what is expected, with version: ``onnxruntime 1.31.1``.
+        noise: output name -> how far rounding alone moves what is expected, for outputs where that decides.
     """
 
     inputs: Values
@@ -40,6 +42,7 @@ class MethodTestCase:
     atol: float | None = None
     name: str = ""
     source: str = ""
+    noise: Mapping[str, Noise] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class BundledCase:
     rtol: float | None
     atol: float | None
     source: str
+    noise: Mapping[str, Noise] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +12,7 @@ from hil.bundles import layout, manifest
 from hil.bundles.cases import Method, MethodTestCase, Program, Signature
 from hil.bundles.checks import checked_cases
 from hil.digest import digest_of
+from hil.results import Noise
 from hil.tensors import Array, dtype_name, to_bytes
 
 
@@ -91,6 +94,7 @@ def to_document(
                         "atol": case.atol,
                         "inputs": tensors(case.inputs),
                         "outputs": tensors(case.expected_outputs),
+                        **({"noise": {name: astuple(one) for name, one in case.noise.items()}} if case.noise else {}),
                     }
                     for case in method.cases
                 ],
@@ -149,6 +153,8 @@ def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> Met
 
 def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> MethodTestCase:
     number = (float, type(None))
+    noise = value.get("noise", {}) if isinstance(value, dict) else {}
+    value = {key: one for key, one in value.items() if key != "noise"} if noise else value
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number, "inputs": list}
     name, source, rtol, atol, inputs, outputs = manifest.take(value, where, **fields, outputs=list)
     return MethodTestCase(
@@ -158,7 +164,19 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
         atol,
         manifest.name_of(name, f"{where}.name"),
         manifest.name_of(source, f"{where}.source", most=manifest.MAX_TEXT, empty=True),
+        _read_noise(noise, f"{where}.noise"),
     )
+
+
+def _read_noise(given: Any, where: str) -> dict[str, Noise]:
+    if not isinstance(given, dict):
+        raise manifest.refused(where, "is of the wrong type")
+    manifest.items(list(given), where, manifest.MAX_TENSORS)
+    for name, numbers in given.items():
+        fine = isinstance(numbers, list) and len(numbers) == 2 and all(isinstance(one, float) for one in numbers)
+        if not fine or not all(0 <= one < math.inf for one in numbers):
+            raise manifest.refused(f"{where}.{name}", "must be two numbers of 0 or more")
+    return {name: Noise(*numbers) for name, numbers in given.items()}
 
 
 def _read_tensors(given: Sequence[Any], blobs: Mapping[str, memoryview], where: str) -> dict[str, Array]:

@@ -20,6 +20,7 @@ from hil.controller.inputs import make_inputs
 from hil.controller.opening import AnyBoard
 from hil.controller.pipeline import check_options, prepare
 from hil.controller.references import expected_result, refer, refer_with_fallback
+from hil.controller.references.noise import measure_noise, telling_noise
 from hil.controller.ways import runtime_for
 from hil.errors import UsageError
 
@@ -199,7 +200,14 @@ class _Cases:
         else:
             result = refer_with_fallback(model, inputs, **settings)
         outputs = list(result.outputs.values())
-        return replace(case, inputs=inputs, expected_outputs=outputs, source=result.source)
+        # The board judges itself with what stands in the bundle: there is no reference to ask.
+        measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))
+        noise = {
+            spec.name: measured[name]
+            for spec, name in zip(signature.outputs, result.outputs, strict=True)
+            if name in measured
+        }
+        return replace(case, inputs=inputs, expected_outputs=outputs, source=result.source, noise=noise)
 
 
 def _split(text: str) -> tuple[str, Path]:

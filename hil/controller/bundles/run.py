@@ -84,7 +84,7 @@ def _todo(path: Path, bundle: Bundle, method: Method, given: BundledCase, artifa
     )
     case.artifact = replace(artifact, function=method.name, inputs=signature.inputs, outputs=signature.outputs)
     case.inputs = dict(given.inputs)
-    case.references = [RunResult(given.source or "expected", given.expected_outputs)]
+    case.references = [RunResult(given.source or "expected", given.expected_outputs, noise=given.noise)]
     return Todo(method, case)
 
 

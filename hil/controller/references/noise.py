@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hil.bundle import Model
-from hil.compare.tolerance import DEFAULT_TOLERANCES
+from hil.compare.tolerance import DEFAULT_TOLERANCES, blindness, fitted
 from hil.compare.values import EXACT_DTYPES
 from hil.controller.references import default_references, refer, refer_with_fallback, references
 from hil.errors import StageError, UsageError
@@ -102,6 +102,18 @@ def noise_between(outputs: Mapping[str, Array], runs: list[Mapping[str, Array]])
                 absolute = max(absolute, float(error.max(initial=0.0, where=ok)))
                 beyond = max(beyond, float((error - allowed).max(initial=0.0, where=ok)))
         found[name] = Noise(absolute, beyond)
+    return found
+
+
+def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Noise]) -> dict[str, Noise]:
+    """The noise of those outputs whose verdict it may change: it widens the default tolerance, or that is blind."""
+    found: dict[str, Noise] = {}
+    for name, one in noise.items():
+        dtypes = (dtype_name(outputs[name].dtype),) * 2
+        plain, scale = fitted(dtypes, outputs[name], None, None)
+        widened, _ = fitted(dtypes, outputs[name], None, None, one)
+        if plain is not None and (plain != widened or blindness(plain, scale, given=False)):
+            found[name] = one
     return found
 
 
