@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from hil.tensors import DTYPES, Array, dtype_of
+from hil.tensors import DTYPES, Array, dtype_name, dtype_of
 
 CHUNK = 1 << 17
 _INTEGERS_64 = ("int64", "uint64")
@@ -36,6 +37,19 @@ def reader(array: Array) -> Reader:
     flat = plain.reshape(-1) if plain.flags.c_contiguous else plain.flat
     native = plain.dtype.newbyteorder("=")
     return lambda start, stop: np.asarray(flat[start:stop], dtype=native)
+
+
+def mask_limit(dtype: np.dtype[Any]) -> float:
+    """The magnitude from which on a value is taken for a mask or for saturated: half of the dtype's largest.
+
+    It is infinite for integers, which saturate in the normal course, and for floats of 8 bits and less, whose largest
+    values are ordinary ones.
+    """
+    if dtype_name(dtype) in EXACT_DTYPES or part_of(dtype).itemsize == 1:
+        return math.inf
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(part_of(dtype)).max) / 2  # type: ignore[no-untyped-call]
 
 
 def part_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
