@@ -141,8 +141,9 @@ class OutputComparison:
     They are over the elements that are finite in both; ``mismatches`` also counts a NaN or infinity that the other
     lacks, ``nonfinite`` only those. ``max_rel`` is over elements whose reference is not 0; ``max_ulp`` counts
     representable values between the two (None for integers, and where the dtypes differ); ``sqnr_db`` is
-    10*log10(sum(b^2)/sum((a-b)^2)), inf when equal; ``first_index`` and ``worst_index`` are of elements out of
-    tolerance, with both values. ``blind``: it agrees, but wrong answers would agree as well. ``noise`` is the
+    10*log10(sum(b^2)/sum((a-b)^2)), inf when equal; ``rmse``, ``cosine`` and ``sqnr_db`` leave out ``masked`` elements,
+    which are at least half of their dtype's largest value in both; ``first_index`` and ``worst_index`` are of elements
+    out of tolerance, with both values. ``blind``: it agrees, but wrong answers would agree as well. ``noise`` is the
     reference's own, where it was measured.
     """
 
@@ -159,6 +160,7 @@ class OutputComparison:
     elements: int | None = None
     mismatches: int | None = None
     nonfinite: int | None = None
+    masked: int | None = None
     max_abs: float | None = None
     max_rel: float | None = None
     max_ulp: int | None = None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.compare.ulp import LargestUlp
-from hil.compare.values import CHUNK, EXACT_DTYPES, Reader, part_of, reader
+from hil.compare.values import CHUNK, EXACT_DTYPES, Reader, mask_limit, part_of, reader
 from hil.results import Tolerance
 from hil.tensors import Array, dtype_name
 
@@ -36,11 +36,17 @@ class Stats:
     indices into the flattened tensor (C order). ``zeroed``: every value is 0 and the reference's are not. The other
     numbers are over the elements that are finite in both; they are None where a tensor has no such element and does
     not agree, and for strings.
+
+    ``rmse``, ``cosine`` and ``sqnr_db`` leave out ``masked`` elements: those whose magnitude is :func:`mask_limit` or
+    more in both tensors, of one sign. A mask of -3.4e38 has more energy than all that it leaves visible, and would
+    hide any error there. They are None where only masks are left and the two do not agree. Of tensors that are equal
+    bit by bit no masks are counted.
     """
 
     elements: int
     mismatches: int
     nonfinite: int = 0
+    masked: int = 0
     zeroed: bool = False
     first: int | None = None
     worst: int | None = None
@@ -106,6 +112,10 @@ class _Meter:
         floating = same and dtype_name(part_b) not in EXACT_DTYPES
         self.ulp = LargestUlp(part_b, chunk * self.parts) if floating else None
 
+        self.mask_limits = mask_limit(a), mask_limit(b)
+        # No value reaches the limit where the sum of squares stays below its square.
+        self.mask_energy = np.longdouble(self.mask_limits[1]) ** 2
+
         reals = chunk * self.parts
         self.x, self.y, self.d = (np.empty(reals) for _ in range(3))
         self.equal = np.empty(reals, np.bool_)
@@ -118,7 +128,7 @@ class _Meter:
         self.dd: Any = 0.0
         self.sum_abs: Any = 0.0
         self.max_abs = self.max_rel = 0.0
-        self.mismatches = self.nonfinite = self.infinite = 0
+        self.mismatches = self.nonfinite = self.infinite = self.masked = 0
         self.first: int | None = None
         self.worst: int | None = None
         self.worst_excess: float = 0.0
@@ -138,6 +148,9 @@ class _Meter:
         if not math.isfinite(energy):
             ok = self._finite(y)
             self._drop(~ok, y)
+            energy = self._dot(y, y)
+        if self._may_have_masks(y, energy):
+            (y,) = self._without_masks(y, y, y)
             energy = self._dot(y, y)
         self._add_sums(energy, energy, energy, 0.0)
 
@@ -162,6 +175,8 @@ class _Meter:
                 wrong = self._disagreeing(x, y, ok)
                 self._drop(~ok, x, y, d)
                 sums = self._sums(x, y, d)
+        if self._may_have_masks(y, sums[2]):
+            sums = self._sums(*self._without_masks(x, y, x, y, d))
         self._add_sums(*sums)
         if self.ulp is not None and self.bits is not None:
             bits_a, bits_b = a.view(self.bits), b.view(self.bits)
@@ -279,6 +294,20 @@ class _Meter:
         for reals in values:
             reals.reshape(-1, self.parts)[where] = 0.0
 
+    def _may_have_masks(self, y: Floats, energy: Any) -> bool:
+        # The sum is known and settles it for every dtype but float16, where ordinary values may add up to as much.
+        if not energy >= self.mask_energy:
+            return False
+        return bool(max(np.maximum.reduce(y), -np.minimum.reduce(y)) >= self.mask_limits[1])
+
+    def _without_masks(self, x: Floats, y: Floats, *values: Floats) -> list[Floats]:
+        """Copies of some values with 0 where x and y are both masks of one sign; counts those."""
+        low_x, low_y = self.mask_limits
+        both = (np.abs(x) >= low_x) & (np.abs(y) >= low_y) & (np.signbit(x) == np.signbit(y))
+        masks = both.reshape(-1, self.parts).any(axis=1)
+        self.masked += int(np.count_nonzero(masks))
+        return [np.where(np.repeat(masks, self.parts), 0.0, reals) for reals in values]
+
     def _magnitudes(self, d: Floats, y: Floats) -> tuple[Floats, Floats]:
         if self.parts == 2:
             return np.hypot(d[0::2], d[1::2]), np.hypot(y[0::2], y[1::2])
@@ -286,21 +315,23 @@ class _Meter:
 
     def stats(self, size: int) -> Stats:
         """The statistics of everything added; nothing added means that the two were equal bit by bit."""
-        counted = Stats(size, self.mismatches, self.nonfinite, first=self.first, worst=self.worst)
+        counted = Stats(size, self.mismatches, self.nonfinite, self.masked, first=self.first, worst=self.worst)
         finite = size - self.infinite
+        visible = finite - self.masked
         if finite == 0 and self.mismatches:
             return counted
-        return replace(
+        counted = replace(
             counted,
-            zeroed=bool(self.aa == 0 and self.bb > 0),
+            zeroed=bool(self.aa == 0 and self.bb > 0 and not self.masked),
             max_abs=self.max_abs,
-            max_rel=None if self.bb == 0 and self.dd > 0 else self.max_rel,
+            max_rel=None if self.bb == 0 and self.dd > 0 and not self.masked else self.max_rel,
             max_ulp=None if self.ulp is None else self.ulp.largest,
             mean_abs=float(self.sum_abs / max(finite, 1)),
-            rmse=float(np.sqrt(self.dd / max(finite, 1))),
-            cosine=self._cosine(),
-            sqnr_db=self._sqnr(),
         )
+        if visible == 0 and self.mismatches:
+            return counted
+        rmse = float(np.sqrt(self.dd / max(visible, 1)))
+        return replace(counted, rmse=rmse, cosine=self._cosine(), sqnr_db=self._sqnr())
 
     def _cosine(self) -> float | None:
         if self.aa == 0 or self.bb == 0:

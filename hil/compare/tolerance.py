@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.compare.values import CHUNK, EXACT_DTYPES, reader, saturation
+from hil.compare.values import CHUNK, EXACT_DTYPES, mask_limit, reader
 from hil.errors import UsageError, VacuousTolerance
 from hil.results import Noise, Tolerance
 from hil.tensors import Array, dtype_name, dtype_of
@@ -72,7 +72,7 @@ def scale_of(reference: Array) -> Scale:
     name = dtype_name(reference.dtype)
     if name == "string":
         return Scale()
-    read, limit = reader(reference), saturation(name)
+    read, limit = reader(reference), mask_limit(reference.dtype)
     # Squares of float64 overflow from 1e154 and vanish below 1e-162.
     wide = np.dtype(np.longdouble if name in ("float64", "complex128") else np.float64)
     squares: Any = 0.0

@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hil.tensors import DTYPES, Array, dtype_of
+from hil.tensors import DTYPES, Array, dtype_name, dtype_of
 
 CHUNK = 1 << 17
 _INTEGERS_64 = ("int64", "uint64")
 _COMPLEX = ("complex64", "complex128")
 EXACT_DTYPES = frozenset(name for name in DTYPES if name.startswith(("bool", "int", "uint", "string")))
-
-# A mask is written as the largest value of a dtype, or near it.
-_SATURATED = 0.5
 
 Reader = Callable[[int, int], Array]
 
@@ -34,24 +31,25 @@ def common_kind(dtype: str, reference: str) -> str:
     return "complex" if both & set(_COMPLEX) else "real"
 
 
-def saturation(dtype: str) -> float:
-    """The magnitude from which a value of this dtype is a mask or has saturated, and says nothing of a tensor's scale.
-
-    It is half the largest finite value. Integers and floats of 8 bits or less use all of their range: infinite.
-    """
-    if dtype in EXACT_DTYPES or dtype_of(dtype).itemsize < 2:
-        return math.inf
-    import ml_dtypes
-
-    return _SATURATED * float(ml_dtypes.finfo(dtype_of(dtype)).max)  # type: ignore[no-untyped-call]
-
-
 def reader(array: Array) -> Reader:
     """Reads elements start to stop (C order) as a flat array in the machine's byte order; copies at most those."""
     plain = np.asarray(array)
     flat = plain.reshape(-1) if plain.flags.c_contiguous else plain.flat
     native = plain.dtype.newbyteorder("=")
     return lambda start, stop: np.asarray(flat[start:stop], dtype=native)
+
+
+def mask_limit(dtype: np.dtype[Any]) -> float:
+    """The magnitude from which on a value is taken for a mask or for saturated: half of the dtype's largest.
+
+    It is infinite for integers, which saturate in the normal course, and for floats of 8 bits and less, whose largest
+    values are ordinary ones.
+    """
+    if dtype_name(dtype) in EXACT_DTYPES or part_of(dtype).itemsize == 1:
+        return math.inf
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(part_of(dtype)).max) / 2  # type: ignore[no-untyped-call]
 
 
 def part_of(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -98,6 +98,7 @@ def compare_output(
         elements=stats.elements,
         mismatches=stats.mismatches,
         nonfinite=stats.nonfinite,
+        masked=stats.masked,
         max_abs=stats.max_abs,
         max_rel=stats.max_rel,
         max_ulp=stats.max_ulp,
@@ -278,7 +279,8 @@ def _reason_values(actual: Array, reference: Array, tolerance: Tolerance | None,
     share = f"{stats.mismatches} of {_count(stats.elements, 'value')}"
     if tolerance is None:
         return f"{share} {'differs' if stats.mismatches == 1 else 'differ'}, worst {where}"
-    return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}"
+    masked = f"; SQNR, cosine and RMSE leave out {_count(stats.masked, 'masked value')}" if stats.masked else ""
+    return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}{masked}"
 
 
 def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:

@@ -106,6 +106,29 @@ def test_a_wrong_weight_in_the_digits_is_found_and_what_is_needed_to_see_it_agai
     assert verdict == json.loads((tmp_path / "kept" / "bisect.json").read_text())["verdict"]
 
 
+def test_a_mask_does_not_make_a_wrong_layer_look_almost_right(hil, tmp_path):
+    mask = np.where(np.tri(4, dtype=bool), 0, np.finfo(np.float32).min).astype(np.float32)
+    rng = np.random.default_rng(6)
+    tensors = [
+        numpy_helper.from_array(rng.normal(0, 1, (8, 4)).astype(np.float32), "keys"),
+        numpy_helper.from_array(mask, "mask"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "keys"], ["scores"], "scores"),
+        helper.make_node("Add", ["scores", "mask"], ["masked"], "mask"),
+    ]
+    inputs, outputs = [("x", FLOAT, [4, 8])], [("masked", FLOAT, [4, 4])]
+    model = save_model(tmp_path / "masked.onnx", nodes, inputs, outputs, tensors)
+    wrong = with_wrong_weight(model, tmp_path / "received.onnx", "keys")
+    ended = hil("bisect", model, "--artifact-model", wrong, *ORT, "--json")
+    assert ended.code == 1, ended.err
+    scores, masked = (layer["cumulative"] for layer in ended.document["layers"])
+    assert (scores["outcome"], masked["outcome"]) == ("FAIL", "FAIL")
+    assert masked["sqnr_db"] == pytest.approx(scores["sqnr_db"], abs=10)
+    assert masked["outputs"][0]["masked"] == 6
+    assert "SQNR, cosine and RMSE leave out 6 masked values" in masked["reason"]
+
+
 def test_a_corrupted_tensor_is_found_by_the_layer_that_makes_it(hil):
     fault = "corrupt:output=conv2.out,others=spare"
     ended = hil("bisect", DIGITS_CNN, "--fault", fault, "--json")

@@ -378,6 +378,20 @@ def test_folders_of_one_name_elsewhere_are_kept_apart(project):
     assert "../b/nets/digits_cnn.onnx" in repeat and "1 failed" in again.stdout, again.stdout + again.stderr
 
 
+def test_layers_of_one_shape_are_cases_of_their_own_unless_they_are_merged(project, tmp_path):
+    mixed = save_model(
+        tmp_path / "mixed.onnx",
+        [helper.make_node("Neg", [a], [b], b) for a, b in (("x", "a"), ("x", "b"), ("b", "c"))],
+        [("x", TensorProto.FLOAT, [4])],
+        [(name, TensorProto.FLOAT, [4]) for name in ("a", "b", "c")],
+    )
+    project.set_up(mixed)
+    layers = {"content": "ac", "shape": "a", "none": "abc"}
+    for merge, names in layers.items():
+        tested = project.test("-k", "layer", f"--hil-merge={merge}", "--hil-flow", "onnxruntime")
+        assert list(tested.outcomes) == [f"mixed_layer_Neg_{name}-sim" for name in names], tested.out
+
+
 def test_nothing_to_run_is_pytests_own_exit_code(project, small):
     assert project.set_up().test().code == 5
     assert project.set_up(small).test("-k", "nothing").code == 5

@@ -21,6 +21,8 @@ from models import save_model
 from onnx import TensorProto, helper, numpy_helper
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
+# Beyond float16's largest value: what is multiplied by it is infinite there.
+WEIGHTS = {"small": 2.0, "large": 2.0**16}
 REPORTS = ("results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.md", "report.html", "suite.json")
 
 
@@ -62,6 +64,31 @@ def test_a_folder_gives_the_whole_model_and_its_layers_and_every_report(hil, sim
     again = hil("suite", "run", models, "--flow", flow, "--board", simulator, "--out", "again", "--json")
     assert {case["cached"] for case in again.document["cases"]} == {None if flow == "onnxruntime" else True}
     assert hil("suite", "diff", "out", "again").code == 0
+
+
+def test_a_layer_that_overflows_is_to_blame_though_another_has_its_shape(hil, tmp_path):
+    tensors = [numpy_helper.from_array(np.eye(4, dtype=np.float32) * size, name) for name, size in WEIGHTS.items()]
+    nodes = [
+        helper.make_node("MatMul", ["x", "small"], ["h"], "small"),
+        helper.make_node("MatMul", ["h", "large"], ["y"], "large"),
+    ]
+    ends = [(name, TensorProto.FLOAT, [2, 4]) for name in ("x", "y")]
+    folder = tmp_path / "models"
+    folder.mkdir()
+    save_model(folder / "net.onnx", nodes, ends[:1], ends[1:], tensors)
+    np.savez(folder / "net.inputs.npz", x=np.arange(8, dtype=np.float32).reshape(2, 4))
+    run = ("suite", "run", folder, "--flow", "onnxruntime", "--runtime-hw-type", "sim-f16", "--json")
+    ended = hil(*run, "--out", "out")
+    assert ended.code == 1, ended.err
+    assert {case["id"]: case["outcome"] for case in ended.document["cases"]} == {
+        "net_full_model": "FAIL",
+        "net_layer_MatMul_small": "PASS",
+        "net_layer_MatMul_large": "FAIL",
+    }
+    merged = hil(*run, "--merge", "shape", "--out", "merged")
+    assert [case["id"] for case in merged.document["cases"]] == ["net_full_model", "net_layer_MatMul_small"]
+    listed = hil("suite", "list", folder, "--no-merge", "--json")
+    assert len(listed.document["cases"]) == 3
 
 
 def test_a_filter_that_matches_nothing_is_exit_5(hil, simulator, models):

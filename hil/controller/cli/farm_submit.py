@@ -66,7 +66,7 @@ _suite_options = options(
 )
 _SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "project")
 # What only one kind of jobs has; each other kind refuses it.
-_OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "confirm", "keep_all")
+_OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "confirm", "keep_all")
 _OF_BUNDLES = ("methods", "key")
 _OF_RUNS = (
     *("runtime", "function", "compile_flags", "inputs", "input_range", "references", "expected", "flagfile"),

@@ -44,6 +44,14 @@ case_options = options(
         show_default=True,
         help="Layers run on what the reference computed, or on random values in its range.",
     ),
+    click.option(
+        "--merge",
+        type=click.Choice(["content", "shape", "none"]),
+        default="content",
+        show_default=True,
+        help="Layers that are one case: of the same weights and inputs; of one shape, whatever they hold; none.",
+    ),
+    click.option("--no-merge", "merge", flag_value="none", help="The same as --merge none."),
 )
 suite_options = options(flow_option("iree"), case_options, dim_option)
 

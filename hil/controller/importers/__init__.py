@@ -180,8 +180,20 @@ def _describe(
     isolated: Isolated | None,
     cache: Cache | None,
 ) -> dict[str, Any]:
+    # What a SavedModel consists of is what lies in its folder: the main file does not name it.
+    beside = (
+        sorted(str(file.relative_to(path.parent)) for file in path.parent.rglob("*"))
+        if path.name == SAVED_MODEL
+        else []
+    )
     key = Cache.key(
-        "import", digest=digest, describe=importer.describe, function=function, dims=dict(dims), version=_VERSION
+        "import",
+        digest=digest,
+        beside=beside,
+        describe=importer.describe,
+        function=function,
+        dims=dict(dims),
+        version=_VERSION,
     )
 
     def ask() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from hil.tensors import Array, TensorSpec
 
 __all__ = [
     "GROUPS",
+    "MERGES",
     "Activations",
     "Layer",
     "activations",
@@ -28,12 +29,14 @@ __all__ = [
     "layer_outputs",
     "layer_specs",
     "layers_of",
+    "unmerged",
 ]
 
 GROUPS = ("node", "fused")
+MERGES = ("content", "shape", "none")
 TIMEOUT_S = 600.0
 # Raise this when the same model is taken apart in another way: older entries of the cache are then not used.
-_VERSION = 2
+_VERSION = 3
 _LAYERS = "layers.json"
 # How many runs on random inputs must agree on a dimension that inference cannot tell before it is taken as fixed.
 _PROBES = 2
@@ -51,7 +54,9 @@ class Layer:
         inputs, outputs: names of the tensors of the whole model that go in and come out, in the sub-model's order.
         depth: 0 for a layer that takes only the model's inputs, else one more than the deepest that it takes from.
         same_as: an earlier layer of the same full signature (operators, attributes, shapes, dtypes, quantisation); ""
-            is the first of its kind.
+            is the first of its kind. Its weights and what goes into it may be others.
+        copy_of: an earlier layer of the same weights too, into which the same values go, whatever the model is run on;
+            "" where there is none.
         by_chance: it draws random numbers (RandomNormal and its like, a Dropout of training), so no two runs agree.
     """
 
@@ -63,6 +68,7 @@ class Layer:
     outputs: tuple[str, ...]
     depth: int
     same_as: str = ""
+    copy_of: str = ""
     by_chance: bool = False
 
 
@@ -130,6 +136,24 @@ def cut(
     shop = _Shop.of(model, cache, isolated, log)
     (layer,) = shop.layers({"start": start, "end": end, "group": group}, "cut_out", inputs)
     return layer
+
+
+def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
+    """The layers that are left when those that are the same become one.
+
+    Args:
+        layers: all of a model's.
+        merge: ``content`` leaves out the copies of others; ``shape`` also what has another's signature, whatever its
+            weights and inputs are; ``none`` leaves out nothing.
+
+    Raises:
+        UsageError: there is no such way to merge.
+    """
+    if merge not in MERGES:
+        raise UsageError(f"layers cannot be merged by {merge!r}", hint=f"one of {', '.join(MERGES)}")
+    if merge == "none":
+        return list(layers)
+    return [layer for layer in layers if not (layer.same_as if merge == "shape" else layer.copy_of)]
 
 
 def layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -268,5 +292,6 @@ def _layer(folder: Path, item: Mapping[str, Any]) -> Layer:
         outputs=names(item["outputs"]),
         depth=item["depth"],
         same_as=item["same_as"],
+        copy_of=item["copy_of"],
         by_chance=item["by_chance"],
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.layers.graph import Graph
 from hil.controller.layers.grouping import Group, groups_of
-from hil.controller.layers.signature import signature_of
+from hil.controller.layers.signature import content_of, signature_of
 from hil.errors import UsageError, did_you_mean
 
 LAYERS = "layers.json"
@@ -45,17 +45,23 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
     layers: list[dict[str, Any]] = []
     depths: dict[str, int] = {}
     kinds: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    values: dict[str, str] = {}  # value between layers -> what tells it from those of others
     names = _names(graph, groups)
     for one, name, inputs in zip(groups, names, taken, strict=True):
         outputs = [value for number in one.own for value in graph.nodes[number].output if value in needed]
         depth = max((depths[value] + 1 for value in inputs if value in depths), default=0)
         depths.update(dict.fromkeys(outputs, depth))
         first = kinds.setdefault(signature_of(graph, one.nodes, outputs), name)
+        content = content_of(graph, one.nodes, outputs, [values.get(value, value) for value in inputs])
+        original = contents.setdefault(content, name)
+        values.update({value: f"{content} {number}" for number, value in enumerate(outputs)})
         layers.append(
             {
                 **_written(graph, one.nodes, inputs, outputs, name, Path(folder)),
                 "depth": depth,
                 "same_as": first if first != name else "",
+                "copy_of": original if original != name else "",
             }
         )
     return _document(graph, layers, Path(folder))
@@ -102,6 +108,7 @@ def cut_out(
         **_written(graph, nodes, inputs, outputs, name, Path(folder)),
         "depth": 0,
         "same_as": "",
+        "copy_of": "",
     }
     return _document(graph, [layer], Path(folder))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.controller.layers.fold import fold, static_shape
 from hil.controller.layers.prepare import draws, prepared, reads
+from hil.digest import digest_of
 from hil.ort_values import ONNX_TYPES
 from hil.tensors import DTYPES
 
@@ -114,6 +115,17 @@ class Graph:
     def constant(self, name: str) -> Any:
         """The TensorProto of a constant, or None."""
         return self._constants.get(name)
+
+    def digest_of_constant(self, name: str) -> str:
+        """A digest of a constant's type, shape and values; "" of what is no constant."""
+        from hil.controller.compilers.onnx_to_mlir import raw_of
+
+        if (sparse := self._sparse.get(name)) is not None:
+            return digest_of(sparse.SerializeToString(deterministic=True))
+        if (tensor := self._constants.get(name)) is None:
+            return ""
+        values = tensor.string_data if tensor.data_type == tensor.STRING else digest_of(raw_of(tensor, self._folder))
+        return repr((tensor.data_type, list(tensor.dims), values))
 
     def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
         """Dtype and shape of a value; None where it is no tensor or not even its number of dimensions is known."""

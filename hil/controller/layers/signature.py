@@ -1,4 +1,6 @@
-"""What makes two layers the same: all but their names and their weights' values. Called in isolated processes only."""
+"""What makes two layers the same: of one kind, all but their names, their weights and what goes into them; of one
+content, these too. Called in isolated processes only.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,25 @@ def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> 
     look = _Look(graph)
     told = [look.node(graph.nodes[number]) for number in nodes]
     told.append([[look.value(name), graph.type_of(name)] for name in outputs])
+    return digest_of(json.dumps(told).encode())
+
+
+def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
+    """A digest that two layers share only if they compute the same from the same values, whatever the model is run on.
+
+    Args:
+        graph: what the nodes are of.
+        nodes: numbers of the layer's nodes, in order.
+        outputs: names of the values that the layer gives.
+        inputs: what tells each value that it takes from other values of the model, in the layer's order.
+    """
+    told = [signature_of(graph, nodes, outputs), *inputs]
+    for number in nodes:
+        told += [digest for name in graph.reads(number) if (digest := graph.digest_of_constant(name))]
+        if graph.draws(number):
+            told.append(graph.nodes[number].name)
+        # A body's constants are told with its names: two bodies of other names are taken for different.
+        told += [digest_of(body.SerializeToString(deterministic=True)) for body in subgraphs(graph.nodes[number])]
     return digest_of(json.dumps(told).encode())
 
 

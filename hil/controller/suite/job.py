@@ -105,6 +105,7 @@ def suite_of(request: Request, flow: Flow, shop: Workshop) -> Suite:
         layers=request.layers,
         group=request.group,
         layer_inputs=request.layer_inputs,
+        merge=request.merge,
         seed=request.settings.seed,
         dims=request.dims,
     )

@@ -17,7 +17,7 @@ from hil.controller.case import COMPILE_TIMEOUT_S, Workshop
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
-from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of
+from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
 from hil.controller.references import default_references
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.digest import digest_file, digest_of
@@ -60,10 +60,14 @@ class SuiteModel:
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What layers are (``node``, ``fused``), and what goes into them (``real``, ``random``)."""
+    """What layers are (``node``, ``fused``), what goes into them (``real``, ``random``), and which are one case.
+
+    ``merge`` is that of :func:`hil.controller.layers.unmerged`.
+    """
 
     group: str = "node"
     inputs: str = "real"
+    merge: str = "content"
 
 
 def cases_of(
@@ -77,7 +81,7 @@ def cases_of(
 ) -> tuple[CaseSpec, ...]:
     """The cases of models, in their order: ``<model>_full_model``, then ``<model>_layer_<op>_<name>`` for each layer.
 
-    Layers come from the model as the flow's recipe made it; of layers that are alike only the first is a case, and one
+    Layers come from the model as the flow's recipe made it; of layers that are merged only the first is a case, and one
     that draws random numbers is none. A model that cannot be read is a case that says so when it is made. One that
     cannot be cut, though it can be read, has a case ``<model>_layers`` that says so.
 
@@ -124,8 +128,8 @@ def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[Ca
             raise
         except HilError as error:
             return [*specs, CaseSpec(f"{name}_layers", name, _raising(error), content=content)]
-    for layer in layers:
-        if not layer.same_as and not layer.by_chance:
+    for layer in unmerged(layers, choice.merge):
+        if not layer.by_chance:
             make = functools.partial(whole.make_layer, layer, choice.inputs)
             specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op, content))
     return specs

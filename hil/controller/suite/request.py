@@ -27,7 +27,7 @@ class Request:
         filters: shell patterns over case ids, of which one must match; one without wildcards matches a part of the id,
             one after an equals sign the id itself.
         layers: also a case for each layer of a model.
-        group, layer_inputs: what layers are, and what they are run on.
+        group, layer_inputs, merge: what layers are, what they are run on, and which of them are one case.
         dims: values of symbolic dimensions.
         only_expected_failures: leave out what is expected to pass.
         confirm: how often a mismatch is run again.
@@ -47,6 +47,7 @@ class Request:
     layers: bool = True
     group: str = "node"
     layer_inputs: str = "real"
+    merge: str = "content"
     dims: Mapping[str, int] = field(default_factory=dict)
     only_expected_failures: bool = False
     confirm: int = 0
@@ -98,6 +99,7 @@ class Request:
             ("--known-hosts", self.ssh.get("known_hosts"), None),
             ("--group", self.group, usual.group),
             ("--layer-inputs", self.layer_inputs, usual.layer_inputs),
+            ("--merge", self.merge, usual.merge),
             *(("--dim", f"{name}={size}", "") for name, size in self.dims.items()),
             *(("--fault", fault, "") for fault in self.faults),
             *(("--allow-blind", pattern, "") for pattern in settings.allow_blind),

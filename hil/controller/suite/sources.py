@@ -29,6 +29,7 @@ def open_suite(
     layers: bool = True,
     group: str = "node",
     layer_inputs: str = "real",
+    merge: str = "content",
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
 ) -> Suite:
@@ -44,6 +45,7 @@ def open_suite(
         layers: a case for each layer of a model, besides the one for the whole.
         group: what a layer is: ``node`` or ``fused``; see :func:`hil.controller.layers.layers_of`.
         layer_inputs: ``real`` (what the reference computed for the whole model) or ``random``.
+        merge: which layers are one case: see :func:`hil.controller.layers.unmerged`.
         seed: of random inputs.
         dims: values of symbolic dimensions, for the models that have them.
 
@@ -57,7 +59,7 @@ def open_suite(
         return Suite(source, source, torch_cases(source, flow, shop), _SHIPPED / f"{source}_torch.toml")
     if source == "operators":
         return Suite(source, source, operator_cases(flow, shop), _SHIPPED / "operators.toml")
-    choice = LayerChoice(group, layer_inputs) if layers else None
+    choice = LayerChoice(group, layer_inputs, merge) if layers else None
     if source == "models":
         cases = cases_of(zoo_models(shop), flow, shop, layers=choice, seed=seed, dims=dims)
         return Suite(source, source, cases, _SHIPPED / "models.toml")

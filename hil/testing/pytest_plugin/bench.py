@@ -153,7 +153,7 @@ class Bench:
         unread = [file for file in files if file not in folder.specs]
         request = self.request
         if unread:
-            layers = LayerChoice(request.group, request.layer_inputs) if request.layers else None
+            layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
             models = [self._sized(folder.models[file]) for file in unread]
             specs = cases_of(models, self.flow, self.shop, layers=layers, seed=request.settings.seed)
             for file, model in zip(unread, models, strict=True):

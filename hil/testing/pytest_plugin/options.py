@@ -88,6 +88,12 @@ OPTIONS = (
         choices=("real", "random"),
     ),
     Option(
+        "--hil-merge",
+        "Layers that are one case: of the same weights and inputs (content, the default), of one shape, or none.",
+        default="content",
+        choices=("content", "shape", "none"),
+    ),
+    Option(
         "--hil-dim", "Value of a symbolic dimension, of the models that have it.", metavar="NAME=SIZE", repeats=True
     ),
     Option("--hil-seed", "Of random inputs (default 0).", metavar="N", type=int, default=0),
@@ -243,6 +249,7 @@ def request_of(config: pytest.Config) -> Request:
         layers=not given("no_layers"),
         group=given("group"),
         layer_inputs=given("layer_inputs"),
+        merge=given("merge"),
         dims=parse_dims(tuple(given("dim") or ()), "--hil-dim"),
         only_expected_failures=given("only_expected_failures"),
         wait_s=checked("--hil-wait", given("wait"), SECONDS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Target:
         self._shop = shop
         self._choice = backend.choice
         self._board: AnyBoard | None = None
-        self._programs: dict[tuple[str, str], AnyProgram] = {}
+        self._programs: dict[Hashable, AnyProgram] = {}  # by all files, for weights may lie beside the main one
 
     @property
     def device(self) -> str:
@@ -99,7 +99,7 @@ class Target:
         Raises:
             StageError, BoardError: as it ends. A program that failed is loaded anew for the next call.
         """
-        key = artifact.digests[artifact.main], function
+        key = (*sorted(artifact.digests.items()), function)
         try:
             program = self._programs.get(key) or self._load(key, replace(artifact, function=function))
             specs = program.loaded.inputs
@@ -151,7 +151,7 @@ class Target:
             self._board.close()
         self._board = None
 
-    def _load(self, key: tuple[str, str], artifact: Artifact) -> AnyProgram:
+    def _load(self, key: Hashable, artifact: Artifact) -> AnyProgram:
         board = self.board()
         try:
             board.push(artifact)

@@ -514,11 +514,23 @@ def _root(value: Fraction) -> Decimal:
     return (Decimal(value.numerator) / Decimal(value.denominator)).sqrt()
 
 
+# Half of the largest value of each dtype that has masks.
+MASKS = {
+    "float16": 32752.0,
+    "bfloat16": (2 - 2.0**-7) * 2.0**126,
+    "float32": (2 - 2.0**-23) * 2.0**126,
+    "float64": (2 - 2.0**-52) * 2.0**1022,
+    "complex64": (2 - 2.0**-23) * 2.0**126,
+    "complex128": (2 - 2.0**-52) * 2.0**1022,
+}
+
+
 def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -> dict[str, Any]:
     """Every statistic, element by element in Python's integers and fractions."""
     rtol, atol = (tolerance.rtol, tolerance.atol) if tolerance else (0.0, 0.0)
     pairs = list(zip(actual.ravel(), reference.ravel(), strict=True))
-    found: dict[str, Any] = {"elements": len(pairs), "nonfinite": 0}
+    found: dict[str, Any] = {"elements": len(pairs), "nonfinite": 0, "masked": 0}
+    from_ = MASKS.get(dtype_name(actual.dtype), math.inf)
     out: list[tuple[int, Any]] = []
     differences: list[Any] = []
     quotients: list[Any] = []
@@ -547,7 +559,9 @@ def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -
         differences.append(difference)
         if magnitude:
             quotients.append(difference / magnitude)
-        for x, y in parts:
+        is_masked = any(min(x, y) >= from_ or max(x, y) <= -from_ for x, y in parts)
+        found["masked"] += is_masked
+        for x, y in [] if is_masked else parts:
             aa, ab, bb = aa + Fraction(x) ** 2, ab + Fraction(x) * Fraction(y), bb + Fraction(y) ** 2
             dd += (Fraction(x) - Fraction(y)) ** 2
         if kind == "complex":
@@ -559,12 +573,22 @@ def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -
     found["worst"] = max(out, key=lambda item: (item[1], -item[0]))[0] if out else None
     if not differences and out:
         return found
+    found["zeroed"] = aa == 0 and bb > 0 and not found["masked"]
+    found["max_abs"] = float(max(differences, default=0.0))
+    found["max_rel"] = None if any(differences) and not quotients else float(max(quotients, default=0.0))
+    floating = dtype_name(actual.dtype) in FLOATS + COMPLEX
+    found["max_ulp"] = max(ulps, default=0) if floating else None
     count = max(len(differences), 1)
+    found["mean_abs"] = float(sum(map(Fraction, differences), Fraction(0)) / count)
+    visible = len(differences) - found["masked"]
+    if actual.tobytes() == reference.tobytes():
+        found["masked"] = 0
+    if not visible and out:
+        return found
     with localcontext() as context:
         context.prec, context.Emax, context.Emin = 40, 10**6, -(10**6)
-        decimal = {name: _root(value) for name, value in (("a", aa), ("b", bb), ("d", dd / count))}
+        decimal = {name: _root(value) for name, value in (("a", aa), ("b", bb), ("d", dd / max(visible, 1)))}
         found["rmse"] = float(decimal["d"])
-        found["mean_abs"] = float(sum(map(Fraction, differences), Fraction(0)) / count)
         if aa and bb:
             sign = -1 if ab < 0 else 1
             found["cosine"] = sign * float(_root(ab * ab / (aa * bb)))
@@ -577,11 +601,6 @@ def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -
         else:
             ratio = bb / dd
             found["sqnr_db"] = 10 * float((Decimal(ratio.numerator) / Decimal(ratio.denominator)).log10())
-    found["zeroed"] = aa == 0 and bb > 0
-    found["max_abs"] = float(max(differences, default=0.0))
-    found["max_rel"] = None if bb == 0 and dd > 0 else float(max(quotients, default=0.0))
-    floating = dtype_name(actual.dtype) in FLOATS + COMPLEX
-    found["max_ulp"] = max(ulps, default=0) if floating else None
     return found
 
 
@@ -621,7 +640,9 @@ def tensors(draw: st.DrawFn) -> tuple[Any, Any]:
         a, b = (sources[draw(st.integers(0, 2))] for _ in range(2))
         b = np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])), a, b)
         if dtype_name(dtype) in FLOATS + COMPLEX and dtype_name(dtype) != "float8_e8m0fnu" and draw(st.booleans()):
-            special = np.array([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0]).astype(dtype)
+            mask = MASKS.get(dtype_name(dtype), 0.0) if dtype.itemsize // (1 + (dtype.kind == "c")) < 8 else 0.0
+            masks = [mask, -mask, 1.9 * mask, -1.9 * mask]
+            special = np.array([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, *masks]).astype(dtype)
             a, b = (np.where(rng.random(size) < 0.2, rng.choice(special, size), array) for array in (a, b))
     return a.reshape(shape), b.reshape(shape)
 
@@ -774,6 +795,58 @@ def test_max_rel_leaves_out_zero_references() -> None:
 
 def test_the_default_chunk_is_small() -> None:
     assert compare_values.CHUNK * 8 <= 2**20
+
+
+# --- masks and saturated values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", MASKS)
+def test_a_mask_hides_no_error_of_the_values_that_it_leaves_visible(dtype: str) -> None:
+    mask = -2 * MASKS[dtype]
+    reference = np.array([mask, 1, mask, 2, -2]).astype(dtype_of(dtype))
+    actual = np.array([mask, 2, mask, 1, -2]).astype(dtype_of(dtype))
+    found = compare_output("y", actual, reference)
+    assert (found.passed, found.mismatches, found.masked, found.max_abs) == (False, 2, 2, 1.0)
+    assert found.sqnr_db == pytest.approx(10 * math.log10(9 / 2))
+    assert found.cosine == pytest.approx(8 / 9)
+    assert found.rmse == pytest.approx(math.sqrt(2 / 3))
+    assert found.reason.endswith("SQNR, cosine and RMSE leave out 2 masked values")
+
+
+@pytest.mark.parametrize(
+    ("actual", "reference"), [(1.0, -3e38), (-3e38, 1.0), (3e38, -3e38), (-1.5e38, -3e38), (-3e38, -1.5e38)]
+)
+def test_a_mask_in_one_tensor_only_is_an_error_like_any_other(actual: float, reference: float) -> None:
+    found = compare_output("y", f32(actual, 1, 2, 3e38), f32(reference, 1, 2, 3e38))
+    assert (found.passed, found.masked, found.mismatches) == (False, 1, 1)
+    assert found.sqnr_db < 7
+    assert too_far(Verdict(Outcome.FAIL, "plain", (found,)), 20.0)
+
+
+def test_masks_are_compared_element_by_element() -> None:
+    found = compare_output("y", f32(-3e38, 1, 2), f32(-3.1e38, 1, 2))
+    assert (found.passed, found.masked, found.worst_index) == (False, 1, (0,))
+    assert found.sqnr_db == math.inf and "leave out 1 masked value" in found.reason
+    alone = compare_output("y", f32(-3e38), f32(-3.1e38))
+    assert alone.sqnr_db is alone.cosine is alone.rmse is None and alone.max_abs == pytest.approx(1e37, rel=1e-6)
+    assert too_far(Verdict(Outcome.FAIL, "plain", (alone,)), 20.0)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int8", "int32", "int64"])
+def test_the_largest_values_of_narrow_floats_and_of_integers_are_no_masks(dtype: str) -> None:
+    info = ml_dtypes.iinfo if dtype.startswith("int") else ml_dtypes.finfo
+    largest = float(int(info(dtype_of(dtype)).max)) // 2 + 1
+    reference = np.array([largest, 1, 2]).astype(dtype_of(dtype))
+    found = compare_output("y", np.array([largest, 1, 0]).astype(dtype_of(dtype)), reference)
+    assert (found.masked, found.mismatches) == (0, 1)
+    assert found.rmse == pytest.approx(2 / math.sqrt(3))
+
+
+@pytest.mark.parametrize("chunk", SMALL_CHUNKS)
+def test_masks_are_found_in_whichever_chunk_they_lie(chunk: int) -> None:
+    b = f32(-3e38, 1, 2, 3, -3e38, -3e38, 4, 5, -3e38)
+    a = f32(-3e38, 1, 2, 3, -3e38, -3e38, 4, 6, -3e38)
+    assert_same(measure(a, b, None, "real", chunk=chunk), naive(a, b, None, "real"))
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

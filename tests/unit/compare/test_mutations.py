@@ -254,6 +254,38 @@ MUTANTS = [
         "ulp",
         ("np.add(a, b, out=scratch)", "np.subtract(a, b, out=scratch)"),
     ),
+    # Masks and saturated values.
+    stats("masks are in the sums", "test_a_mask_hides", "if self._may_have_masks(y, sums[2]):", "if False:"),
+    stats(
+        "masks that are equal are in the sums",
+        "test_masks_are_found",
+        "if self._may_have_masks(y, energy):",
+        "if False:",
+    ),
+    stats(
+        "a mask in the reference alone is left out",
+        "test_a_mask_in_one_tensor_only",
+        "(np.abs(x) >= low_x) & ",
+        "",
+    ),
+    stats(
+        "a mask in the board's answer alone is left out",
+        "test_a_mask_in_one_tensor_only",
+        " & (np.abs(y) >= low_y)",
+        "",
+    ),
+    stats(
+        "a mask agrees with one of another sign",
+        "test_a_mask_in_one_tensor_only",
+        " & (np.signbit(x) == np.signbit(y))",
+        "",
+    ),
+    stats(
+        "where there are only masks all is well",
+        "test_masks_are_compared_element_by_element",
+        "if visible == 0 and self.mismatches:",
+        "if False:",
+    ),
     # Several references.
     mutant(
         "references that disagree are not mentioned",

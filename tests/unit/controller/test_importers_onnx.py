@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -364,6 +365,27 @@ def test_a_finding_is_kept_and_external_files_are_looked_at_each_time(
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ImportFailed, match="missing"):
         import_model(path, isolated=closed, cache=cache)
+
+
+class Describes:
+    """Stands for the processes in which models are read: tells what a SavedModel's folder holds."""
+
+    def call(self, function: str, arguments: dict[str, Any], **_: Any) -> dict[str, Any]:
+        folder = Path(arguments["path"]).parent
+        external = sorted(str(file.relative_to(folder)) for file in (folder / "variables").iterdir())
+        told = {"function": "f", "inputs": [], "outputs": [], "ranges": {}, "producer": {}}
+        return {**told, "external": external}
+
+
+def test_a_saved_model_is_read_again_where_its_folder_holds_other_files(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "variables").mkdir()
+    (tmp_path / "saved_model.pb").write_bytes(b"a graph")
+    (tmp_path / "variables" / "one").write_bytes(b"1")
+    first = import_model(tmp_path, isolated=Describes(), cache=cache)  # type: ignore[arg-type]
+    (tmp_path / "variables" / "one").rename(tmp_path / "variables" / "other")
+    second = import_model(tmp_path, isolated=Describes(), cache=cache)  # type: ignore[arg-type]
+    assert set(second.files) == {"saved_model.pb", "variables/other"}
+    assert second.digest != first.digest
 
 
 def test_a_node_is_called_by_its_name_or_by_what_it_makes() -> None:

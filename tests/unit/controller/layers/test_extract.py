@@ -27,6 +27,7 @@ from layer_models import (
     residual_cnn,
     sequences,
     shared_weight,
+    weights,
 )
 from models import DIGITS
 from onnx import TensorProto, numpy_helper
@@ -183,6 +184,73 @@ def test_same_layers_are_marked_whatever_their_weights_and_names(taken_apart: Ta
     }
     # Another slope, other bounds of a slice: those are other layers.
     assert {"LeakyRelu_LeakyRelu_6", "Slice_Slice_7", "Slice_Slice_8"} <= set(layers)
+
+
+def copies(layers: dict[str, Layer]) -> dict[str, str]:
+    return {name: layer.copy_of for name, layer in layers.items() if layer.copy_of}
+
+
+def two_products(second: np.ndarray, taken: str = "x") -> onnx.ModelProto:
+    """Two MatMuls of one shape, and a Relu of each result."""
+    nodes = [
+        node("MatMul", ["x", "w1"], ["a"], "first"),
+        node("Relu", ["a"], ["b"], "first_relu"),
+        node("MatMul", [taken, "w2"], ["c"], "second"),
+        node("Relu", ["c"], ["d"], "second_relu"),
+    ]
+    outputs = [(name, FLOAT, (2, 4)) for name in ("b", "d")]
+    return model_of(nodes, [("x", FLOAT, (2, 4))], outputs, {"w1": weights(4, 4), "w2": second})
+
+
+def test_a_layer_of_the_same_weights_and_inputs_is_a_copy_and_so_is_what_follows(taken_apart: TakenApart) -> None:
+    expected = {"MatMul_second": "MatMul_first", "Relu_second_relu": "Relu_first_relu"}
+    assert copies(taken_apart(two_products(weights(4, 4)))) == expected
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_layer_of_other_weights_is_no_copy(taken_apart: TakenApart, large: bool) -> None:
+    second = weights(4, 4) * np.float32(1e30) if large else np.nextafter(weights(4, 4), np.float32(1))
+    layers = taken_apart(two_products(second))
+    assert layers["MatMul_second"].same_as == "MatMul_first" and not copies(layers)
+
+
+@pytest.mark.parametrize("taken", ["a", "b"])
+def test_a_layer_of_other_inputs_is_no_copy(taken_apart: TakenApart, taken: str) -> None:
+    layers = taken_apart(two_products(weights(4, 4), taken))
+    assert layers["MatMul_second"].same_as == "MatMul_first" and not copies(layers)
+
+
+def test_chance_makes_no_copies(taken_apart: TakenApart) -> None:
+    nodes = [
+        node("RandomNormalLike", ["x"], ["a"], "one"),
+        node("RandomNormalLike", ["x"], ["b"], "two"),
+        node("Neg", ["a"], ["c"], "neg_one"),
+        node("Neg", ["b"], ["d"], "neg_two"),
+    ]
+    layers = taken_apart(model_of(nodes, [("x", FLOAT, (2,))], [(name, FLOAT, (2,)) for name in ("c", "d")]))
+    assert layers["Neg_neg_two"].same_as == "Neg_neg_one" and not copies(layers)
+
+
+def test_large_constants_strings_and_bodies_make_no_copies_where_they_differ(taken_apart: TakenApart) -> None:
+    """What a signature leaves out of constants: long lists of integers, and whatever stands in a body."""
+
+    def body(name: str, value: float) -> onnx.GraphProto:
+        held = numpy_helper.from_array(np.full(100, value, np.float32), f"{name}.held")
+        output = onnx.helper.make_tensor_value_info(f"{name}.out", FLOAT, (100,))
+        return onnx.helper.make_graph([node("Neg", [f"{name}.held"], [f"{name}.out"])], name, [], [output], [held])
+
+    nodes = [
+        node("Gather", ["x", "up"], ["a"], "up"),
+        node("Gather", ["x", "down"], ["b"], "down"),
+        node("If", ["flag"], ["c"], "if_one", then_branch=body("t1", 1), else_branch=body("e1", 2)),
+        node("If", ["flag"], ["d"], "if_two", then_branch=body("t2", 1), else_branch=body("e2", 3)),
+    ]
+    order = np.arange(100, dtype=np.int64)
+    inputs = [("x", FLOAT, (100,)), ("flag", TensorProto.BOOL, ())]
+    outputs = [(name, FLOAT, (100,)) for name in "abcd"]
+    layers = taken_apart(model_of(nodes, inputs, outputs, {"up": order, "down": order[::-1].copy()}))
+    assert layers["Gather_down"].same_as == "Gather_up" and layers["If_if_two"].same_as == "If_if_one"
+    assert not copies(layers)
 
 
 def scaled(first: np.ndarray, second: np.ndarray) -> onnx.ModelProto:

@@ -67,6 +67,26 @@ def test_layers_can_be_left_out_and_fused(tmp_path, shop):
     assert ids(open_suite(path, PLAIN, shop, group="fused")) == ["net_full_model", "net_layer_MatMul+Relu_mix"]
 
 
+@pytest.mark.parametrize(
+    ("merge", "left"), [("content", ["first", "second"]), ("shape", ["first"]), ("none", ["first", "again", "second"])]
+)
+def test_layers_that_are_merged_are_one_case(tmp_path, shop, merge, left):
+    tensors = [numpy_helper.from_array(np.eye(3, dtype=np.float32) * size, f"w{size}") for size in (1, 2)]
+    nodes = [
+        helper.make_node("MatMul", ["x", f"w{size}"], [name], name)
+        for name, size in {"first": 1, "again": 1, "second": 2}.items()
+    ]
+    outputs = [(name, TensorProto.FLOAT, [2, 3]) for name in ("first", "again", "second")]
+    path = save_model(tmp_path / "net.onnx", nodes, [("x", TensorProto.FLOAT, [2, 3])], outputs, tensors)
+    suite = open_suite(str(path), PLAIN, shop, merge=merge)
+    assert ids(suite) == ["net_full_model", *(f"net_layer_MatMul_{name}" for name in left)]
+
+
+def test_layers_are_merged_in_no_other_way(tmp_path, shop):
+    with pytest.raises(UsageError, match="by 'size'"):
+        open_suite(str(two_layers(tmp_path / "net.onnx")), PLAIN, shop, merge="size")
+
+
 def test_layers_run_on_what_the_reference_computed_for_the_whole_model(tmp_path, shop, data_of):
     suite = open_suite(str(two_layers(tmp_path / "net.onnx")), PLAIN, shop)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")

@@ -1,0 +1,67 @@
+"""A board that a module's programs run on: which of them is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hil.bundle import Artifact
+from hil.results import RunResult
+from hil.tensors import TensorSpec
+from hil.testing.traces import target as target_module
+from hil.testing.traces.backends import parse_backend
+from hil.testing.traces.target import Target
+
+
+class Program:
+    """What one weight makes of x."""
+
+    def __init__(self, weights: Path) -> None:
+        self.loaded = SimpleNamespace(inputs=(TensorSpec("x", "float32", (1,)),))
+        self._weight = np.frombuffer(weights.read_bytes(), np.float32)
+
+    def run(self, given: dict[str, Any], timeout: float) -> tuple[RunResult, None]:
+        return RunResult("fake", {"y": given["x"] * self._weight}), None
+
+    def unload(self) -> None:
+        """Nothing is loaded."""
+
+
+class Board:
+    """Loads programs whose weights lie beside them."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.info = {"runtimes": [{"name": "iree", "devices": []}]}
+
+    def take(self) -> None:
+        """It is nobody else's."""
+
+    def push(self, artifact: Artifact) -> None:
+        """All files are there."""
+
+    def load(self, artifact: Artifact, timeout: float) -> Program:
+        return Program(artifact.files["params.irpa"])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def program(folder: Path, weight: float) -> Artifact:
+    weights = folder / f"{weight}.irpa"
+    weights.write_bytes(np.float32(weight).tobytes())
+    files = {"module.vmfb": folder / "module.vmfb", "params.irpa": weights}
+    digests = {"module.vmfb": "blake3:the same", "params.irpa": f"blake3:{weight}"}
+    return Artifact("iree", "module.vmfb", files, digests, "main", "iree")
+
+
+def test_programs_that_differ_in_the_weights_beside_them_alone_are_not_taken_for_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(target_module, "open_board", lambda *_, **__: Board())
+    board = Target(parse_backend("iree_llvmcpu"), None, tmp_path)  # type: ignore[arg-type]
+    x = np.ones(1, np.float32)
+    answers = [board.run(program(tmp_path, weight), "main", [x], ()).returned for weight in (2.0, 3.0, 2.0)]
+    assert [float(answer[0][0]) for answer in answers] == [2.0, 3.0, 2.0]
