@@ -179,6 +179,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         _say(console, "", verdict["reason"], style="red")
     if verdict["outcome"] == "PASS" and verdict["reason"]:
         _say(console, "note", verdict["reason"])
+    if verdict["outcome"] == "BLIND":
+        _say(console, "hint", "--allow-blind OUTPUT passes an output that nobody can judge, docs/results.md says when")
 
 
 def _room(console: Console, rows: list[list[str]], gap: int) -> int:

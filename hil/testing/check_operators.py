@@ -64,7 +64,7 @@ def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
     found: dict[str, tuple[CaseRecord, Result]] = {}
     for line in (run / "results.jsonl").read_text().splitlines():
         record = CaseRecord.of_json(json.loads(line))
-        ended = record.ended in ("PASS", "FAIL")
+        ended = record.ended in ("PASS", "FAIL", "BLIND")
         files = sorted((run / record.folder / "outputs").glob("*.npy"), key=lambda one: int(one.name.split("-")[0]))
         found[record.id] = (
             record,

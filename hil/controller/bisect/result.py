@@ -169,7 +169,9 @@ class Bisection:
         if not ways:
             return "no layer was judged"
         judged = all(_ran(layer.by(way)) for layer in self.layers for way in ways)
-        return f"no layer {'' if judged else 'that was judged '}is wrong, {' and '.join(ways)}"
+        blind = [str(layer) for layer in self.layers if any(_outcome(layer.by(way)) is Outcome.BLIND for way in WAYS)]
+        unjudged = f"; nobody can judge {listed(blind)}" if blind else ""
+        return f"no layer {'' if judged else 'that was judged '}is wrong, {' and '.join(ways)}{unjudged}"
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it: every field, and what follows from them."""
@@ -230,4 +232,4 @@ def _ran(finding: Finding | None) -> bool:
 
 
 def _is_error(finding: Finding) -> bool:
-    return finding.outcome not in _FINE and finding.outcome is not Outcome.FAIL
+    return finding.outcome not in (*_FINE, Outcome.FAIL, Outcome.BLIND)

@@ -10,7 +10,7 @@ from hil.results import Outcome
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.SKIP: "dim"}
+_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.BLIND: "yellow", Outcome.SKIP: "dim"}
 _REASONS_SHOWN = 10
 # A terminal below this many columns has no room for operators and nodes: a layer's name tells both, if shortened.
 _ROOMY = 110

@@ -1,0 +1,192 @@
+"""Default tolerances follow the reference's scale and noise, and what nobody can judge is BLIND, never PASS."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hil.compare.tolerance import DEFAULT_TOLERANCES, fitted, scale_of
+from hil.compare.verdict import compare, compare_output, depends_on_noise, judge
+from hil.errors import VacuousTolerance
+from hil.results import Noise, Outcome, OutputComparison, RunResult
+from hil.tensors import Array, dtype_of
+
+SCALES = st.floats(-12, 12).map(lambda power: 10.0**power)
+
+
+def of(actual: Any, reference: Any, **how: Any) -> OutputComparison:
+    return compare_output("y", np.asarray(actual, np.float32), np.asarray(reference, np.float32), **how)
+
+
+def atol_of(reference: Array, noise: Noise | None = None) -> float:
+    tolerance, _ = fitted((str(reference.dtype),) * 2, reference, None, None, noise)
+    assert tolerance is not None
+    return tolerance.atol
+
+
+# --- the default atol ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_default_atol_is_a_share_of_the_references_root_mean_square(dtype: str) -> None:
+    plain = DEFAULT_TOLERANCES[dtype].atol
+    values = np.array([3, -4, 0, 0], dtype)
+    for scale in (1e-12, 1e-6, 1e-2):
+        found = atol_of(values * scale)
+        assert found == pytest.approx(plain * scale * math.sqrt(12.5)), "zeros do not make a tensor smaller"
+    assert atol_of(values) == atol_of(values * 1e12) == plain, "it is never wider than the table says"
+
+
+def test_a_mask_does_not_make_small_values_large() -> None:
+    values = np.array([1e-8, -1e-8, -3.4e38, np.inf, np.nan], np.float32)
+    assert scale_of(values).largest == np.float32(1e-8)
+    assert atol_of(values) == pytest.approx(1e-13)
+    assert scale_of(values[2:]).largest == scale_of(np.zeros(0, np.float32)).spread == 0
+
+
+def test_the_default_atol_is_at_least_a_step_of_the_dtype() -> None:
+    assert atol_of(np.full(3, 6e-8, np.float16)) == 2.0**-24
+    assert atol_of(np.array([2.0**-9, 448]).astype(dtype_of("float8_e4m3fn"))) == 2.0**-9
+
+
+def test_a_reference_of_zeros_has_no_scale_to_follow() -> None:
+    assert atol_of(np.zeros(3, np.float32)) == 1e-5
+    found = of([0, 1e-9], [0, 0])
+    assert (found.passed, found.blind) == (False, True) and "SQNR -inf dB" in found.reason
+    assert of([0, 1e-9], [0, 0], atol=1e-8).passed, "the user said how far from zero it may be"
+    assert of([0, 1e-3], [0, 0]).blind is False, "that is wrong whatever nobody can judge"
+
+
+def test_measured_noise_widens_the_default_atol_and_no_other() -> None:
+    values = np.array([1, -1e-7, 2], np.float32)
+    noise = Noise(3e-4, 2e-4)
+    assert atol_of(values, noise) == 8 * 2e-4
+    near = values + np.float32(1e-3)
+    assert of(near, values, noise=noise).passed and not of(near, values).passed
+    assert of(near, values, noise=noise).noise == 3e-4
+    assert not of(near, values, noise=noise, atol=1e-5).passed
+
+
+# --- what nobody can judge -------------------------------------------------------------------------------------------
+
+
+def test_an_answer_within_the_references_own_noise_cannot_be_judged() -> None:
+    reference = np.array([3e-10, -1e-10], np.float32)
+    noise = Noise(2e-10, 2e-10)
+    found = of(-reference, reference, noise=noise)
+    assert (found.passed, found.blind) == (False, True)
+    assert "its own noise is 2e-10" in found.reason and "sign flipped" in found.reason
+    assert of(reference, reference, noise=noise).passed, "what is equal bit by bit needs no judge"
+    assert of([1, 1], reference, noise=noise).blind is False
+
+
+def test_an_output_may_be_blind_by_name_but_never_wrong() -> None:
+    reference = np.array([3e-10, -1e-10], np.float32)
+    noise = Noise(2e-10, 2e-10)
+    found = of(-reference, reference, noise=noise, allow_blind=["x", "y*"])
+    assert (found.passed, found.blind) == (True, True) and found.reason
+    assert not of(-reference, reference, noise=noise, allow_blind=["x"]).passed
+    assert not of([1, 1], reference, noise=noise, allow_blind=["y"]).passed
+    with pytest.raises(VacuousTolerance, match="output y"):
+        of(-reference, reference, atol=1e-6)
+    assert of(-reference, reference, atol=1e-6, allow_blind=["y"]).passed
+
+
+def test_values_that_hardly_differ_are_compared_within_their_noise_alone() -> None:
+    """The logits of a network with random weights are its bias and a little more."""
+    reference = np.array([1, 1 + 2e-6, 1 - 2e-6, 1 + 4e-6], np.float32)
+    right = (reference * np.float32(1 + 2e-7)).astype(np.float32)
+    found = of(right, reference)
+    assert (found.passed, found.blind) == (False, True) and "in any order" in found.reason
+    noise = Noise(1.2e-7, 0.0)
+    found = of(right, reference, noise=noise)
+    assert found.passed and found.tolerance is not None and found.tolerance.atol < 1e-6
+    assert not of(reference[::-1], reference, noise=noise).passed
+    assert of(np.float32([1, 1.0000001, 1]), np.float32([1, 1, 1.0000001])).passed, "one constant, rounded twice"
+
+
+def test_more_error_than_signal_never_passes() -> None:
+    reference = np.array([10, *[0.1] * 2000], np.float32)
+    wrong = np.array([10, *[-0.35] * 2000], np.float32)
+    found = of(wrong, reference, rtol=0, atol=0.5)
+    assert (found.passed, found.blind) == (False, True) and "more error than signal" in found.reason
+    assert of(wrong, reference, rtol=0, atol=0.5, allow_blind=["y"]).passed
+
+
+@given(
+    hnp.arrays(np.float64, st.integers(2, 30), elements=st.floats(-1, 1, width=32)),
+    SCALES,
+    st.one_of(st.none(), st.floats(-9, 1).map(lambda power: 10.0**power)),
+    st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
+    st.randoms(use_true_random=False),
+)
+def test_no_answer_that_is_negated_doubled_zeroed_or_permuted_passes(
+    values: Array, scale: float, relative_noise: float | None, dtype: str, random: Any
+) -> None:
+    with np.errstate(over="ignore"):
+        reference = (values * scale).astype(dtype_of(dtype))
+    wide = reference.astype(np.float64)
+    assume(np.isfinite(wide).all() and wide.any())
+    noise = None
+    if relative_noise is not None:
+        size = relative_noise * float(np.abs(wide).max())
+        noise = Noise(size, size)
+    order = list(range(len(values)))
+    random.shuffle(order)
+    wrong = {"negated": -reference, "doubled": reference + reference, "zeroed": 0 * reference}
+    eps = float(np.abs(wide).max()) * 2 * DEFAULT_TOLERANCES[dtype].rtol
+    if np.abs(wide[order] - wide).max() > (eps if noise is None else max(eps, 16 * noise.absolute)) * 4:
+        wrong["permuted"] = reference[order]
+    for what, answer in wrong.items():
+        with np.errstate(over="ignore"):
+            found = compare_output("y", answer.astype(reference.dtype), reference, noise=noise)
+        assert not found.passed or answer.tobytes() == reference.tobytes(), what
+    assert compare_output("y", reference, reference, noise=noise).passed
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def result(source: str = "board", noise: Noise | None = None, **outputs: Any) -> RunResult:
+    arrays = {name: np.asarray(value, np.float32) for name, value in outputs.items()}
+    return RunResult(source, arrays, noise={} if noise is None else dict.fromkeys(outputs, noise))
+
+
+def test_a_verdict_is_wrong_before_it_is_blind_and_blind_before_it_is_right() -> None:
+    noise = Noise(1e-9, 1e-9)
+    reference = result("oracle", noise, a=[1, 2], b=[1e-9, 2e-9])
+    blind = compare(result(a=[1, 2], b=[2e-9, 1e-9]), reference)
+    assert (blind.outcome, bool(blind)) == (Outcome.BLIND, False) and blind.reason.startswith("output b: ")
+    wrong = compare(result(a=[1, 3], b=[2e-9, 1e-9]), reference)
+    assert wrong.outcome is Outcome.FAIL and wrong.reason.startswith("output a: ") and "more output" not in wrong.reason
+    allowed = compare(result(a=[1, 2], b=[2e-9, 1e-9]), reference, allow_blind=["b"])
+    assert allowed and allowed.reason.startswith("output b is not judged, as allowed")
+    assert Outcome.BLIND.exit_code == 1
+
+
+def test_noise_is_worth_measuring_where_it_may_change_the_verdict() -> None:
+    reference = result(y=[1, 2], z=[1, 2])
+    assert depends_on_noise(compare(result(y=[1, 2.1], z=[1, 2]), reference))
+    assert not depends_on_noise(compare(result(y=[1, 2], z=[1, 2]), reference))
+    assert not depends_on_noise(compare(result(y=[1, math.nan], z=[1, 2]), reference))
+    assert not depends_on_noise(compare(result(y=[1, 2, 3], z=[1, 2]), reference))
+    measured = result(noise=Noise(0.0, 0.0), y=[1, 2], z=[1, 2])
+    assert not depends_on_noise(compare(result(y=[1, 2.1], z=[1, 2]), measured))
+
+
+def test_a_reference_that_cannot_judge_leaves_it_to_the_others() -> None:
+    board = result(y=[2e-9, 1e-9])
+    blind = compare(board, result("noisy", Noise(1e-9, 1e-9), y=[1e-9, 2e-9]))
+    right = compare(board, result("exact", y=[2e-9, 1.0000001e-9]))
+    wrong = compare(board, result("other", y=[1, 2]))
+    agree = compare(result(y=[1]), result(y=[1]))
+    assert judge([blind], [])[0] is Outcome.BLIND
+    assert judge([blind, right], [agree])[0] is Outcome.PASS
+    assert judge([blind, wrong], [agree])[0] is Outcome.FAIL
+    assert judge([blind, blind], [blind])[0] is Outcome.BLIND
