@@ -99,6 +99,12 @@ class Method:
     operators: tuple[str, ...]
     backends: tuple[str, ...]
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it calls an operator that writes into one of its own buffers: ``aten::copy_``, ``aten::index_put_``."""
+        names = (name.rpartition("::")[2].partition(".")[0] for name in self.operators)
+        return any(name.endswith("_") or name.startswith("update_cache") for name in names)
+
     def input_specs(self) -> list[tuple[int, TensorSpec]]:
         """The tensors that it takes, and their places among all inputs; hil calls them ``input0``, ``input1``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from hil.tensors import Array, TensorSpec, from_bytes, nbytes_of
 
@@ -13,7 +13,7 @@ from hil.tensors import Array, TensorSpec, from_bytes, nbytes_of
 ABI = 1
 LIBRARY = "program.so"
 # The first values of the variables, one after the other. Where the file is not beside the library, the variables are
-# inputs and their new values outputs.
+# inputs.
 VALUES = "variables.bin"
 
 
@@ -65,10 +65,10 @@ class Signature:
             spec.name: from_bytes(piece, spec.dtype, shape_of(spec)) for spec, piece in zip(specs, pieces, strict=True)
         }
 
-    def results(self, *, variables: bool) -> tuple[TensorSpec, ...]:
-        """What a caller gets, with the variables' new values or without."""
-        assigned = tuple(argument.spec for argument in self.arguments if argument.assigned)
-        return (*self.outputs, *assigned) if variables else self.outputs
+    def results(self) -> tuple[TensorSpec, ...]:
+        """What a caller gets: the outputs, then the new values of the variables."""
+        assigned = (argument.spec for argument in self.arguments if argument.assigned)
+        return (*self.outputs, *(replace(spec, name=f"variable {spec.name}") for spec in assigned))
 
 
 def shape_of(spec: TensorSpec) -> tuple[int, ...]:

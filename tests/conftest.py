@@ -15,6 +15,9 @@ settings.register_profile("hil", deadline=None)
 settings.load_profile("hil")
 
 HARDWARE = Path(__file__).parent / "hardware"
+# Of a test that names none. Not in the ini: who runs the examples need not have pytest-timeout, and without it an ini
+# that sets this is refused.
+TIMEOUT_S = 900
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,7 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
         hook._marked_for_rewrite_cache.clear()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HARDWARE):
             item.add_marker("hardware")
+        if config.pluginmanager.hasplugin("timeout") and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))

@@ -60,6 +60,19 @@ class Counting(nn.Module):
         return x + self.seen
 
 
+class Keeping(nn.Module):
+    """A module that returns nothing: it adds to a buffer, whose first value is not zero, and writes into an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.register_buffer("total", torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor) -> None:
+        self.inner.total.add_(x)
+        kept.copy_(x * 2)
+
+
 class Branching(nn.Module):
     """Control flow that depends on values."""
 

@@ -41,6 +41,35 @@ class Counter(tf.Module):
         return self.count.read_value()
 
 
+class Register(tf.Module):
+    """Methods that return nothing: what they do is assign."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = tf.Variable(tf.zeros([4]), name="held")
+
+    @tf.function(input_signature=[tf.TensorSpec([4], tf.float32)])
+    def hold(self, x):
+        self.held.assign(x)
+
+    @tf.function(input_signature=[])
+    def clear(self):
+        self.held.assign(tf.zeros([4]))
+
+
+class Global(tf.Module):
+    """Methods that assign a variable older than the module, one that TensorFlow can look into and one that it cannot."""
+
+    older = tf.Variable(1.0, name="older")
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+    def put(self, x):
+        Global.older.assign(x)
+
+    def put_in_python(self, x):
+        Global.older.assign(x)
+
+
 class Classifier(tf.Module):
     """A training step on random weights."""
 

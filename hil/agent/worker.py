@@ -76,14 +76,17 @@ class _Worker:
     def do_invoke(self, order: dict[str, Any]) -> dict[str, Any]:
         program = self.program
         program.bind(self._given(order["inputs"], order["bytes"]))
+        renew = getattr(program, "renew", _nothing)
         warm_start = now_ns()
         for _ in range(order["warmup"]):
+            renew()
             program.run()
         warm_end = now_ns()
         starts: list[int] = []
         ends: list[int] = []
         cpu_start = time.process_time_ns()
         for _ in range(order["iterations"]):
+            renew()
             starts.append(now_ns())
             program.run()
             ends.append(now_ns())
@@ -158,6 +161,10 @@ def _mapped(file: Path) -> Array:
     if not file.stat().st_size:
         return np.empty(0, np.uint8)
     return np.memmap(file, np.uint8, "r")
+
+
+def _nothing() -> None:
+    """What a program without state does between its runs."""
 
 
 def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:

@@ -136,6 +136,8 @@ class SimProgram:
         self.outputs = inner.outputs
         if hasattr(inner, "profile"):  # one that cannot be profiled lacks the method: see hil.agent.runtimes.Program
             self.profile = self._profile
+        if hasattr(inner, "renew"):  # nor has one without state that one
+            self.renew = inner.renew
 
     def bind(self, inputs: list[Array]) -> None:
         """As the real program."""

@@ -243,3 +243,13 @@ def test_what_cannot_be_traced_is_refused(module):
         compare_backends(split, module, exported_names=["thrice"])
     with pytest.raises(UsageError, match="has no name"):
         compare_backends(lambda module: None, module)
+
+
+def test_the_examples_need_no_more_of_pytest_than_its_extra_has():
+    """README runs them from a checkout whose environment has hil and pytest, and none of the tools of development."""
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "examples/tensorflow"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "hil.testing.pytest_plugin"}
+    done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout + done.stderr

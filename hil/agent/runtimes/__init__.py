@@ -58,6 +58,11 @@ class Program(Protocol):
     and returns the files, among them one of :class:`hil.agent.runtimes.profiling.ClockPairs`; ``tool`` is the command
     that its ``describe`` asked for. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself
     can be run on.
+
+    One that keeps state from run to run has one more, which puts that back to what it was when the program was loaded. It
+    is called before each run, outside the timed part::
+
+        def renew(self) -> None
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -82,7 +82,7 @@ class ExecuTorchRuntime:
             else:
                 held = b""
                 program = library._load_program(str(folder / main), **checked)
-            return ExecuTorchProgram((held, program), program.load_method(method.name), method)
+            return ExecuTorchProgram((held, program), method)
         except Damaged as error:
             raise LoadFailed(f"ExecuTorch cannot load {main}: {error}") from error
         except RuntimeError as error:
@@ -94,14 +94,14 @@ class ExecuTorchProgram:
 
     Args:
         held: the program and, where it was not a file, its bytes, which it points into: they must outlive the method.
-        loaded: the method, as the library has it.
         method: what the file says of it.
     """
 
-    def __init__(self, held: tuple[bytes, Any], loaded: Any, method: Method) -> None:
+    def __init__(self, held: tuple[bytes, Any], method: Method) -> None:
         self._held = held
-        self._loaded = loaded
+        self._loaded = held[1].load_method(method.name)
         self._method = method
+        self._has_run = False
         self.function = method.name
         self._taken, self.inputs = _places(method.input_specs())
         self._given, self.outputs = _places(method.output_specs())
@@ -115,8 +115,14 @@ class ExecuTorchProgram:
         for place, spec, array in zip(self._taken, self.inputs, inputs, strict=True):
             self._arguments[place] = _tensor(spec.name, array, self._method.inputs[place])
 
+    def renew(self) -> None:
+        """Load a method that writes into its own buffers anew: there is no other way back to their first values."""
+        if self._has_run and self._method.keeps_state:
+            self._loaded = self._held[1].load_method(self._method.name)
+
     def run(self) -> None:
         """One execution. It takes the inputs again: their memory may be used for other tensors once they were read."""
+        self._has_run = True
         try:
             self._loaded.set_inputs(self._arguments)
             self._loaded.execute()

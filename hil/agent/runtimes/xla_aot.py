@@ -79,7 +79,7 @@ class XlaAotProgram:
         outside = not values.is_file()
         self.function = signature.function
         self.inputs = signature.inputs(variables=outside)
-        self.outputs = signature.results(variables=outside)
+        self.outputs = signature.results()
         self._handle = library.hil_xla_new()
         self._check_sizes()
         # What each argument is set to, in XLA's memory or the caller's.
@@ -95,7 +95,7 @@ class XlaAotProgram:
         told = self._signature
         for kind, specs, told_size in (
             ("argument", told.inputs(variables=True), self._library.hil_xla_argument_size),
-            ("result", told.results(variables=True), self._library.hil_xla_result_size),
+            ("result", told.results(), self._library.hil_xla_result_size),
         ):
             for number, spec in enumerate(specs):
                 size, expected = told_size(self._handle, number), size_of(spec)

@@ -25,7 +25,7 @@ _FLAG = "--backend="
 _PACKAGES = ("executorch", "torch", "torchao")
 _TOLD = 8
 # Raise this when what is made of a model changes without those packages: older programs in the cache are then not used.
-_VERSION = 2
+_VERSION = 3
 
 
 def compile_executorch(

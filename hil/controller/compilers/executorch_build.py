@@ -32,11 +32,18 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
         CompileFailed: ExecuTorch cannot lower it.
     """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
+    from hil.controller.importers.pt2 import new_values
     from hil.controller.importers.pt2_archive import load_program
 
     program = load_program(model)
+    passes = []
+    if new_values(program):
+        program = _showing_state(program.run_decompositions({}))
+        # Without it ExecuTorch begins with zeros, whatever the buffers were saved with.
+        passes = [InitializedMutableBufferPass(list(program.graph_signature.inputs_to_buffers))]
     if debug_ir is not None:
         Path(debug_ir, "exported.txt").write_text(str(program))
     start = time.monotonic()
@@ -49,12 +56,11 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
         )
         seconds = time.monotonic() - start
         edge = lowered.exported_program()
-        _leave_inputs_alone(edge)
         if debug_ir is not None:
             Path(debug_ir, "lowered.txt").write_text(str(edge))
         delegation = shared_out(edge.graph_module)
         with Path(output).open("wb") as file:
-            lowered.to_executorch().write_to_file(file)
+            lowered.to_executorch(ExecutorchBackendConfig(passes=passes)).write_to_file(file)
     except Exception as error:  # each pass has errors of its own
         raise CompileFailed(
             f"ExecuTorch cannot lower {Path(model).name}: {first_line(error)}",
@@ -63,18 +69,28 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     return {"lower_s": seconds, "program_bytes": Path(output).stat().st_size, "delegation": delegation}
 
 
-def _leave_inputs_alone(program: Any) -> None:
-    """Take out what is written back into inputs: ExecuTorch would return it before the program's own outputs."""
-    from torch.export.graph_signature import OutputKind
+def _showing_state(program: Any) -> Any:
+    """A program that returns the new values of what it changes after its own outputs.
+
+    It keeps its buffers from call to call all the same. What it writes back into inputs is only returned: ExecuTorch
+    would do that before the program's own outputs.
+    """
+    from torch.export.graph_signature import OutputKind, OutputSpec
+    from torch.utils._pytree import tree_structure
+
+    from hil.controller.importers.pt2 import changed
 
     specs = program.graph_signature.output_specs
+    returned = next(node for node in program.graph.nodes if node.op == "output")
     kept = [at for at, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
-    if len(kept) < len(specs):
-        returned = next(node for node in program.graph.nodes if node.op == "output")
-        returned.args = (tuple(returned.args[0][at] for at in kept),)
-        specs[:] = [specs[at] for at in kept]
-        program.graph.eliminate_dead_code()
-        program.graph_module.recompile()
+    new = changed(program)
+    returned.args = (tuple(returned.args[0][at] for at in (*kept, *new)),)
+    specs[:] = [*(specs[at] for at in kept), *(OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in new)]
+    count = sum(spec.kind is OutputKind.USER_OUTPUT for spec in specs)
+    program.module_call_graph[0].signature.out_spec = tree_structure(tuple(range(count)))
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return program
 
 
 def shared_out(graph_module: Any) -> dict[str, Any]:

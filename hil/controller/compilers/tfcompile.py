@@ -93,7 +93,8 @@ def compile_tfcompile(
     """Compile a SavedModel's or a Keras model's function to a shared library.
 
     Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), and ``--variables=outside``,
-    with which variables are inputs and their new values outputs; by default the program keeps the model's own values.
+    with which variables are inputs; by default the program keeps the model's own values. The new values of those that it
+    assigns are outputs, after its own.
 
     Other arguments and errors are those of :func:`hil.controller.compilers.compile_model`.
     """
@@ -246,7 +247,7 @@ def artifact_of(
         compiler=by,
         flags=tuple(flags),
         inputs=signature.inputs(variables=target.variables),
-        outputs=signature.results(variables=target.variables),
+        outputs=signature.results(),
         cached=not place.seconds,
         seconds=sum(place.seconds.values()),
         log=place.log,

@@ -12,15 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hil.controller.tensorflow.variables import PASSING_ON, READING
 from hil.errors import CompileFailed
 from hil.tensors import TensorSpec
 
 VARIABLE_OP = "VarHandleOp"
-# Operations on a variable that leave it as it is, and those that hand its handle on.
-_READING = frozenset(
-    ("ReadVariableOp", "IsVariableInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
-)
-_PASSING_ON = frozenset(("Identity", "IdentityN"))
 _NO_IDENTIFIER = re.compile(r"\W", re.ASCII)
 
 
@@ -122,10 +118,10 @@ def _assigning(name: str, takers: Mapping[str, list[Node]]) -> Iterator[str]:
     waiting, seen = [name], {name}
     while waiting:
         for node in takers[waiting.pop()]:
-            if node.op in _PASSING_ON and node.name not in seen:
+            if node.op in PASSING_ON and node.name not in seen:
                 seen.add(node.name)
                 waiting.append(node.name)
-            elif node.op not in _READING and node.op not in _PASSING_ON:
+            elif node.op not in READING and node.op not in PASSING_ON:
                 yield node.name
 
 

@@ -48,17 +48,17 @@ _TENSORFLOW = "hil.controller.conversions.tensorflow_program"
 
 def _from_tensorflow(function: str, by: str, suffix: str, *packages: str) -> Conversion:
     name = f"{_TENSORFLOW}:{function}"
-    return Conversion(name, by, ("tensorflow", *packages), suffix, "tensorflow")
+    return Conversion(name, by, ("tensorflow", *packages), suffix, "tensorflow", version=2)
 
 
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
         ("pt2", "mlir"): Conversion(
-            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch"
+            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch", version=2
         ),
         ("pt2", "onnx"): Conversion(
-            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch"
+            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", version=2
         ),
         ("tf", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler"),
         ("keras", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler", "keras"),

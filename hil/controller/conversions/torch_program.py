@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.conversions import ONNX_HINT, OP_TYPES
 from hil.controller.conversions.torch_names import mark, name_onnx_nodes
-from hil.controller.importers.pt2 import Sizes, is_tensor, output_names, user_inputs
+from hil.controller.importers.pt2 import Sizes, changed, is_tensor, new_values, output_names, user_inputs
 from hil.controller.importers.pt2_archive import load_program
 from hil.controller.said import first_line
 from hil.errors import CompileFailed, UsageError
@@ -23,7 +23,8 @@ _EXTERNAL_FROM_BYTES = 256 << 20
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
     """Write a program as MLIR bytecode, each operator at a location that names its module.
 
-    What a call would change (buffers, inputs) stays as it was saved. Large weights go into ``params.irpa`` beside it.
+    What a call would change (buffers, inputs) stays as it was saved, and its new value is returned after the outputs.
+    Large weights go into ``params.irpa`` beside it.
 
     Args:
         path: the .pt2 file.
@@ -45,7 +46,7 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     inputs, outputs = _specs(path, program, dims)
     try:
         program = decomposed(_sized(program, inputs))
-        module = imported(_user_outputs(program), function, Path(output).parent)
+        module = imported(returning_all(program), function, Path(output).parent)
         module.verify()
         with module.context:
             signature = ir.StringAttr.get(declaration(function, inputs, outputs))
@@ -91,7 +92,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     heavy = sum(weight.nbytes for weight in program.state_dict.values()) > _EXTERNAL_FROM_BYTES
     try:
         exported = torch.onnx.export(
-            _user_outputs(_sized(program, inputs).run_decompositions(_batch_norm())),
+            returning_all(_sized(program, inputs).run_decompositions(_batch_norm())),
             dynamo=True,
             opset_version=_OPSET,
             input_names=[spec.name for spec in inputs],
@@ -117,6 +118,7 @@ def _specs(path: str, program: Any, dims: Mapping[str, int]) -> tuple[Sequence[T
     sizes.fix(Path(path).name, dims)
     taken = [sizes.spec(path, name, spec.arg, "input") for name, spec in user_inputs(program) if is_tensor(spec.arg)]
     given = [sizes.spec(path, name, arg, "output") for name, arg in output_names(program) if is_tensor(arg)]
+    given += [sizes.spec(path, name, spec.arg, "the new value") for name, spec in new_values(program)]
     return [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in taken], [
         TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in given
     ]
@@ -135,16 +137,17 @@ def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
         return torch.export.export(program.module(check_guards=False), args, kwargs)
 
 
-def _user_outputs(program: Any) -> Any:
-    """The program, returning its tensors alone: no constants, and no new values of buffers and inputs."""
+def returning_all(program: Any) -> Any:
+    """The program without state: it returns its tensors, no constants, and then the new values of what it changed."""
     import torch
-    from torch.export.graph_signature import OutputKind
+    from torch.export.graph_signature import OutputKind, OutputSpec
 
     specs = program.graph_signature.output_specs
     kept = [at for at, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg)]
+    kept += changed(program)
     returned = next(node for node in program.graph.nodes if node.op == "output")
     returned.args = (tuple(returned.args[0][at] for at in kept),)
-    specs[:] = [specs[at] for at in kept]
+    specs[:] = [OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in kept]
     program.module_call_graph[0].signature.out_spec = torch.utils._pytree.tree_structure(tuple(range(len(kept))))
     program.graph.eliminate_dead_code()
     return program

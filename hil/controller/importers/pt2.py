@@ -18,9 +18,9 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     """Read a program's signature: its tensors, in the order that it takes and returns them.
 
     An input is named as the graph names it: ``x``, and ``batch_image`` for ``batch["image"]``. An output is named by
-    its place in what is returned: ``logits``, ``boxes_0``, ``output_1``; ``output`` where it is the only one. A dynamic
-    dimension is named by where it first appears: ``x.dim0``. Inputs and outputs that are no tensors are constants of
-    the program, listed in ``producer``.
+    its place in what is returned: ``logits``, ``boxes_0``, ``output_1``; ``output`` where it is the only one. After them
+    come the new values of what a call changes: see :func:`new_values`. A dynamic dimension is named by where it first
+    appears: ``x.dim0``. Inputs and outputs that are no tensors are constants of the program, listed in ``producer``.
 
     Raises:
         ImportFailed: it cannot be read (:func:`hil.controller.importers.pt2_archive.load_program`), takes or returns
@@ -36,8 +36,11 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     taken = [(each, spec.arg) for each, spec in user_inputs(program)]
     given = output_names(program)
     outputs = [sizes.spec(name, each, arg, "output") for each, arg in given if is_tensor(arg)]
+    outputs += [sizes.spec(name, each, spec.arg, "the new value") for each, spec in new_values(program)]
     if not outputs:
-        raise ImportFailed(f"{name} returns no tensor", hint="a model that returns nothing cannot be checked")
+        raise ImportFailed(
+            f"{name} returns no tensor and changes none", hint="a model that returns nothing cannot be checked"
+        )
     for kind, values in (("input", taken), ("output", given)):
         for each, arg in values:
             if not is_tensor(arg) and not hasattr(arg, "value"):
@@ -87,6 +90,40 @@ def output_names(program: Any) -> list[tuple[str, Any]]:
         plain = not parts or parts[0].isdigit()
         names.append("_".join(["output", *parts] if plain else parts))
     return list(zip(_unique(names, [name for name, _ in user_inputs(program)]), args, strict=True))
+
+
+def new_values(program: Any) -> list[tuple[str, Any]]:
+    """Name and ``InputSpec`` of each buffer, parameter and input that a call changes: its new value is an output too.
+
+    It is called as its module calls it, ``bn.running_mean``; with ``_out`` behind it where something else has that name.
+    """
+    if not any(map(_may_write, program.graph.nodes)):
+        return []
+    places = (node.name for node in program.graph.nodes if node.op == "placeholder")
+    held = {spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)}
+    functional = program.run_decompositions({})
+    targets = [str(functional.graph_signature.output_specs[at].target) for at in changed(functional)]
+    taken = [name for name, _ in (*user_inputs(program), *output_names(program))]
+    return list(zip(_unique(targets, taken), (held[target] for target in targets), strict=True))
+
+
+def changed(program: Any) -> list[int]:
+    """Where a program without operators that write returns those new values, in the order of :func:`new_values`."""
+    from torch.export.graph_signature import OutputKind
+
+    kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+    specs = program.graph_signature.output_specs
+    return sorted((at for at, spec in enumerate(specs) if spec.kind in kinds), key=lambda at: str(specs[at].target))
+
+
+def _may_write(node: Any) -> bool:
+    """Whether a node of an exported graph writes into what it takes."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return False
+    # In training these write into the running statistics, and their schemas do not say so.
+    hidden = schema.name in ("aten::batch_norm", "aten::instance_norm") and node.args[5] is True
+    return bool(schema.is_mutable or hidden)
 
 
 def is_tensor(arg: Any) -> bool:

@@ -14,6 +14,7 @@ _FOLDERS = ("variables", "assets", "assets.extra")
 def describe_saved_model(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read the signature of a function of a SavedModel: one of its signatures, or a method.
 
+    The new values of the variables that it assigns are outputs as well, after its own: ``variable NAME``.
     An open dimension is a symbol such as ``x.dim0``.
 
     Raises:
@@ -44,10 +45,11 @@ def _describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, An
     from hil.controller.tensorflow.source import open_model
 
     source = open_model(path, function, dims)
+    outputs = (*source.outputs(), *source.new_values())
     return {
         "function": source.name,
         "inputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in source.inputs],
-        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in source.outputs()],
+        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
         "ranges": {},
         "external": [],
         "producer": {"read with": f"tensorflow {version}", "functions": list(source.functions)},

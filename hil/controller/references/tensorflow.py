@@ -43,10 +43,12 @@ def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: s
     from hil.controller.tensor_folder import load_tensors, save_tensors
     from hil.controller.tensorflow.lower import array_of, named_outputs
     from hil.controller.tensorflow.source import open_model
+    from hil.controller.tensorflow.variables import new_value
     from hil.controller.tensorflow.words import words
     from hil.errors import ReferenceFailed
 
     opened = open_model(model, function, dims)
+    assigned = opened.assigned
     arrays = load_tensors(Path(inputs)).values()
     tensors = [tf.constant(array, spec.dtype) for array, spec in zip(arrays, opened.specs, strict=True)]
     try:
@@ -54,6 +56,6 @@ def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: s
     except Exception as error:
         raise ReferenceFailed(f"TensorFlow failed to run the model: {words(error)}", detail=str(error)) from error
     names = getattr(opened.model, "output_names", ())
-    save_tensors(
-        Path(outputs), {name: array_of(tf.convert_to_tensor(leaf)) for name, leaf in named_outputs(returned, names)}
-    )
+    results = {name: array_of(tf.convert_to_tensor(leaf)) for name, leaf in named_outputs(returned, names)}
+    state = {new_value(name): array_of(variable.read_value()) for name, variable in assigned.items()}
+    save_tensors(Path(outputs), results | state)

@@ -46,14 +46,17 @@ def compute(
 def run(model: str, inputs: str, outputs: str) -> None:
     """Run a program on the tensors of one folder, into another; called in the isolated process.
 
-    Its state (buffers that it changes) is as it was saved, and the random numbers that it draws are seeded with 0.
+    Its state (buffers that it changes) is as it was saved, and what it makes of it is written after the outputs. The
+    random numbers that it draws are seeded with 0.
 
     Raises:
         ReferenceFailed: torch cannot run it on a CPU, or not with these inputs.
     """
+    from functools import reduce
+
     import torch
 
-    from hil.controller.importers.pt2 import is_tensor, output_names, user_inputs
+    from hil.controller.importers.pt2 import is_tensor, new_values, output_names, user_inputs
     from hil.controller.importers.pt2_archive import load_program
     from hil.controller.said import first_line
     from hil.controller.tensor_folder import load_tensors, save_tensors
@@ -69,7 +72,8 @@ def run(model: str, inputs: str, outputs: str) -> None:
     args, kwargs = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
     try:
         with torch.no_grad():
-            returned = program.module(check_guards=False)(*args, **kwargs)
+            module = program.module(check_guards=False)
+            returned = module(*args, **kwargs)
     except Exception as error:  # whatever an operator may raise
         raise ReferenceFailed(f"torch failed to run the program: {first_line(error)}", detail=str(error)) from error
     values = torch.utils._pytree.tree_leaves(returned)
@@ -77,4 +81,7 @@ def run(model: str, inputs: str, outputs: str) -> None:
     results: dict[str, Any] = {
         name: from_torch(value) for (name, arg), value in zip(names, values, strict=True) if is_tensor(arg)
     }
+    for name, spec in new_values(program):
+        value = given[spec.arg.name] if spec.target is None else reduce(getattr, spec.target.split("."), module)
+        results[name] = from_torch(value.detach())
     save_tensors(Path(outputs), results)

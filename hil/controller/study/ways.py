@@ -99,7 +99,7 @@ def by_tfcompile(making: Making) -> Program:
     return Program(
         artifact,
         _names([spec.name for spec in artifact.inputs or ()], count),
-        _names([spec.name for spec in artifact.outputs or ()], len(signature.outputs)),
+        tuple(spec.name for spec in artifact.outputs or ()),
         named,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from hil.controller.tensorflow.lowered import LoweredFunction, State
 from hil.controller.tensorflow.structure import leaves, numbered, replace_leaves
 from hil.controller.tensorflow.text import read
+from hil.controller.tensorflow.variables import captured, is_variable
 from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed, UsageError
 from hil.tensors import Array, TensorSpec, dtype_name
@@ -116,24 +117,24 @@ def array_of(tensor: Any) -> Array:
 
 def _live(concrete: Any, text: str, inputs: list[TensorSpec], returned: Any) -> Live:
     module = read(text)
-    captured = [_captured(concrete, tensor) for tensor in concrete.captured_inputs]
+    items = captured(concrete)
     if not module.aliases and not concrete.structured_outputs:
         raise CompileFailed("the function returns nothing and assigns no variable: there is nothing to run")
-    if module.arguments != len(inputs) + len(captured):
+    if module.arguments != len(inputs) + len(items):
         raise CompileFailed(
             f"the lowered function takes {module.arguments} arguments, expected were {len(inputs)} inputs and "
-            f"{len(captured)} captured variables"
+            f"{len(items)} captured variables"
         )
     named = zip(named_outputs(returned), concrete.structured_outputs, strict=True)
     outputs = [spec_of(name, spec) for (name, _), spec in named]
     results = {argument - len(inputs): result for result, argument in module.aliases.items()}
-    names = _unique([_name(item) for item in captured])
     state = tuple(
-        State(spec_of(name, item), not hasattr(item, "handle"), results.get(position))
-        for position, (name, item) in enumerate(zip(names, captured, strict=True))
+        State(spec_of(name, item), not is_variable(item), results.get(position))
+        for position, (name, item) in enumerate(items)
     )
     structure = numbered(returned)
-    return Live(LoweredFunction(module.mlir, tuple(inputs), tuple(outputs), state, structure), tuple(captured))
+    lowered = LoweredFunction(module.mlir, tuple(inputs), tuple(outputs), state, structure)
+    return Live(lowered, tuple(item for _, item in items))
 
 
 def _named(function: Any, structure: tuple[list[Any], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -177,26 +178,3 @@ def _output_name(path: str) -> str:
 
 def _is_name(path: str) -> bool:
     return bool(path) and not path[0].isdigit()
-
-
-def _captured(concrete: Any, tensor: Any) -> Any:
-    """The variable whose handle this is, or the tensor itself."""
-    if tensor.dtype.name != "resource":
-        return tensor
-    for variable in concrete.graph.variables:
-        if variable.handle is tensor:
-            return variable
-    raise CompileFailed("the function uses a resource that is no variable, such as a table: XLA has none")
-
-
-def _name(item: Any) -> str:
-    return str(item.name).split(":")[0] if hasattr(item, "handle") else "captured"
-
-
-def _unique(names: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        count = seen[name] = seen.get(name, -1) + 1
-        unique.append(f"{name}_{count}" if count else name)
-    return unique

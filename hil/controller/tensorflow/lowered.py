@@ -54,11 +54,6 @@ class LoweredFunction:
         found = [state for state in self.state if state.result is not None]
         return tuple(sorted(found, key=lambda state: state.result or 0))
 
-    @property
-    def is_stateful(self) -> bool:
-        """Whether a call changes a variable."""
-        return bool(self.assigned)
-
     def returned(self, outputs: list[Any]) -> Structure:
         """Outputs as the function itself returns them: nested as it nests them."""
         return restore(self.structure, outputs)

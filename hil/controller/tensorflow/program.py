@@ -40,27 +40,25 @@ def prepare(mlir: str) -> str:
     return str(_prepared(mlir).operation.get_asm(enable_debug_info=True))
 
 
-def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str) -> bytes:
-    """A module, as bytecode, whose one public function takes the inputs alone and returns the outputs alone.
+def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigned: Sequence[str] = ()) -> bytes:
+    """A module, as bytecode, whose one public function takes the inputs alone: each call finds the state as it was.
 
     Args:
         lowered: the function.
         values: what its state holds for good.
         name: of the public function.
+        assigned: the variables whose new values it returns after the outputs. One that the lowered function does not
+            assign after all (its own value is no new one) keeps what it holds.
 
     Raises:
-        CompileFailed: the module does not parse, or assigns variables: each call would find them as they were.
+        CompileFailed: the module does not parse, or assigns other variables as well.
     """
     from io import BytesIO
 
     from iree.compiler import ir
 
-    if lowered.is_stateful:
-        names = ", ".join(state.spec.name for state in lowered.assigned[:4])
-        raise CompileFailed(
-            f"the function assigns variables ({names}), which a program that is called alone has nowhere to keep",
-            hint="test it in Python: hil.testing's TracedModule carries variables from call to call",
-        )
+    if others := [state.spec.name for state in lowered.assigned if state.spec.name not in assigned]:
+        raise CompileFailed(f"the function assigns variables whose new values nobody would see: {', '.join(others[:4])}")
     module = _prepared(lowered.mlir)
     with module.context, ir.Location.unknown():
         inner = next(op for op in module.body.operations if _name(op) == ENTRY).operation
@@ -68,7 +66,10 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str) -> byte
         inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
         kind = ir.FunctionType(ir.TypeAttr(inner.attributes["function_type"]).value)
         taken = kind.inputs[: len(lowered.inputs)]
-        outer = ir.FunctionType.get(taken, kind.results)
+        places = {state.spec.name: place for place, state in enumerate(lowered.state)}
+        new = [places[variable] for variable in assigned]
+        results = [*kind.results[: len(lowered.outputs)], *(kind.inputs[len(taken) + place] for place in new)]
+        outer = ir.FunctionType.get(taken, results)
         attributes = {"sym_name": ir.StringAttr.get(name), "function_type": ir.TypeAttr.get(outer)}
         function = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(module.body))
         block = function.regions[0].blocks.append(*taken)
@@ -78,7 +79,10 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str) -> byte
             call = ir.Operation.create(
                 "func.call", results=kind.results, operands=[*block.arguments, *constants], attributes=callee
             )
-            ir.Operation.create("func.return", operands=list(call.results))
+            held = [lowered.state[place].result for place in new]
+            last = [constants[place] if at is None else call.results[at] for place, at in zip(new, held, strict=True)]
+            outputs = list(call.results)[: len(lowered.outputs)]
+            ir.Operation.create("func.return", operands=[*outputs, *last])
         try:
             module.operation.verify()
         except ir.MLIRError as error:

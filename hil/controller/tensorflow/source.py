@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hil.controller.tensorflow.lower import named_outputs, spec_of
 from hil.controller.tensorflow.structure import leaves, replace_leaves
+from hil.controller.tensorflow.variables import assigned, new_value
 from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed, ImportFailed, UsageError
 from hil.tensors import Dim, TensorSpec
@@ -45,21 +47,42 @@ class Source:
         """What the function returns; a dimension is None where only running it tells.
 
         Raises:
-            ImportFailed: it cannot be traced, returns nothing, or what is no tensor.
+            ImportFailed: it cannot be traced, returns nothing and assigns nothing, or returns what is no tensor.
         """
-        import tensorflow as tf
-
+        concrete = self._traced
         try:
-            concrete = tf.function(self.call, autograph=False).get_concrete_function(list(self.specs))
             named = named_outputs(concrete.structured_outputs, getattr(self.model, "output_names", ()))
             found = [spec_of(name, spec) for name, spec in named]
         except CompileFailed as error:
             raise ImportFailed(f"output {error.message}") from error
+        if not found and not self.assigned:
+            raise ImportFailed(
+                f"{self.name!r} returns nothing and assigns nothing",
+                hint="a model that returns nothing cannot be checked",
+            )
+        return tuple(found)
+
+    @cached_property
+    def assigned(self) -> dict[str, Any]:
+        """The variables that the function assigns, by name.
+
+        Raises:
+            ImportFailed: it cannot be traced.
+        """
+        return assigned(self._traced)
+
+    def new_values(self) -> tuple[TensorSpec, ...]:
+        """What follows the outputs: the new values of the variables that the function assigns."""
+        return tuple(spec_of(new_value(name), variable) for name, variable in self.assigned.items())
+
+    @cached_property
+    def _traced(self) -> Any:
+        import tensorflow as tf
+
+        try:
+            return tf.function(self.call, autograph=False).get_concrete_function(list(self.specs))
         except Exception as error:
             raise ImportFailed(f"TensorFlow cannot trace {self.name!r}: {words(error)}", detail=str(error)) from error
-        if not found:
-            raise ImportFailed(f"{self.name!r} returns nothing", hint="a model that returns nothing cannot be checked")
-        return tuple(found)
 
     @property
     def specs(self) -> list[Any]:

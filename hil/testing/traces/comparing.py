@@ -1,4 +1,4 @@
-"""Two traces beside one another: every call, every output, by hil's comparer."""
+"""Two traces beside one another: every call, every output, every new value of a variable, by hil's comparer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from hil.compare.verdict import compare
 from hil.controller.tensorflow.structure import leaves
+from hil.controller.tensorflow.variables import new_value
 from hil.results import OutputComparison, RunResult, Verdict
 from hil.tensors import type_text
 from hil.testing.traces.structure import arrays_in
@@ -32,7 +33,7 @@ class CallComparison:
         number: of the call, from 0.
         method: its name.
         reason: what is wrong with the call as such (another method, other outputs); "" where nothing is.
-        verdict: of its tensors; None where there are none to compare.
+        verdict: of its tensors and of the variables that it assigned; None where there are none to compare.
     """
 
     number: int
@@ -45,7 +46,7 @@ class CallComparison:
 
     @property
     def outputs(self) -> tuple[OutputComparison, ...]:
-        """One comparison a tensor, under its path: ``0``, or ``0.logits`` in a dict."""
+        """One comparison a tensor, under its path (``0``, or ``0.logits`` in a dict), or as ``variable NAME``."""
         return self.verdict.outputs if self.verdict is not None else ()
 
     def lines(self, *, failed_only: bool = False) -> list[str]:
@@ -89,7 +90,7 @@ def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
             method, missing = target.calls[number].method, f"{reference.backend} did not make this call"
             found.append(CallComparison(number, method, missing))
         else:
-            found.append(_compare(number, reference.calls[number], target.calls[number], reference))
+            found.append(_compare(number, reference, target))
     return found
 
 
@@ -104,18 +105,31 @@ def reason_of(comparisons: Sequence[CallComparison]) -> str:
     return f"call {first.number} ({first.method}): {why}{more}"
 
 
-def _compare(number: int, reference: ModuleCall, target: ModuleCall, trace: Trace) -> CallComparison:
+def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
+    reference, target = trace.calls[number], other.calls[number]
     if reference.method != target.method:
         return CallComparison(number, target.method, f"{trace.backend} called {reference.method} here")
     wanted, got = arrays_in(reference.outputs), arrays_in(target.outputs)
     if wanted.keys() != got.keys() or _shape(reference.outputs) != _shape(target.outputs):
         reason = f"it returned {_told(target.outputs)}, {trace.backend} {_told(reference.outputs)}"
         return CallComparison(number, target.method, reason)
+    for name in dict.fromkeys((*reference.assigned, *target.assigned)):
+        for one, call in ((trace, reference), (other, target)):
+            if name not in call.state:
+                return CallComparison(number, target.method, _unreadable(name, one, other if one is trace else trace))
+        wanted[new_value(name)], got[new_value(name)] = reference.state[name], target.state[name]
     if not wanted:
-        return CallComparison(number, target.method)  # it returned nothing on either side
+        return CallComparison(number, target.method)
     verdict = compare(RunResult("", got), RunResult(trace.backend, wanted), rtol=reference.rtol, atol=reference.atol)
-    other = "" if verdict else _other_inputs(reference, target, trace)
-    return CallComparison(number, target.method, other, verdict)
+    why = "" if verdict else _other_inputs(reference, target, trace)
+    return CallComparison(number, target.method, why, verdict)
+
+
+def _unreadable(name: str, trace: Trace, other: Trace) -> str:
+    return (
+        f"{other.backend} assigned the variable {name}, which cannot be read on {trace.backend}: it is no variable that "
+        "was created with the module, nor one that a tf.function uses"
+    )
 
 
 def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> str:

@@ -25,8 +25,8 @@ DEFAULT_DEVICE = "local-task"
 def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) -> None:
     """Keep a trace, with a flag file for each call that a program of IREE's made.
 
-    ``flagfile`` is the first call's, ``flagfile_call_N`` that of call N. They expect what the reference returned; of
-    new values of variables, which a reference does not tell, what the program itself made.
+    ``flagfile`` is the first call's, ``flagfile_call_N`` that of call N. They expect what the reference returned and
+    what it made of the variables, and nothing where it made no such call.
 
     Args:
         traced: the trace and its programs.
@@ -40,20 +40,23 @@ def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) ->
     for number, (call, program) in enumerate(zip(traced.trace.calls, traced.programs, strict=True)):
         if program is None:
             continue
-        reference = wanted.calls[number] if wanted is not None and number < len(wanted.calls) else call
+        calls = traced.trace.calls if wanted is None else wanted.calls
+        reference = calls[number] if number < len(calls) else None
         flags = _flags(program, _expected(program, call, reference), call, folder / TENSORS)
         write_flagfile(folder / f"{FLAGFILE}_{call_name(number)}", flags)
         if number == 0:
             write_flagfile(folder / FLAGFILE, flags)
 
 
-def _expected(program: Program, call: ModuleCall, reference: ModuleCall) -> Sequence[Array]:
-    """A program's outputs as they should be: the reference's where it made the same call."""
-    wanted, own = arrays_in(reference.outputs), arrays_in(call.outputs)
-    answer = program.answer
-    same = reference.method == call.method and wanted.keys() == own.keys()
-    expected = [*wanted.values(), *answer.returned[len(wanted) :]] if same else answer.returned
-    return [same_bits(dtype, array) for dtype, array in zip(answer.dtypes, expected, strict=True)]
+def _expected(program: Program, call: ModuleCall, reference: ModuleCall | None) -> Sequence[Array]:
+    """A program's outputs as the reference has them: a call's own, then new values of variables."""
+    if reference is None or reference.method != call.method:
+        return ()
+    wanted = arrays_in(reference.outputs)
+    if wanted.keys() != arrays_in(call.outputs).keys() or not reference.state.keys() >= set(program.assigned):
+        return ()
+    expected = [*wanted.values(), *(reference.state[name] for name in program.assigned)]
+    return [same_bits(dtype, array) for dtype, array in zip(program.answer.dtypes, expected, strict=True)]
 
 
 def _flags(program: Program, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ class Program:
         device: what it ran on; "" is the runtime's own choice.
         answer: what it was given and returned.
         rest: files beside it that belong to it.
+        assigned: the variables whose new values it returned after its outputs, in that order.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class Program:
     device: str
     answer: Answer
     rest: tuple[Path, ...] = ()
+    assigned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,14 @@ class Called:
         outputs: as the method returns them.
         source: who computed, with version.
         program: what ran; None where it was no program of IREE's.
+        state, assigned: as :class:`hil.testing.traces.trace.ModuleCall` has them.
     """
 
     outputs: Any
     source: str
     program: Program | None = None
+    state: Mapping[str, Array] = field(default_factory=dict)
+    assigned: tuple[str, ...] = ()
 
 
 class Runner(Protocol):

@@ -173,6 +173,8 @@ class ModuleTraces:
         self, target: Backend, wanted: Traced, traced: Traced, comparisons: Sequence[CallComparison]
     ) -> CaseRecord:
         error, reason = traced.error, reason_of(comparisons)
+        if error is None and not reason and not any(comparison.outputs for comparison in comparisons):
+            reason = "nothing was compared: no call returned a tensor or assigned a variable"
         outcome, stage, message = Outcome.FAIL if reason else Outcome.PASS, Stage.COMPARE.value, reason
         if error is not None:
             outcome, stage = Outcome(error.outcome or Outcome.RUN_ERROR), error.stage

@@ -106,7 +106,7 @@ def load(said: Any, folder: Path) -> Structure:
             items = [load(item, folder) for item in content]
             return items if kind == "list" else tuple(items)
         if kind == "dict" and isinstance(content, list):
-            return {_key(pair, folder): load(pair[1], folder) for pair in content}
+            return {name_of(pair, folder): load(pair[1], folder) for pair in content}
         if kind == "float" and isinstance(content, str):
             return _float(content, folder)
         if kind == "value" and (content is None or type(content) in (bool, int, str)):
@@ -116,7 +116,12 @@ def load(said: Any, folder: Path) -> Structure:
     raise UsageError(f"{folder} holds no call of a trace: {str(said)[:60]!r} is none of its values")
 
 
-def _key(pair: Any, folder: Path) -> str | int:
+def name_of(pair: Any, folder: Path) -> str | int:
+    """The name of a pair of a name and what it stands for.
+
+    Raises:
+        UsageError: it is no such pair.
+    """
     if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int):
         key: str | int = pair[0]
         return key

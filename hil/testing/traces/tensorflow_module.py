@@ -1,12 +1,14 @@
 """A tf.Module (or Keras model) under test: TensorFlow itself, and its methods as programs for IREE and TFLite.
 
 A module is made anew for each trace, in this process; its variables are the state of every backend. A program is given
-their values and what it makes of them is written back, so a module behaves the same wherever its methods run.
+their values and what it makes of them is written back, so a module behaves the same wherever its methods run. What they
+hold is read after each call, on every backend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hil.controller.case import Workshop
 from hil.controller.conversions import needed_version
 from hil.controller.tensorflow.lower import Live, flatten, lower
 from hil.controller.tensorflow.structure import replace_leaves
+from hil.controller.tensorflow.variables import is_variable
 from hil.controller.tensorflow.words import words
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.results import Stage
@@ -22,6 +25,7 @@ from hil.testing.traces.runners import Called, Inputs, Program, Runner, recorded
 from hil.testing.traces.structure import as_numpy
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_programs import Programs
+from hil.testing.traces.variables import Variables
 
 
 class TfSubject:
@@ -44,6 +48,7 @@ class TfSubject:
         self._class = module_class
         self._exported = None if exported_names is None else tuple(exported_names)
         self._methods: tuple[str, ...] | None = self._exported
+        self.variable_names: list[str] = []
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -84,14 +89,28 @@ class TfSubject:
 
 
 class _Made:
-    """A runner's module, and how its methods are called."""
+    """A runner's module, its variables, and how its methods are called."""
 
     def __init__(self, subject: TfSubject) -> None:
         self._subject = subject
         self.module: Any = None
+        self._variables = Variables([])
 
     def begin(self) -> None:
-        self.module = self._subject.make()
+        self._variables = Variables(self._subject.variable_names)
+        with self._variables.watched():
+            self.module = self._subject.make()
+        self._variables.read()
+
+    def call(self, method: str, inputs: Inputs) -> Called:
+        """Call a method, then read every variable."""
+        with self._variables.watched():
+            called = self._call(method, inputs)
+        state, changed = self._variables.read()
+        return replace(called, state=state, assigned=tuple(dict.fromkeys((*called.assigned, *changed))))
+
+    def _call(self, method: str, inputs: Inputs) -> Called:
+        raise NotImplementedError
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
         """As TensorFlow takes them: where the method has a signature, in its dtypes."""
@@ -104,18 +123,21 @@ class _Made:
         return recorded(method, args)
 
     def close(self) -> None:
-        self.module = None
+        self.module, self._variables = None, Variables([])
 
 
 class _Eager(_Made):
     """TensorFlow itself."""
 
-    def call(self, method: str, inputs: Inputs) -> Called:
+    def _call(self, method: str, inputs: Inputs) -> Called:
         import tensorflow as tf
 
         tensors = replace_leaves(inputs, lambda leaf: tf.constant(leaf) if hasattr(leaf, "dtype") else leaf)
+        function = getattr(self.module, method)
         try:
-            outputs = getattr(self.module, method)(*tensors)
+            outputs = function(*tensors)
+            if hasattr(function, "get_concrete_function"):
+                self._variables.add(function.get_concrete_function(*tensors).graph.variables)
         except tf.errors.OpError as error:
             raise RunFailed(f"TensorFlow: {words(error)}", stage=Stage.RUN.value, detail=str(error)) from error
         return Called(as_numpy(f"what {method} returned", outputs), f"tensorflow {self._subject.version}")
@@ -134,25 +156,28 @@ class _OnBoard(_Made):
         super().begin()
         self._live.clear()
 
-    def call(self, method: str, inputs: Inputs) -> Called:
+    def _call(self, method: str, inputs: Inputs) -> Called:
         if self._target.backend.runtime == TFLITE:
             return self._call_tflite(method, inputs)
         key = self._programs.key(method, inputs)
         if key not in self._live:
             self._live[key] = lower(getattr(self.module, method), inputs)
         live = self._live[key]
+        self._variables.add(filter(is_variable, live.captured))
         program = self._programs.of(method, inputs, live, self.module, self._subject.methods)
         artifact, path = self._programs.compiled(program, self._target)
         function = live.function
         expected = [*function.outputs, *(state.spec for state in function.assigned)]
         answer = self._target.run(artifact, program.function, [*flatten(inputs), *live.values()], expected)
         returned = answer.returned
-        for state in function.assigned:
-            live.captured[function.state.index(state)].assign(returned[state.result or 0])
+        variables = [live.captured[function.state.index(state)] for state in function.assigned]
+        for variable, value in zip(variables, returned[len(function.outputs) :], strict=True):
+            variable.assign(value)
+        assigned = tuple(map(self._variables.name, variables))
         rest = tuple(path.parent / name for name in artifact.files if name != artifact.main)
-        ran = Program(path, program.function, self._target.device, answer, rest)
+        ran = Program(path, program.function, self._target.device, answer, rest, assigned)
         outputs = function.returned(list(returned[: len(function.outputs)]))
-        return Called(as_numpy(f"what {method} returned", outputs), answer.source, ran)
+        return Called(as_numpy(f"what {method} returned", outputs), answer.source, ran, assigned=assigned)
 
     def _call_tflite(self, method: str, inputs: Inputs) -> Called:
         program = self._programs.tflite(method, inputs, self.module, self._target)

@@ -11,7 +11,8 @@ from hil.controller.case import Workshop
 from hil.controller.importers import import_model
 from hil.controller.tensorflow.lower import spec_of
 from hil.controller.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
-from hil.controller.tensorflow.tflite import assignments, convert
+from hil.controller.tensorflow.tflite import convert
+from hil.controller.tensorflow.variables import assigned
 from hil.controller.tensorflow.words import words
 from hil.errors import CompileFailed
 from hil.results import Stage
@@ -75,9 +76,9 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
         raise CompileFailed(
             f"TensorFlow cannot trace the method: {words(error)}", stage=Stage.COMPILE.value, detail=str(error)
         ) from error
-    if writes := next(assignments(concrete), ""):
+    if names := ", ".join(assigned(concrete)):
         raise CompileFailed(
-            f"the method changes variables ({writes}), which a TFLite program cannot hand back",
+            f"the method changes variables ({names}), which a TFLite program cannot hand back",
             stage=Stage.COMPILE.value,
             hint="run it on IREE; for tflite list it in expected.toml",
         )

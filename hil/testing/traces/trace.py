@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hil.controller.runs import storing
 from hil.errors import UsageError
-from hil.tensors import dtype_name, type_text
+from hil.tensors import Array, dtype_name, type_text
 from hil.testing.traces import structure
 from hil.testing.traces.structure import arrays_in
 
 _FILE = "trace.json"
 _CALL = "call.json"
 LOG = "log.txt"
-SCHEMA = 1
+SCHEMA = 2
 # Of how many values a log shows the first and the last.
 _SHOWN = 16
 
@@ -32,6 +32,9 @@ class ModuleCall:
         inputs: what it was called with, a structure each: dicts, lists and tuples of arrays.
         outputs: what it returned, a structure each: a tuple that it returned as it is, anything else alone in one.
         rtol, atol: within which this call's outputs are compared; None is each dtype's default.
+        state: what each variable of the module holds after the call, by name. Of a trace that was loaded it has those
+            that the call assigned.
+        assigned: the variables that the call assigned: whose value it changed, or whose new value a program returned.
     """
 
     method: str
@@ -39,9 +42,11 @@ class ModuleCall:
     outputs: tuple[Any, ...]
     rtol: float | None = None
     atol: float | None = None
+    state: Mapping[str, Array] = field(default_factory=dict)
+    assigned: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder: ``call.json``, ``input_0.npy``, ..., ``output_0.npy``, ...
+        """Write it into a folder: ``call.json``, ``input_0.npy``, ..., ``output_0.npy``, ..., ``variable_0.npy``, ...
 
         Raises:
             StorageError: it cannot be written.
@@ -51,6 +56,10 @@ class ModuleCall:
             values = {
                 "inputs": [structure.save(item, folder, f"input_{n}") for n, item in enumerate(self.inputs)],
                 "outputs": [structure.save(item, folder, f"output_{n}") for n, item in enumerate(self.outputs)],
+                "assigned": [
+                    [name, structure.save(self.state[name], folder, f"variable_{n}")]
+                    for n, name in enumerate(self.assigned)
+                ],
             }
             said = {"method": self.method, "rtol": self.rtol, "atol": self.atol, **values}
             (folder / _CALL).write_text(json.dumps(said, indent=2) + "\n")
@@ -68,6 +77,8 @@ class ModuleCall:
                 name: tuple(structure.load(item, folder) for item in _typed(said, name, list, folder))
                 for name in ("inputs", "outputs")
             }
+            pairs = _typed(said, "assigned", list, folder)
+            state = {str(structure.name_of(pair, folder)): structure.load(pair[1], folder) for pair in pairs}
         except RecursionError as error:
             raise UsageError(f"{folder / _CALL} is nested too deeply") from error
         return cls(
@@ -75,13 +86,17 @@ class ModuleCall:
             **values,
             rtol=_typed(said, "rtol", (int, float, type(None)), folder),
             atol=_typed(said, "atol", (int, float, type(None)), folder),
+            state=state,
+            assigned=tuple(state),
         )
 
     def __str__(self) -> str:
         lines = [f"Method: {self.method}"]
-        for name, values in (("Inputs", self.inputs), ("Outputs", self.outputs)):
+        assigned = {name: self.state[name] for name in self.assigned}
+        parts = {"Inputs": arrays_in(self.inputs), "Outputs": arrays_in(self.outputs)}
+        for name, arrays in {**parts, **({"Variables": assigned} if assigned else {})}.items():
             lines.append(f"{name}:")
-            for path, array in arrays_in(values).items():
+            for path, array in arrays.items():
                 shown = _summary(array)
                 lines.append(f"  {path}: {type_text(dtype_name(array.dtype), array.shape)}")
                 lines += [f"    {line}" for line in shown.splitlines()]

@@ -60,7 +60,7 @@ class TracedModule:
         inputs = self._runner.inputs(method, args)
         called = self._runner.call(method, inputs)
         outputs = called.outputs if isinstance(called.outputs, tuple) else (called.outputs,)
-        self._trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol))
+        self._trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol, called.state, called.assigned))
         self._trace.ran_by = self._trace.ran_by or called.source
         self._programs.append(called.program)
         return called.outputs

@@ -88,11 +88,24 @@ def test_strings_pass_through_tflite(hil, models):
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
 
 
-def test_a_function_that_assigns_variables_needs_python(hil, models):
-    ended = hil("run", models / "module", "--function", "train", "--runtime-hw-type", "sim", "--json")
+def test_what_a_function_assigns_is_compared_like_its_outputs(hil, models, tmp_path):
+    train = ["run", models / "module", "--function", "train", "--json"]
+    ended = hil(*train, "--runtime-hw-type", "sim", "--iterations", "3")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+    names = [output["name"] for output in ended.case["verdicts"][0]["outputs"]]
+    assert names == ["output_0", "variable Variable_1", "variable Variable"] or len(names) == 3, names
+    faulty = '[board]\nhw_type = "sim"\n[simulator]\nfaults = ["corrupt:output={}"]\n'
+    for place, name in enumerate(names):
+        (tmp_path / "faulty.toml").write_text(faulty.format(place))
+        ended = hil(*train, "--board", tmp_path / "faulty.toml")
+        assert (ended.code, ended.case["outcome"]) == (1, "FAIL"), ended.out
+        assert ended.case["reason"].startswith(f"output {name}: ")
+
+
+def test_a_tflite_program_does_not_show_what_it_assigns(hil, models):
+    ended = hil("run", models / "module", "--function", "train", "--runtime", "tflite", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "COMPILE_ERROR"), ended.out
-    assert "assigns variables" in ended.case["reason"]
-    assert "TracedModule" in ended.out
+    assert "assigns variables (Variable" in ended.case["reason"]
 
 
 @pytest.mark.parametrize(

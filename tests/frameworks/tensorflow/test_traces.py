@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traced_modules import Classifier, Counter, Edges, Empty, Recurrent, Refused, Sums
+from traced_modules import Classifier, Counter, Edges, Empty, Global, Recurrent, Refused, Register, Sums
 
 from hil.errors import RunFailed, UsageError
 from hil.iree_command import own_tool
@@ -211,6 +211,110 @@ def test_a_wrong_board_is_found_at_the_call_and_output_where_it_is_wrong(place):
     assert [(output.name, output.passed, output.mismatches) for output in first] == [("0", True, 0), ("1", False, 1)]
     assert len(Trace.load(bad.folder).calls) == 2
     assert "call 0 (train): WRONG" in (bad.folder / "log.txt").read_text()
+
+
+def run_stock(flagfile: Path) -> subprocess.CompletedProcess[str]:
+    words = [own_tool("iree-run-module"), f"--flagfile={flagfile}"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+
+
+def test_a_method_that_only_assigns_is_judged_by_what_it_assigned(place):
+    (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=0"))
+
+    def held(module):
+        module.hold(uniform([4]))
+
+    good, bad = compare_backends(held, Register, target_backends="iree_llvmcpu,board:faulty.toml")
+    assert (good.outcome, bad.outcome) == (Outcome.PASS, Outcome.FAIL), (good.lines(), bad.lines())
+    assert [output.name for output in good.comparisons[0].outputs] == ["variable held"]
+    assert "variable held: 1 of 4 values out of tolerance" in bad.record.message
+    assert "variable held" in (bad.folder / "log.txt").read_text()
+    right, wrong = (Trace.load(result.folder).calls[0] for result in (good, bad))
+    assert right.assigned == ("held",) and (right.state["held"] == right.inputs[0]).all()
+    assert (wrong.state["held"] != wrong.inputs[0]).any()
+
+
+def test_a_weight_that_the_last_step_spoils_is_found_and_flag_files_expect_the_references(place):
+    (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=2"))
+
+    def step(module):
+        batches(module, 1)
+
+    good, bad = compare_backends(step, Classifier, target_backends="iree_llvmcpu,board:faulty.toml")
+    assert good.outcome is Outcome.PASS, good.lines()
+    assert {output.name for output in good.comparisons[0].outputs} == {"0", "1", "variable weights", "variable bias"}
+    assert bad.outcome is Outcome.FAIL, bad.lines()
+    [spoilt] = [output.name for output in bad.comparisons[0].outputs if not output.passed]
+    assert spoilt in ("variable weights", "variable bias") and spoilt in bad.record.message
+    # The program is the right one: only the board that ran it is not.
+    for result in (good, bad):
+        done = run_stock(result.folder / "flagfile")
+        assert done.returncode == 0 and "[SUCCESS]" in done.stdout, done.stdout
+
+
+def test_a_state_that_was_wrong_stays_wrong_until_it_is_assigned_again(place):
+    (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=0,times=1"))
+
+    def held(module):
+        module.hold(uniform([4]))
+        module.hold(uniform([4]))
+        module.clear()
+        module.clear()
+
+    good, bad = compare_backends(held, Register, target_backends="iree_llvmcpu,board:faulty.toml")
+    assert good.outcome is Outcome.PASS, good.lines()
+    assert [bool(call) for call in bad.comparisons] == [False, True, True, True], bad.lines()
+    # Nothing changed in the last call, and the program returned a new value all the same.
+    assert [output.name for output in good.comparisons[3].outputs] == ["variable held"]
+
+
+def test_variables_have_the_same_names_in_every_making_of_a_module():
+    def learned(module):
+        module.step(uniform([2, 6, 4]), rtol=1e-4)
+
+    [first] = compare_backends(learned, Recurrent, exported_names=["step"])
+    [other] = compare_backends(learned, Recurrent, exported_names=["step"], reference_backend="iree_llvmcpu")
+    for result in (first, other):
+        assert result.outcome is Outcome.PASS, result.lines()
+        names = [output.name.partition("/")[2] for output in result.comparisons[0].outputs]
+        assert len(names) == 20 and "lstm/lstm_cell/kernel" in " ".join(names) and "iteration" in names
+
+
+def test_a_state_that_a_backend_cannot_show_is_told():
+    def put(module):
+        module.put(3)
+
+    def put_in_python(module):
+        module.put_in_python(np.float32(5))
+
+    [seen] = compare_backends(put, Global, exported_names=["put"])
+    assert seen.outcome is Outcome.PASS and seen.comparisons[0].outputs[0].name == "variable older", seen.lines()
+    [unseen] = compare_backends(put_in_python, Global, exported_names=["put_in_python"])
+    assert unseen.outcome is Outcome.FAIL, unseen.lines()
+    assert "assigned the variable older, which cannot be read on tf" in unseen.record.message
+
+
+def test_a_trace_that_compares_nothing_does_not_pass():
+    def cleared(module):
+        module.clear()
+
+    [result] = compare_backends(cleared, Register, target_backends="tf")
+    assert result.outcome is Outcome.FAIL and result.record.message.startswith("nothing was compared")
+    [judged] = compare_backends(cleared, Register)
+    assert judged.outcome is Outcome.PASS, judged.lines()
+
+
+def test_a_flag_file_expects_nothing_where_the_reference_made_no_such_call():
+    calls = iter((1, 2))
+
+    def uneven(module):
+        for _ in range(next(calls)):
+            module.hold(uniform([4]))
+
+    [result] = compare_backends(uneven, Register)
+    assert result.outcome is Outcome.FAIL and "did not make this call" in result.record.message
+    assert "--expected_output" in (result.folder / "flagfile_call_0").read_text()
+    assert "--expected_output" not in (result.folder / "flagfile_call_1").read_text()
 
 
 def test_flag_files_of_every_call_run_under_the_stock_tools_and_hil(place):

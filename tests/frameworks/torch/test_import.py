@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_modules import Counting, Nested, Net, Recurrent, save, save_net
+from torch_modules import Counting, Keeping, Nested, Net, Recurrent, save, save_net
 
 from hil.controller.importers import import_model
 from hil.controller.importers.pt2 import describe
@@ -228,15 +228,23 @@ def test_compiled_code_bombs_and_absurd_shapes_are_refused(net):
         describe(str(changed), "", {})
 
 
-def test_the_state_that_a_call_changes_is_no_output(tmp_path):
+def test_the_state_that_a_call_changes_is_an_output(tmp_path):
     found = describe(str(save(tmp_path / "c.pt2", Counting(), torch.zeros(3))), "", {})
-    assert found["outputs"] == [["output", "float32", [3]]]
+    assert found["outputs"] == [["output", "float32", [3]], ["seen", "float32", [3]]]
+    found = describe(str(save(tmp_path / "k.pt2", Keeping(), torch.zeros(3), torch.zeros(3))), "", {})
+    assert [name for name, *_ in found["inputs"]] == ["x", "kept"]
+    assert [name for name, *_ in found["outputs"]] == ["inner.total", "kept_out"]
 
 
 def test_a_training_module_is_taken_as_it_is(tmp_path):
     program = torch.export.export(Net().train(), (torch.randn(2, 3, 8, 8),))
     torch.export.save(program, tmp_path / "t.pt2")
-    assert describe(str(tmp_path / "t.pt2"), "", {})["outputs"] == [["output", "float32", [2, 2]]]
+    assert describe(str(tmp_path / "t.pt2"), "", {})["outputs"] == [
+        ["output", "float32", [2, 2]],
+        ["bn.num_batches_tracked", "int64", []],
+        ["bn.running_mean", "float32", [4]],
+        ["bn.running_var", "float32", [4]],
+    ]
 
 
 def zip_of(entries: dict[str, bytes]) -> bytes:

@@ -47,11 +47,10 @@ def test_operations_of_mhlo_become_what_iree_knows():
     assert "%2 = chlo.erf %1 : tensor<2xf32> -> tensor<2xf32>" in text.mlir
 
 
-def test_a_function_that_assigns_a_variable_is_stateful():
+def test_the_variables_that_a_function_assigns_are_in_the_order_of_its_results():
     spec = TensorSpec("w", "float32", (2,))
     read_only, assigned, other = State(spec), State(spec, result=3), State(spec, result=2)
     function = LoweredFunction("", (spec,), (spec, spec), (read_only, assigned, other), {"a": 1, "b": [0, None]})
-    assert function.is_stateful
     assert function.assigned == (other, assigned)
     assert function.returned(["x", "y"]) == {"a": "y", "b": ["x", None]}
-    assert not LoweredFunction("", (), (), (read_only,), None).is_stateful
+    assert LoweredFunction("", (), (), (read_only,), None).assigned == ()
