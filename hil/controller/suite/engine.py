@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hil.controller import prompts
 from hil.controller.case import Workshop, end_case
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.flows import Flow
@@ -104,6 +105,7 @@ class Engine:
                 yield self._next()
         except BaseException:
             self._over.set()
+            prompts.interrupt()
             self._shop.isolated.close()
             for board in list(self._open.values()):
                 with contextlib.suppress(BoardError):
