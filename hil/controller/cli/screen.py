@@ -91,10 +91,10 @@ class Screen:
 
         cases, where = record["cases"], shlex.quote(str(record["folder"]))
         for case in cases:
-            print_case(self._out, case, where=where if len(cases) == 1 else "")
+            print_case(self._out, case, where=where if len(cases) == 1 and record["folder"] else "")
         if len(cases) > 1:
             passed = sum(case["outcome"] == "PASS" for case in cases)
-            text = f"{passed} of {len(cases)} passed, stored in {where}"
+            text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
             self._out.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Screen:
