@@ -72,12 +72,12 @@ def execute(
             raise TimeoutError from error
         raise
     with contextlib.closing(session) as channel:
-        channel.exec_command(f"echo {shlex.quote(_BEGINS.decode().strip())}; {command}")
+        begin(channel, command)
         errors = _Tail(channel)
         feed = (channel, source, progress)
         threading.Thread(target=_feed, args=feed, daemon=True, name="hil-ssh-input").start()
         taken = 0
-        for piece in _own(channel, left):
+        for piece in own_output(channel, left):
             taken += len(piece)
             if taken > most:
                 raise TooMuch
@@ -90,11 +90,22 @@ def execute(
         return channel.exit_status, errors.text()
 
 
-def _own(channel: paramiko.Channel, left: Callable[[], float]) -> Iterator[bytes]:
-    """What a command itself writes to stdout, piece by piece."""
+def begin(channel: paramiko.Channel, command: str) -> None:
+    """Start a command line; what it writes is to be read by :func:`own_output`."""
+    channel.exec_command(f"echo {shlex.quote(_BEGINS.decode().strip())}; {command}")
+
+
+def own_output(channel: paramiko.Channel, left: Callable[[], float] | None = None) -> Iterator[bytes]:
+    """What a command itself writes to stdout, piece by piece: without the lines that a login prints before.
+
+    Args:
+        channel: on which it was begun.
+        left: the seconds that the next piece may take; None leaves that to the channel.
+    """
     before: bytes | None = b""
     while True:
-        channel.settimeout(left())
+        if left is not None:
+            channel.settimeout(left())
         if not (piece := channel.recv(_PIECE)):
             break
         if before is None:
