@@ -60,6 +60,10 @@ BOARD_OUTCOMES = frozenset({Outcome.BOARD_LOST, Outcome.BOARD_REFUSED, Outcome.B
 """The outcomes that blame the board, or the way to it, and not the model."""
 
 
+NEVER_IN = frozenset({Outcome.BOARD_REFUSED, Outcome.BOARD_UNREACHABLE})
+"""The outcomes of an attempt that never came to the board: nothing was lost, and nothing is kept of it."""
+
+
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:
     """One exit code for many outcomes: 4, 3, 1 in that order of gravity, else 0; 5 where nothing ran at all."""
     ran = [outcome for outcome in outcomes if outcome is not Outcome.SKIP]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -185,7 +184,7 @@ def _run(
     except UsageError:
         # Only the board could tell. Where nothing has ended yet, nothing is to be kept.
         if created and not recorder.ended:
-            shutil.rmtree(stored.folder, ignore_errors=True)
+            stored.discard()
         raise
     except KeyboardInterrupt:
         recorder.interrupt()

@@ -11,7 +11,7 @@ from hil.controller.case import Case
 from hil.controller.report import case_record
 from hil.controller.runs import Run, jsonable
 from hil.errors import EXIT_INTERRUPTED
-from hil.results import Outcome, exit_code_of
+from hil.results import NEVER_IN, Outcome, exit_code_of
 
 
 class Recorder:
@@ -34,6 +34,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._stands: dict[str, tuple[Any, ...]] = {}
         self.ended: set[str] = set()
+        self._is_new = not run.record["cases"]
         for record in run.record["cases"]:
             self._note(record)
         self._gather(cases)
@@ -85,8 +86,18 @@ class Recorder:
         self._run.record["exit_code"] = exit_code_of(outcomes)
         self._run.record["outcome"] = max(outcomes, key=lambda outcome: outcome.exit_code).value
         self._run.record["finished"] = True
-        self._run.save()
-        return {**self._run.record, "folder": str(self._run.folder)}
+        kept = self.keeps()
+        if kept:
+            self._run.save()
+        return {**self._run.record, "folder": str(self._run.folder) if kept else ""}
+
+    def keeps(self) -> bool:
+        """Whether the run, which is over, has anything to keep; one that never came to its board is taken away."""
+        came_in = self._run.record["board"] or any(case.outcome not in NEVER_IN for case in self._cases)
+        if self._is_new and not came_in:
+            self._run.discard()
+            return False
+        return True
 
     def _gather(self, cases: Sequence[Case]) -> None:
         for case in cases:

@@ -32,9 +32,10 @@ _TABLE = """create table if not exists runs (
 class Run:
     """One run's folder. ``record`` is what run.json holds; :meth:`save` writes it."""
 
-    def __init__(self, folder: Path, record: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, record: dict[str, Any], *, made_root: bool = False) -> None:
         self.folder = folder
         self.record = record
+        self._made_root = made_root
 
     @property
     def id(self) -> str:
@@ -60,6 +61,13 @@ class Run:
             temporary = self.folder / f"run.json.{os.getpid()}"
             temporary.write_text(text + "\n")
             temporary.replace(self.folder / "run.json")
+
+    def discard(self) -> None:
+        """Leave nothing behind, nor the folder of all runs where that was made for this one."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._made_root:
+            with contextlib.suppress(OSError):  # somebody else's run is there by now
+                self.folder.parent.rmdir()
 
     def case_folder(self, name: str) -> Path:
         """The folder of a case, made if needed."""
@@ -119,7 +127,7 @@ class RunStore:
             "exit_code": None,
             "finished": False,
         }
-        run = Run(self.root / name, record)
+        run = Run(self.root / name, record, made_root=not self.root.exists())
         with storing(self.root):
             run.folder.mkdir(parents=True)
         run.save()

@@ -83,7 +83,7 @@ def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoa
     second = put(log_in(board))
 
     assert first.pushed_bytes > 10e6
-    assert second == AgentPlace(first.socket, first.folder, first.build, 0)
+    assert second == AgentPlace(first.socket, first.folder, first.build, first.python, 0)
     assert usable_runtimes(shell, first) == {"iree"}
     assert on(board, "find /root/.hil -perm /077") == ""
     listening = {line.split()[4].rpartition(":")[2] for line in on(board, "ss -Hltun").splitlines() if line.strip()}
@@ -137,7 +137,7 @@ def test_a_reboot_leaves_no_agent_that_only_seems_to_run(make_board: MakeBoard, 
 
     again = put(shell)
 
-    assert again == AgentPlace(place.socket, place.folder, place.build, 0)
+    assert again == AgentPlace(place.socket, place.folder, place.build, place.python, 0)
     assert usable_runtimes(shell, again) == {"iree"}
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_and_breaks_nothing(make_board: MakeBoard, log_in: L
         put(shell, "onnxruntime")
 
     assert on(board, "find /root/.hil -name '.new-*'") == ""
-    assert put(shell) == AgentPlace(place.socket, place.folder, place.build, 0)
+    assert put(shell) == AgentPlace(place.socket, place.folder, place.build, place.python, 0)
     assert usable_runtimes(shell, place) == {"iree"}
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import secrets
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,7 @@ class _Bench:
         except UsageError:
             # Only the board could tell. Where nothing was measured, nothing is to be kept.
             if not any(side.batches for side in self.sides):
-                shutil.rmtree(run.folder, ignore_errors=True)
+                run.discard()
             raise
         except KeyboardInterrupt:
             if not any(side.batches for side in self.sides):
@@ -209,8 +208,11 @@ class _Bench:
         ).value
         run.record["exit_code"] = document["exit_code"]
         run.record["finished"] = not interrupted
-        run.save()
-        save_document(run, document)
+        if self.recorder.keeps():
+            run.save()
+            save_document(run, document)
+        else:
+            document["folder"] = ""
         if self.bench.benchmark_out is not None:
             write_google(self.bench.benchmark_out, document, self.sides)
         return document

@@ -45,7 +45,8 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
     _print_notes(console, document)
     if document["comparison"]:
         _print_comparison(console, document["comparison"])
-    console.print(f"stored in {document['folder']}", markup=False, highlight=False, soft_wrap=True)
+    if document["folder"]:
+        console.print(f"stored in {document['folder']}", markup=False, highlight=False, soft_wrap=True)
 
 
 def time_text(nanoseconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -132,7 +131,7 @@ def _run(
     except UsageError:
         # Only the board, or an answer, could tell. Where nothing has ended yet, nothing is to be kept.
         if not recorder.ended:
-            shutil.rmtree(stored.folder, ignore_errors=True)
+            stored.discard()
         raise
     except KeyboardInterrupt:
         recorder.interrupt()

@@ -138,7 +138,8 @@ def print_run(record: Mapping[str, Any]) -> None:
         if hint:
             _say(console, "hint", hint)
     passed = sum(case["outcome"] == "PASS" for case in record["cases"])
-    text = f"{passed} of {len(record['cases'])} cases passed{_where(record)}, stored in {record['folder']}"
+    text = f"{passed} of {len(record['cases'])} cases passed{_where(record)}"
+    text += f", stored in {record['folder']}" if record["folder"] else ""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
 import threading
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+from hil.controller import prompts
 from hil.controller.runs import jsonable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def shown(bars: Progress) -> Iterator[None]:
+    """Show bars, but for while somebody is asked something."""
+
+    @contextlib.contextmanager
+    def pause() -> Iterator[None]:
+        bars.stop()
+        try:
+            yield
+        finally:
+            bars.start()
+
+    with bars, prompts.pausing(pause) if not bars.disable else contextlib.nullcontext():
+        yield
 
 
 class Screen:
@@ -38,6 +60,7 @@ class Screen:
             transient=True,
             disable=quiet,
         )
+        self._shown = contextlib.ExitStack()
         self._tasks: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -59,7 +82,8 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Say something now, above the bars."""
-        self._progress.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        with prompts.between_questions():
+            self._progress.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def show(self, record: dict[str, Any]) -> None:
         """Print what a run's cases ended in."""
@@ -67,15 +91,15 @@ class Screen:
 
         cases, where = record["cases"], shlex.quote(str(record["folder"]))
         for case in cases:
-            print_case(self._out, case, where=where if len(cases) == 1 else "")
+            print_case(self._out, case, where=where if len(cases) == 1 and record["folder"] else "")
         if len(cases) > 1:
             passed = sum(case["outcome"] == "PASS" for case in cases)
-            text = f"{passed} of {len(cases)} passed, stored in {where}"
+            text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
             self._out.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Screen:
-        self._progress.start()
+        self._shown.enter_context(shown(self._progress))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._shown.close()

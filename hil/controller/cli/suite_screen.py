@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 
+from hil.controller import prompts
+from hil.controller.cli.screen import shown
 from hil.controller.suite.record import CaseRecord
 from hil.results import BOARD_OUTCOMES, Outcome
 
@@ -35,6 +38,7 @@ class SuiteScreen:
             disable=not bar,
         )
         self._task = self._progress.add_task("reading the models", total=None)
+        self._shown = contextlib.ExitStack()
         self._counts: Counter[str] = Counter()
         self._lost: set[str] = set()
 
@@ -62,14 +66,15 @@ class SuiteScreen:
         self._say(text, "yellow")
 
     def _say(self, text: str, style: str) -> None:
-        self._progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        with prompts.between_questions():
+            self._progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _words(self) -> str:
         return ", ".join(f"{count} {outcome}" for outcome, count in sorted(self._counts.items()))
 
     def __enter__(self) -> SuiteScreen:
-        self._progress.start()
+        self._shown.enter_context(shown(self._progress))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._shown.close()

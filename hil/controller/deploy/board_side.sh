@@ -153,7 +153,7 @@ probe() {
     fi
     if installed; then
         if serves "$@" && running && [ "$build" = "$has_build" ] && [ -S "$folder/run/agent.sock" ]; then
-            say "up$tab$pid$tab$build"
+            say "up$tab$pid$tab$build$tab$has_python"
             return
         fi
         tell_installed

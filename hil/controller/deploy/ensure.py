@@ -53,12 +53,14 @@ class AgentPlace:
         socket: its Unix socket there.
         folder: hil's folder there.
         build: the agent's content id, which Describe tells too.
+        python: the interpreter that it runs on.
         pushed_bytes: what was sent to the board.
     """
 
     socket: str
     folder: str
     build: str
+    python: str
     pushed_bytes: int
 
 
@@ -129,7 +131,7 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
     while True:
         seen = ask(shell, "probe", folder, recipe.digest, *recipe.runtime_names, board=board)
         if seen.running:
-            return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], pushed_bytes)
+            return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], seen.python, pushed_bytes)
         with at_home(), tempfile.TemporaryDirectory(prefix="hil-own-") as place:
             plan, packages = _plan(seen, recipe, Path(place), board, say)
             missing = [package for package in packages if package.id not in seen.packages]
@@ -143,7 +145,7 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
             answer = install(shell, plan, sent, board=board, say=say)
         if answer["status"] == "ok":
             pushed_bytes += sum(package.size for package in sent)
-            return AgentPlace(answer["socket"], plan.folder, plan.build, pushed_bytes)
+            return AgentPlace(answer["socket"], plan.folder, plan.build, plan.python, pushed_bytes)
         if answer["status"] not in _WAIT_S:
             raise _failed(answer, seen, board)
         status = answer["status"]

@@ -46,6 +46,7 @@ class Seen:
     Attributes:
         folder: hil's folder there, absolute.
         running: (process, build) of the agent that runs, or None.
+        python: the interpreter that an agent runs on which is as it was asked for; "" without one.
         installed: the agent that was deployed last, or None.
         complete: nothing of that agent is missing, and it is what was asked for.
         packages: the packages that are there.
@@ -64,6 +65,7 @@ class Seen:
 
     folder: str = ""
     running: tuple[int, str] | None = None
+    python: str = ""
     installed: Installed | None = None
     complete: bool = False
     packages: frozenset[str] = frozenset()
@@ -133,6 +135,7 @@ def parse(text: str) -> Seen:
     return Seen(
         folder=one("folder"),
         running=(_number(one("up")) or 0, one("up", 1)) if "up" in found else None,
+        python=one("up", 2),
         installed=installed,
         complete="complete" in found,
         packages=frozenset(values[0] for values in found.get("package", []) if values),

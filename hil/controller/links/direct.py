@@ -48,23 +48,34 @@ def connect(address: str, config: BoardConfig) -> Link:
             token = path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the token file of board {config.name} cannot be read: {error}") from error
-    if address.startswith("unix:"):
-        _check_socket(address, config.name if address == settings.address else address)
+    _check(address, config.name if address == settings.address else address)
     return Link(Target(address, token, file(settings.ca), file(settings.cert), file(settings.key)))
 
 
-def _check_socket(address: str, board: str) -> None:
-    """Say at once what gRPC would find out by trying for as long as it may: a socket is there, or it is not."""
-    path = address.removeprefix("unix:")
+def _check(address: str, board: str) -> None:
+    """Say at once what gRPC would find out by trying for as long as it may: somebody listens there, or nobody does."""
     try:
-        # A server that is busy may take longer, and is there all the same.
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(TimeoutError, BlockingIOError):
-            probe.settimeout(_PROBE_S)
-            probe.connect(path)
-    except OSError as error:
-        why = "there is no such socket" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        # A server that is busy, or far away, may take longer, and is there all the same.
+        with contextlib.suppress(TimeoutError, BlockingIOError):
+            _probe(address)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, FileNotFoundError):
+            why = "there is no such socket"
+        elif isinstance(error, (socket.gaierror, UnicodeError)):
+            why = "there is no such host"
         raise BoardUnreachable(
             f"no agent answers at {address}: {why}",
             board=board,
             hint=f"is it running there? start one with: python -m hil.agent --listen {address} --store DIR",
         ) from error
+
+
+def _probe(address: str) -> None:
+    if address.startswith("unix:"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_PROBE_S)
+            probe.connect(address.removeprefix("unix:"))
+    else:
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+
 import tenacity
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
-from hil.controller.deploy import ensure_agent
+from hil.controller.deploy import AgentPlace, NoAgentHere, ensure_agent
+from hil.controller.deploy.trouble import COMMAND_HINT
 from hil.controller.links import Link, Say
+from hil.controller.ssh.login import FileKey, exposure
 from hil.controller.ssh.shell import Shell, open_shell
-from hil.controller.ssh.tunnel import open_tunnel
+from hil.controller.ssh.tunnel import NoWay, Tunnel, open_any_tunnel
 from hil.errors import BoardLost
 
 # A link that breaks while the agent is put there: what arrived is not sent again.
@@ -21,7 +25,8 @@ def connect(address: str, config: BoardConfig, *, runtime: str, say: Say) -> Lin
 
     Raises:
         UsageError: the address or a file of the config is wrong.
-        BoardUnreachable: nobody answers, or it refuses us.
+        BoardRefused: the board does not let us in.
+        BoardUnreachable: nobody answers.
         BoardError: no agent can run there.
     """
     return _SshLink(address, config, runtime, say).link
@@ -47,6 +52,9 @@ class _SshLink:
     def _open(self) -> None:
         settings = self._config.connection
         self._shell: Shell = open_shell(self._address, settings, board=self._address, base=self._config.path.parent)
+        for path in {hop.source.path for hop in self._shell.hops if isinstance(hop.source, FileKey)}:
+            if words := exposure(path):
+                self._say(f"{words}: ssh itself would not use it; mend it with: chmod 600 {shlex.quote(str(path))}")
         try:
             place = ensure_agent(
                 self._shell,
@@ -55,7 +63,7 @@ class _SshLink:
                 board=self._address,
                 say=self._say,
             )
-            self._tunnel = open_tunnel(self._shell, place.socket)
+            self._tunnel = self._tunnel_to(place)
         except BaseException:
             self._shell.close()
             raise
@@ -63,6 +71,12 @@ class _SshLink:
         self.link.shell = self._shell
         self.link.pushed_bytes += place.pushed_bytes
         self.link.build = place.build
+
+    def _tunnel_to(self, place: AgentPlace) -> Tunnel:
+        try:
+            return open_any_tunnel(self._shell, place.socket, place.python, self._say)
+        except NoWay as error:
+            raise NoAgentHere(error.message, board=self._address, hint=COMMAND_HINT) from error
 
     def _renew(self) -> Target:
         self._close()

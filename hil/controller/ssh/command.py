@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Protocol
 
 import paramiko
@@ -13,6 +14,9 @@ import paramiko
 MOST_OUT = 16 << 20
 _LAST_OF_ERR = 64 << 10
 _PIECE = 1 << 20
+_LONGEST_GREETING = 1 << 20
+# Said before a command begins: what comes before it is the login's own, lines that a .bashrc prints.
+_BEGINS = b"hil: the command begins\n"
 
 
 class Sink(Protocol):
@@ -68,24 +72,54 @@ def execute(
             raise TimeoutError from error
         raise
     with contextlib.closing(session) as channel:
-        channel.exec_command(command)
+        begin(channel, command)
         errors = _Tail(channel)
         feed = (channel, source, progress)
         threading.Thread(target=_feed, args=feed, daemon=True, name="hil-ssh-input").start()
         taken = 0
-        channel.settimeout(left())
-        while piece := channel.recv(_PIECE):
+        for piece in own_output(channel, left):
             taken += len(piece)
             if taken > most:
                 raise TooMuch
             sink.write(piece)
-            channel.settimeout(left())
         errors.thread.join(left())
         if errors.thread.is_alive() or not channel.status_event.wait(left()):
             raise TimeoutError
         if channel.exit_status == -1:
             raise EOFError("the channel was closed without an exit status")
         return channel.exit_status, errors.text()
+
+
+def begin(channel: paramiko.Channel, command: str) -> None:
+    """Start a command line; what it writes is to be read by :func:`own_output`."""
+    channel.exec_command(f"echo {shlex.quote(_BEGINS.decode().strip())}; {command}")
+
+
+def own_output(channel: paramiko.Channel, left: Callable[[], float] | None = None) -> Iterator[bytes]:
+    """What a command itself writes to stdout, piece by piece: without the lines that a login prints before.
+
+    Args:
+        channel: on which it was begun.
+        left: the seconds that the next piece may take; None leaves that to the channel.
+    """
+    before: bytes | None = b""
+    while True:
+        if left is not None:
+            channel.settimeout(left())
+        if not (piece := channel.recv(_PIECE)):
+            break
+        if before is None:
+            yield piece
+            continue
+        before += piece
+        if _BEGINS in before:
+            own, before = before.partition(_BEGINS)[2], None
+            if own:
+                yield own
+        elif len(before) > _LONGEST_GREETING:
+            raise TooMuch
+    if before:  # what ran was not what we asked for, and these are its words
+        yield before
 
 
 class _Tail:

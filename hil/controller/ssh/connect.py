@@ -24,7 +24,7 @@ from paramiko.auth_strategy import AuthFailure, AuthSource
 from hil.boards import Connection
 from hil.controller.ssh.address import Address
 from hil.controller.ssh.host_keys import KnownHosts, name_of, user_files
-from hil.controller.ssh.login import PASSWORD_VARIABLE, Login
+from hil.controller.ssh.login import PASSWORD_VARIABLE, AgentKey, FileKey, Login
 from hil.controller.ssh.ssh_config import read_ssh_config, route, settings_for
 from hil.controller.ssh.transport import Transport
 from hil.errors import BoardUnreachable, UsageError
@@ -36,10 +36,16 @@ _TRIES = 3
 # paramiko's words for a server, or for one behind a jump, that said nothing until the time was over.
 _SILENT = ("No existing session", "Timeout opening channel")
 _END_S = 2.0
+# What a shell says of a program that is not there, and of one that it cannot run.
+_NOT_FOUND, _NOT_RUN = 127, 126
 
 
 class NoSuchHost(BoardUnreachable):
     """The board's name leads nowhere."""
+
+
+class ProxyFailed(BoardUnreachable):
+    """The ssh config's ProxyCommand did not lead to the board."""
 
 
 @dataclass(frozen=True)
@@ -209,16 +215,20 @@ class _Door:
         if self._host.proxy_command and not self._via:
             proxy, connection.connect_kwargs["sock"] = _through(self._host.proxy_command)
         try:
-            source = connection.open()[-1].source
+            tried = connection.open()
         except BaseException as error:
             translated = self._translated(error, connection, login)
             connection.client.close()
             if proxy:
+                if isinstance(translated, BoardUnreachable):
+                    translated = self._proxy_failed(proxy) or translated
                 _end(proxy)
             if translated is error:
                 raise
             raise translated from error
-        login.remember(source)
+        # Of several that were needed together, one that only our own connection has: ssh's client has no other.
+        used = [one.source for one in tried if not isinstance(one.result, Exception)]
+        source = next((one for one in used if not isinstance(one, (AgentKey, FileKey))), used[-1])
         key = connection.transport.get_remote_server_key()
         return Hop(connection, source, key, self._host.proxy_command if proxy else "", proxy)
 
@@ -262,12 +272,32 @@ class _Door:
             return self._unreachable(f"{server} does not go on with SSH: {said}", "is that an SSH server's port?")
         return error
 
+    def _proxy_failed(self, proxy: subprocess.Popen[bytes]) -> ProxyFailed | None:
+        """The error for a ProxyCommand that ended by itself; None for one that runs."""
+        try:
+            code = proxy.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return None
+        command = self._host.proxy_command
+        name = command.split()[0]
+        why = {
+            _NOT_FOUND: f"there is no program {name!r}",
+            _NOT_RUN: f"{name!r} cannot be run",
+        }.get(code, f"it ended with code {code}")
+        return ProxyFailed(
+            f"the ProxyCommand to {self._address.host} failed: {why}",
+            board=self._wish.board,
+            hint=f"the ssh config says `{command}`: try it by hand",
+        )
+
     def _unreachable(self, message: str, hint: str) -> BoardUnreachable:
         return BoardUnreachable(message, board=self._wish.board, hint=hint)
 
 
 def _may_pass(error: BaseException) -> bool:
     """Whether a server refuses for the moment: it restarts, or has too many at its door."""
+    if isinstance(error, ProxyFailed):
+        return False
     cause = error.__cause__
     refused = isinstance(cause, (paramiko.ssh_exception.NoValidConnectionsError, ConnectionError, EOFError))
     return refused or type(cause) is paramiko.SSHException

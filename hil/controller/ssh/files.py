@@ -99,7 +99,8 @@ class Files:
             try:
                 channel.invoke_subsystem("sftp")
                 self._client = paramiko.SFTPClient(channel)
-            except (paramiko.SSHException, EOFError):
+            # SFTPError: what answers first is a line that the login prints, and no server.
+            except (paramiko.SSHException, paramiko.SFTPError, EOFError):
                 channel.close()
                 if not self._transport.is_active():
                     raise

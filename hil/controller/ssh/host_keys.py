@@ -14,13 +14,13 @@ import paramiko
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
 from hil.controller.ssh.address import SSH_PORT
-from hil.errors import BoardUnreachable, StorageError, UsageError
+from hil.errors import BoardRefused, StorageError, UsageError
 
 _OF_THE_MACHINE = Path("/etc/ssh/ssh_known_hosts")
 _REVOKED = "@revoked "
 
 
-class HostKeyRefused(BoardUnreachable):
+class HostKeyRefused(BoardRefused):
     """The host key is not the one that was pinned, or none was pinned yet."""
 
 

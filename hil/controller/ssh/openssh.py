@@ -45,7 +45,7 @@ _COMMON = {
 
 
 def can_log_in(hops: Sequence[Hop]) -> bool:
-    """Whether there is an ssh, and it can use what let us in: a key that needs no passphrase."""
+    """Whether there is an ssh, and it can use what let us in: a key without a passphrase that others cannot read."""
     return shutil.which("ssh") is not None and all(map(_is_usable, hops))
 
 
@@ -92,7 +92,7 @@ def _is_usable(hop: Hop) -> bool:
         return False
     source = hop.source
     return isinstance(source, AgentKey) or (
-        isinstance(source, FileKey) and not source.prompt and not _FORBIDDEN & set(str(source.path))
+        isinstance(source, FileKey) and source.plain and not _FORBIDDEN & set(str(source.path))
     )
 
 

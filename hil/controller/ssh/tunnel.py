@@ -1,4 +1,7 @@
-"""Tunnels: a Unix socket here that leads to one on a board, by OpenSSH's client or through our own connection."""
+"""Tunnels: a Unix socket here that leads to one on a board, by OpenSSH's client or through our own connection.
+
+Where the board's sshd forwards no Unix sockets, a helper on the board carries the connection (``relay.py``).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,19 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import paramiko
+
 from hil.controller.ssh import openssh
-from hil.controller.ssh.pump import Pump
+from hil.controller.ssh.pump import FarSide, Pump, Streamlocal
+from hil.controller.ssh.relay import NoAgent, NoRelay, StdioRelay, TcpRelay
 from hil.controller.ssh.shell import Shell
-from hil.errors import BoardLost, BoardUnreachable
+from hil.errors import BoardError, BoardLost, BoardUnreachable
+
+Say = Callable[[str], None]
 
 _START_S = 20.0
 _POLL_S = 0.002
@@ -35,6 +44,10 @@ kill "$watch"
 """
 
 
+class NoWay(BoardError):
+    """Nothing leads to the agent's socket, though commands run on the board."""
+
+
 class _Way(Protocol):
     """What makes a tunnel."""
 
@@ -52,17 +65,17 @@ class Tunnel:
         address: the local end, ``unix:PATH``.
     """
 
-    def __init__(self, shell: Shell, remote_socket: str, by_openssh: bool) -> None:
+    def __init__(self, shell: Shell, remote_socket: str, far: FarSide | None) -> None:
         self._kept = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
             folder = opening.enter_context(openssh.private_folder())
             socket = folder / "agent.sock"
             self.address = f"unix:{socket}"
             self._way: _Way
-            if by_openssh:
+            if far is None:
                 self._way = _OpenSSH(shell, folder, socket, remote_socket)
             else:
-                self._way = Pump(shell.transport, socket, remote_socket)
+                self._way = Pump(shell.transport, socket, remote_socket, far)
             self._kept = opening.pop_all()
 
     def alive(self) -> bool:
@@ -79,7 +92,9 @@ class Tunnel:
             self._way.close()
 
 
-def open_tunnel(shell: Shell, remote_socket: str, *, openssh_client: bool | None = None) -> Tunnel:
+def open_tunnel(
+    shell: Shell, remote_socket: str, *, openssh_client: bool | None = None, say: Say = lambda text: None
+) -> Tunnel:
     """Make a way to a Unix socket on a board; the socket may come to be there later.
 
     Args:
@@ -87,17 +102,72 @@ def open_tunnel(shell: Shell, remote_socket: str, *, openssh_client: bool | None
             the same jumps.
         remote_socket: the socket's absolute path there.
         openssh_client: whether to use OpenSSH's client, which is the faster one; by default where there is one
-            that can log in: it is given no passwords.
+            that can log in: it is given no passwords. What it cannot do then, our own connection does.
+        say: told where OpenSSH's client could not do it.
 
     Raises:
         BoardLost: the shell's connection is broken.
-        BoardUnreachable: OpenSSH's client did not get there.
+        BoardUnreachable: OpenSSH's client, which was asked for, did not get there.
     """
     if not shell.is_alive():
         raise BoardLost(f"the connection to {shell.address} broke", board=shell.board)
-    if openssh_client is None:
-        openssh_client = openssh.can_log_in(shell.hops) and _PLAIN_PATH.fullmatch(remote_socket) is not None
-    return Tunnel(shell, remote_socket, openssh_client)
+    by_openssh = openssh_client
+    if by_openssh is None:
+        by_openssh = openssh.can_log_in(shell.hops) and _PLAIN_PATH.fullmatch(remote_socket) is not None
+    if by_openssh:
+        try:
+            return Tunnel(shell, remote_socket, None)
+        except BoardUnreachable as error:
+            if openssh_client or not shell.is_alive():
+                raise
+            last = error.detail.rpartition("\n")[2].strip() or error.message
+            say(f"ssh made no tunnel ({last}): going through hil's own connection, which is slower")
+    return Tunnel(shell, remote_socket, Streamlocal(shell.transport, remote_socket))
+
+
+def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> Tunnel:
+    """Make a way to a Unix socket on a board on which somebody listens now, by the best means that its sshd allows.
+
+    Args:
+        shell: a login on the board.
+        remote_socket: the socket's absolute path there.
+        python: an interpreter there.
+        say: told the way where it is not the usual one.
+
+    Raises:
+        NoWay: there is none.
+        BoardLost: the shell's connection is broken.
+    """
+    try:
+        refused = _refusal(lambda: shell.transport.open_streamlocal(remote_socket, _START_S))
+        if not refused:
+            return open_tunnel(shell, remote_socket, say=say)
+        # sshd has the same words for a socket that is not there; so the helper looks whether it is.
+        refused = f"the board's sshd forwards no Unix sockets (it says: {refused})"
+        try:
+            tcp = TcpRelay(shell.transport, python, remote_socket)
+        except paramiko.ChannelException as error:
+            say(f"{refused}, and no TCP ({error.text}): going through the input and output of a command there")
+            return Tunnel(shell, remote_socket, StdioRelay(shell.transport, python, remote_socket))
+        say(f"{refused}: going through TCP on the board's own loopback, with a token")
+        return Tunnel(shell, remote_socket, tcp)
+    except NoAgent as error:
+        raise BoardLost(f"the agent left just now: {error}", board=shell.board) from error
+    except NoRelay as error:
+        raise NoWay(
+            f"no way leads to the agent: {refused}; a helper there failed: {error}", board=shell.board
+        ) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise BoardLost(f"the connection to {shell.address} broke: {error}", board=shell.board) from error
+
+
+def _refusal(connect: Callable[[], paramiko.Channel]) -> str:
+    """sshd's words for a connection that it does not make; "" for one that it does."""
+    try:
+        connect().close()
+    except paramiko.ChannelException as error:
+        return error.text
+    return ""
 
 
 class _OpenSSH:
@@ -148,7 +218,7 @@ class _OpenSSH:
                 raise BoardUnreachable(
                     f"ssh made no tunnel to {shell.address}" + ("" if not self.alive() else f" within {_START_S:g} s"),
                     board=shell.board,
-                    hint="does the board's sshd allow it? its AllowStreamLocalForwarding must not be no",
+                    hint="ssh's own words are below",
                     detail=self.log().strip(),
                 )
             time.sleep(_POLL_S)

@@ -25,7 +25,16 @@ from hil.controller.study.record import FAILED, PASSED, SCHEMA, Row, StageResult
 from hil.controller.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise
 from hil.controller.study.ways import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.tensor_folder import load_tensors
-from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, ReferenceFailed, UsageError
+from hil.errors import (
+    BoardError,
+    BoardRefused,
+    BoardUnreachable,
+    CompileCrashed,
+    CompileFailed,
+    HilError,
+    ReferenceFailed,
+    UsageError,
+)
 from hil.results import Outcome
 from hil.tensors import Array
 
@@ -70,6 +79,7 @@ class _Study:
         self.screen = screen
         self.cache = Cache()
         self.info: dict[str, Any] = {}
+        self._made_folder = False
         self.rows: list[Row] = [_new(one, way) for one in asked.experiments for way in asked.ways]
 
     def run(self, wait_s: float) -> dict[str, Any]:
@@ -90,6 +100,10 @@ class _Study:
                     for experiment in self.asked.experiments:
                         self._experiment(experiment, board)
                 finished = True
+            except (BoardRefused, BoardUnreachable):
+                if self._made_folder and not (self.asked.out / DOCUMENT).exists():
+                    self.asked.out.rmdir()
+                raise
             except KeyboardInterrupt:
                 interrupted = True
                 self.screen.note("interrupted; the rows that are there stay: go on with the same command and --resume")
@@ -103,6 +117,7 @@ class _Study:
         """
         out = self.asked.out
         stored = out / DOCUMENT
+        self._made_folder = not out.exists()
         with storing(out):
             out.mkdir(parents=True, exist_ok=True)
         if not stored.exists():

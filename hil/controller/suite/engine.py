@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hil.controller import prompts
 from hil.controller.case import Workshop, end_case
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.flows import Flow
@@ -23,7 +24,7 @@ from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task, TaskQueue, attempt, fresh, next_confirmation
 from hil.controller.suite.way import Settings, conclude_case, execute_case
-from hil.errors import BoardError, BoardLost, FarmError, SessionEnded
+from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded
 from hil.results import Outcome, Stage
 
 # A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
@@ -80,6 +81,7 @@ class Engine:
         self._over = threading.Event()
         self._agreed = Agreement(plan.flow.compiler or plan.flow.runtime)
         self._lost: BoardError | None = None
+        self._got_in = False
         self._open: dict[str, AnyBoard] = {}
         self._going = Going(self._over.is_set, lambda: bool(self._open), plan.say)
         self._hw_type = choices[0].config.hw_type
@@ -104,6 +106,7 @@ class Engine:
                 yield self._next()
         except BaseException:
             self._over.set()
+            prompts.interrupt()
             self._shop.isolated.close()
             for board in list(self._open.values()):
                 with contextlib.suppress(BoardError):
@@ -238,14 +241,22 @@ class Engine:
             board.close()
             raise
         self._open[choice.name] = board
+        self._got_in = True
         self.boards[choice.name] = dict(board.info)
         return board
 
     def _leave(self, board: str, error: BoardError) -> None:
-        """A board is gone for good; what only it could have run ends with that."""
-        self._plan.say(f"{board} is left out from now on: {error.message}")
+        """A board is gone for good; what only it could have run ends with that.
+
+        Raises:
+            BoardRefused, BoardUnreachable: the board's own, where it was the last and no board was ever reached.
+        """
         self._lost = error
-        for task in self._queue.leave(board):
+        waiting = self._queue.leave(board)
+        if not (self._queue.alive or self._got_in) and isinstance(error, (BoardRefused, BoardUnreachable)):
+            raise error
+        self._plan.say(f"{board} is left out from now on: {error.message}")
+        for task in waiting:
             if not self._put(task):
                 self._end_lost(task)
         if not self._queue.alive:

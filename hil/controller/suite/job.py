@@ -26,8 +26,15 @@ from hil.controller.suite.request import Request
 from hil.controller.suite.sources import open_suite
 from hil.controller.suite.spec import CaseSpec, Suite
 from hil.controller.suite.store import SuiteRun, default_folder
-from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, FarmError, UsageError
-from hil.results import Outcome, exit_code_of
+from hil.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_RAN,
+    BoardRefused,
+    BoardUnreachable,
+    FarmError,
+    UsageError,
+)
+from hil.results import NEVER_IN, Outcome, exit_code_of
 
 
 class Progress(Protocol):
@@ -57,6 +64,7 @@ def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated:
 
     Raises:
         UsageError: something was asked for that cannot be.
+        BoardRefused, BoardUnreachable: no board was ever reached; nothing ran there.
         KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
     """
     return _with_workers(request, lambda shop: _start(request, out, shop, screen), isolated)
@@ -161,9 +169,9 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
     try:
         with run.writing():
             return _run(run, request, flow, choices, suite, specs, expectations, shop, screen)
-    except FarmError:
-        # No board of the farm will ever do, as it said at once: nothing of ours is to be kept.
-        if is_new and not run.records():
+    except (FarmError, BoardRefused, BoardUnreachable):
+        # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
+        if is_new and all(record.outcome in NEVER_IN for record in run.records()):
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

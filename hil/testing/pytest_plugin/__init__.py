@@ -6,6 +6,7 @@ setting ``hil_models`` is not set.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from hil.testing.pytest_plugin import fixtures
 
     config.pluginmanager.register(fixtures, "hil-fixtures")
+    _let_prompts_through(config)
     if config.getini(MODELS) and not config.option.help:
         from hil.testing.pytest_plugin.hooks import begin
 
@@ -54,3 +56,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from hil.testing.pytest_plugin.collecting import multiply
 
         multiply(metafunc)
+
+
+def _let_prompts_through(config: pytest.Config) -> None:
+    """A board may ask for a password: whoever runs pytest in a terminal sees that, captured output or not."""
+    from hil.controller import prompts
+
+    if capture := config.pluginmanager.getplugin("capturemanager"):
+        stack = contextlib.ExitStack()
+        stack.enter_context(prompts.pausing(capture.global_and_fixture_disabled))
+        config.add_cleanup(stack.close)

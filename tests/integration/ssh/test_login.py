@@ -16,7 +16,7 @@ from sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Relay, Sshd, free_p
 
 from hil.controller.ssh.shell import Shell
 from hil.controller.ssh.tunnel import open_tunnel
-from hil.errors import EXIT_BOARD, BoardUnreachable, UsageError
+from hil.errors import EXIT_BOARD, BoardRefused, BoardUnreachable, UsageError
 
 LogIn = Callable[..., Shell]
 needs_passwords = pytest.mark.skipif(not IS_ROOT, reason="an sshd that is not root's takes no passwords")
@@ -38,7 +38,7 @@ def test_a_key_is_looked_for_beside_the_config(sshd: Sshd, log_in: LogIn, tmp_pa
 
 
 def test_no_way_in_is_told_with_what_would_be_one(log_in: LogIn) -> None:
-    with pytest.raises(BoardUnreachable, match="did not let us in; tried: nothing") as refused:
+    with pytest.raises(BoardRefused, match="did not let us in; tried: nothing") as refused:
         log_in(identity="")
     assert refused.value.exit_code == EXIT_BOARD
     assert "--identity" in refused.value.hint and "HIL_SSH_PASSWORD" in refused.value.hint
@@ -46,7 +46,7 @@ def test_no_way_in_is_told_with_what_would_be_one(log_in: LogIn) -> None:
 
 def test_a_key_that_the_board_does_not_take(log_in: LogIn, tmp_path: Path) -> None:
     stranger = make_key(tmp_path / "stranger")
-    with pytest.raises(BoardUnreachable, match=f"tried: the key {stranger}") as refused:
+    with pytest.raises(BoardRefused, match=f"tried: the key {stranger}") as refused:
         log_in(identity=str(stranger))
     assert "ssh-copy-id" in refused.value.hint
 
@@ -56,7 +56,7 @@ def test_a_locked_key_is_told_and_the_agent_opens_it(
 ) -> None:
     locked = make_key(tmp_path / "locked", passphrase="sesame")
     sshd.authorize(locked)
-    with pytest.raises(BoardUnreachable, match="did not let us in") as refused:
+    with pytest.raises(BoardRefused, match="did not let us in") as refused:
         log_in(identity=str(locked))
     assert f"ssh-add {locked}" in refused.value.hint
     asked = {**os.environ, "SSH_ASKPASS": str(tmp_path / "sesame"), "SSH_ASKPASS_REQUIRE": "force"}
@@ -82,7 +82,7 @@ def test_an_identity_that_is_none_is_the_users_mistake(log_in: LogIn, tmp_path: 
 def test_a_password_from_the_environment(sshd: Sshd, log_in: LogIn, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"{PASSWORD_USER}@{LOOPBACK}:{sshd.port}"
     monkeypatch.setenv("HIL_SSH_PASSWORD", "wrong")
-    with pytest.raises(BoardUnreachable, match="did not let us in; tried: a password") as refused:
+    with pytest.raises(BoardRefused, match="did not let us in; tried: a password") as refused:
         log_in(address, identity="")
     assert "wrong" not in str(refused.value)
     monkeypatch.setenv("HIL_SSH_PASSWORD", PASSWORD)

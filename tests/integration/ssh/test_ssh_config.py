@@ -14,7 +14,7 @@ from sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, make_key, run
 from hil.controller.ssh.host_keys import HostKeyRefused
 from hil.controller.ssh.shell import Shell
 from hil.controller.ssh.tunnel import open_tunnel
-from hil.errors import BoardUnreachable, UsageError
+from hil.errors import BoardRefused, BoardUnreachable, UsageError
 
 LogIn = Callable[..., Shell]
 
@@ -49,7 +49,7 @@ def test_what_was_given_wins_over_the_config(sshd: Sshd, log_in: LogIn, home: Pa
     (home / ".ssh/config").write_text(entry("pi", sshd))
     with pytest.raises(HostKeyRefused, match="is not known"):
         log_in("ssh:pi", known_hosts=str(tmp_path / "none"))
-    with pytest.raises(BoardUnreachable, match="nobody@"):
+    with pytest.raises(BoardRefused, match="nobody@"):
         log_in("nobody@pi")
     with pytest.raises(BoardUnreachable, match="refused"):
         log_in("ssh:pi:1")
@@ -70,7 +70,7 @@ def test_only_the_configs_identities_where_it_says_so(
     agent(sshd.identity)
     log_in(identity="")
     (home / ".ssh/config").write_text(f"Host *\n IdentitiesOnly yes\n IdentityFile {tmp_path}/stranger\n")
-    with pytest.raises(BoardUnreachable, match=rf"tried: the key {tmp_path}/stranger \["):
+    with pytest.raises(BoardRefused, match=rf"tried: the key {tmp_path}/stranger \["):
         log_in(identity="")
 
 
@@ -121,7 +121,7 @@ def test_the_boards_password_is_not_for_jumps(
     with running_sshd(tmp_path / "jump") as jump:
         gate = entry("gate", jump).replace(f"User {jump.user}", f"User {PASSWORD_USER}").replace("/id", "/host_key")
         (home / ".ssh/config").write_text(gate + entry("pi", sshd, "ProxyJump gate"))
-        with pytest.raises(BoardUnreachable, match=f"{PASSWORD_USER}@{LOOPBACK}:{jump.port} did not let us in"):
+        with pytest.raises(BoardRefused, match=f"{PASSWORD_USER}@{LOOPBACK}:{jump.port} did not let us in"):
             log_in("ssh:pi")
         assert "Failed publickey" in jump.log and "Failed password" not in jump.log
 

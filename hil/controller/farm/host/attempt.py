@@ -116,7 +116,9 @@ class Attempt:
             from hil.controller.jobs import run_job
 
             record = run_job(job, screen=told, isolated=self.isolated)
-        return record, Path(record["folder"])
+        if not record["folder"]:  # the board let nobody in, and nothing was kept
+            out.mkdir(exist_ok=True)
+        return record, Path(record["folder"] or out)
 
     @contextlib.contextmanager
     def _timed(self, step: str) -> Iterator[None]:
@@ -142,7 +144,8 @@ def failed(error: HilError | Exception) -> Result:
     if isinstance(error, UsageError) and not isinstance(error, StorageError):
         return Result(error.exit_code, reason=_said(error))
     code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
-    return Result(code, BoardError.outcome or "", _said(error), infrastructure=True)
+    outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
+    return Result(code, outcome or "", _said(error), infrastructure=True)
 
 
 def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> Result:

@@ -69,7 +69,7 @@ def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
     second = deploy.ensure_agent(shell, folder="", runtimes=("iree",), board="here", say=said.append)
 
     assert len(shell.commands) == before + 1
-    assert second == AgentPlace(first.socket, first.folder, first.build, 0)
+    assert second == AgentPlace(first.socket, first.folder, first.build, first.python, 0)
     assert first.pushed_bytes > 10e6
     assert any("numpy" in text and "MB" in text for text in said)
     client = AgentClient(Target(f"unix:{first.socket}"), "here")
@@ -178,7 +178,7 @@ def test_an_agent_that_was_killed_is_started_again_from_what_is_there(shell: Any
 
     again = put(shell, small())
 
-    assert again == AgentPlace(place.socket, place.folder, place.build, 0)
+    assert again == AgentPlace(place.socket, place.folder, place.build, place.python, 0)
     assert accepts(again) and pid_of(shell) != old
 
 

@@ -132,7 +132,7 @@ def test_a_clock_that_was_ahead_does_not_hide_the_newest_agent(shell: Any, small
     place = put(shell, small("third"))
 
     assert deploy.status(shell, "").build == place.build
-    assert put(shell, small("third")) == AgentPlace(place.socket, place.folder, place.build, 0)
+    assert put(shell, small("third")) == AgentPlace(place.socket, place.folder, place.build, place.python, 0)
 
 
 def test_no_room_on_this_machine_is_not_the_boards_fault(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
