@@ -42,14 +42,15 @@ class Signature:
         self.name = _choose(file, function, self.signatures)
         if self.name:
             self._graph = int(self._core.GetSubgraphIndexFromSignature(self.name))
-            given, made = signatures[self.name]["inputs"], signatures[self.name]["outputs"]
+            given, made = (list(signatures[self.name][which].items()) for which in ("inputs", "outputs"))
         else:
             self._graph = 0
-            given = {self._core.TensorName(index, 0): index for index in self._core.InputIndices()}
-            made = {self._core.TensorName(index, 0): index for index in self._core.OutputIndices()}
-        self._given, self._made = [int(index) for index in given.values()], [int(index) for index in made.values()]
-        self.inputs = tuple(self._spec(name, index, named=True) for name, index in given.items())
-        self.outputs = tuple(self._spec(name, index, named=False) for name, index in made.items())
+            # Pairs: nothing keeps a graph from giving several tensors one name.
+            given = [(self._core.TensorName(index, 0), index) for index in self._core.InputIndices()]
+            made = [(self._core.TensorName(index, 0), index) for index in self._core.OutputIndices()]
+        self._given, self._made = [int(index) for _, index in given], [int(index) for _, index in made]
+        self.inputs = tuple(self._spec(name, index, named=True) for name, index in given)
+        self.outputs = tuple(self._spec(name, index, named=False) for name, index in made)
         self._sizes: list[tuple[int, ...]] | None = None
 
     def set_inputs(self, arrays: Sequence[Array]) -> None:

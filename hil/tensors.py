@@ -12,6 +12,7 @@ import math
 import struct
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hil.errors import UsageError
+from hil.errors import LoadFailed, UsageError
 
 Array = npt.NDArray[Any]
 Dim: TypeAlias = "int | str | None"
@@ -107,6 +108,21 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.name}: {type_text(self.dtype, self.shape)}"
+
+
+def check_names(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Refuse a signature in which a name stands twice: of results, which are kept by name, one would be lost.
+
+    Raises:
+        LoadFailed: two inputs or two outputs have one name.
+    """
+    for which, specs in (("inputs", inputs), ("outputs", outputs)):
+        counts = Counter(spec.name for spec in specs)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise LoadFailed(
+                f"there are {counts[twice[0]]} {which} called {twice[0]!r}",
+                hint="tensors are given and compared by name: save the model with a name for each",
+            )
 
 
 def spec_of(name: str, array: Array) -> TensorSpec:

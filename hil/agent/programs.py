@@ -19,7 +19,7 @@ from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
 from hil.errors import LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
 from hil.proto.v1 import agent_pb2 as pb
-from hil.tensors import TensorSpec
+from hil.tensors import TensorSpec, check_names
 
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -126,6 +126,7 @@ class Programs:
             specs = [
                 [TensorSpec(s["name"], s["dtype"], tuple(s["shape"])) for s in reply[k]] for k in ("inputs", "outputs")
             ]
+            check_names(*specs)
             known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
             self._check_memory(size + known, "the program with its inputs and outputs")
             with self._lock:

@@ -61,6 +61,34 @@ def test_programs_and_functions_without_outputs(hil, simulator, tmp_path):
     ends(hil("run", "nothing.mlir", "--board", simulator, "--json"), 3, "IMPORT_ERROR", "no outputs")
 
 
+TWINS_MLIR = """
+func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32> {iree.abi.name = "y"}, tensor<4xf32> {iree.abi.name = "y"}) {
+  %0 = arith.addf %x, %x : tensor<4xf32>
+  return %0, %x : tensor<4xf32>, tensor<4xf32>
+}
+"""
+
+
+def test_two_outputs_of_one_name_are_refused_and_not_one_of_them_compared(hil, simulator, tmp_path):
+    value = (FLOAT, [4])
+    save_model(tmp_path / "twins.onnx", [helper.make_node("Exp", ["x"], ["y"])], [("x", *value)], [("y", *value)] * 2)
+    (tmp_path / "twins.mlir").write_text(TWINS_MLIR)
+    for model in ("twins.onnx", "twins.mlir"):
+        ended = hil("run", model, "--board", simulator, "--json")
+        ends(ended, 3, "IMPORT_ERROR", model, "2 outputs called 'y'")
+
+
+def test_a_program_with_two_outputs_of_one_name_is_refused_by_the_board(hil, simulator, tmp_path):
+    import iree.compiler
+
+    flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
+    flags.append("--iree-llvmcpu-target-cpu=generic")
+    (tmp_path / "twins.vmfb").write_bytes(iree.compiler.compile_str(TWINS_MLIR, extra_args=flags))
+    expected = ["--input", "4xf32=1 2 3 4", "--expected", "y=4xf32=1 2 3 4"]
+    ended = hil("run", "twins.vmfb", "--board", simulator, *expected, "--json")
+    ends(ended, 3, "LOAD_ERROR", "2 outputs called 'y'")
+
+
 def test_an_unknown_operator(hil, simulator, tmp_path):
     node = helper.make_node("Frobnicate", ["x"], ["y"], "the_odd_one")
     save_model(tmp_path / "odd.onnx", [node], [("x", FLOAT, [4])], [("y", FLOAT, [4])])

@@ -3,8 +3,9 @@
 A ``console`` block holds commands (``$ ``), each followed by what it prints and, where it is not 0, by its exit code
 (``# exit 1``). Shown text must match but for what differs from run to run: ``...`` stands for anything, white space
 (the terminal's width) does not count, and neither do times, sizes, versions, IDs, and a table's statistics. A command
-that ends with ``&`` runs until the guide's end. A ``python`` or ``toml`` block that begins with ``# file: PATH`` is
-written there before anything is run; any other ``python`` block is run.
+that ends with ``&`` runs until the guide's end; after a ``cd``, the commands that follow run there. A ``python`` or
+``toml`` block that begins with ``# file: PATH`` is written there before anything is run; any other ``python`` block is
+run.
 
 ``<!-- needs: PACKAGE ... -->`` in a guide's first line says what must be installed for it; in the line before a block,
 for that block, which is left out elsewhere. `scripts/test --framework NAME` has what they need.
@@ -124,17 +125,21 @@ class Place:
             "COLUMNS": "100",
         }
         self.background: list[subprocess.Popen[str]] = []
+        self.here = folder
 
     def run(self, command: Command) -> None:
-        settings = {"cwd": self.folder, "env": self.environment, "text": True, "stdout": subprocess.PIPE}
+        settings = {"cwd": self.here, "env": self.environment, "text": True, "stdout": subprocess.PIPE}
         if command.text.endswith("&"):
             process = subprocess.Popen(["bash", "-c", f"exec {command.text[:-1]}"], **settings)
             self.background.append(process)
             assert process.stdout
             printed, code = process.stdout.readline(), 0
         else:
-            done = subprocess.run(["bash", "-c", command.text], stderr=subprocess.STDOUT, timeout=600, **settings)
+            # A reader's shell is one for the whole guide, and stays in the folder that a command led it to.
+            then = f"{command.text}\nstatus=$?; pwd > '{self.folder}/.here'; exit $status"
+            done = subprocess.run(["bash", "-c", then], stderr=subprocess.STDOUT, timeout=600, **settings)
             printed, code = done.stdout, done.returncode
+            self.here = Path((self.folder / ".here").read_text().removesuffix("\n"))
         assert code == command.code, f"$ {command.text}\nended with {code}, the guide says {command.code}:\n{printed}"
         assert "Traceback" not in printed
         if command.shown:
@@ -143,7 +148,7 @@ class Place:
             )
 
     def run_python(self, source: str) -> None:
-        (self.folder / "example.py").write_text(source)
+        (self.here / "example.py").write_text(source)
         self.run(Command("python example.py"))
 
     def close(self) -> None:
@@ -261,6 +266,17 @@ def follow(guide: Path, place: Place) -> None:
                 place.run(command)
         else:
             pytest.fail(f"a {kind} block that is neither a file nor run")
+
+
+def test_a_reader_stays_where_a_command_led_them(place):
+    (place.folder / "one" / "two").mkdir(parents=True)
+    for text, shown in [
+        ("(cd one && ls)", "two"),
+        ("cd one && ls", "two"),
+        ("cd two; false", ""),
+        ("pwd", "...one/two"),
+    ]:
+        place.run(Command(text, shown, code=int("false" in text)))
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,27 @@ def test_a_digit_is_recognised_in_float_and_in_int8(hil, simulator, pictures, mo
     assert scores.argmax() == np.load(pictures / "label.npy")[0]
 
 
+@pytest.mark.parametrize("which", ["inputs", "outputs"])
+def test_tensors_of_one_name_in_a_graph_without_signatures_are_refused(hil, simulator, tmp_path, which):
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromPackedBuf(FLOAT.read_bytes(), 0)
+    model.signatureDefs = []
+    graph = model.subgraphs[0]
+    if which == "inputs":
+        graph.inputs = [*graph.inputs, *graph.inputs]
+    else:
+        graph.outputs = [*graph.outputs, graph.operators[-1].inputs[0]]
+        graph.tensors[graph.outputs[1]].name = graph.tensors[graph.outputs[0]].name
+    builder = flatbuffers.Builder()
+    builder.Finish(model.Pack(builder), b"TFL3")
+    (tmp_path / "twins.tflite").write_bytes(builder.Output())
+    ended = hil("run", "twins.tflite", "--board", simulator, "--json")
+    assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
+    assert f"2 {which} called" in ended.case["reason"]
+
+
 def test_signatures_are_functions_and_open_dimensions_take_the_inputs_size(hil, simulator, tmp_path):
     x = np.arange(5, dtype=np.float32)
     np.save(tmp_path / "x.npy", x)

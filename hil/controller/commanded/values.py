@@ -21,6 +21,7 @@ from hil.tensors import (
     NUMPY_DTYPES,
     Array,
     TensorSpec,
+    check_names,
     dtype_name,
     dtype_of,
     from_bytes,
@@ -47,8 +48,10 @@ def check_signature(signature: Signature, command: RuntimeCommand) -> None:
     """Refuse, before anything is run, what could not come through the command unharmed.
 
     Raises:
-        LoadFailed: a dtype that the command's files cannot hold, or an output whose shape they would not tell.
+        LoadFailed: a dtype that the command's files cannot hold, an output whose shape they would not tell, or a name
+            that stands twice.
     """
+    check_names(signature.inputs, signature.outputs)
     for spec in (*signature.inputs, *signature.outputs):
         if is_number(spec) and spec.dtype not in NUMBERS:
             raise LoadFailed(f"{spec}: a command takes no {spec.dtype} numbers", hint=_AGENT)

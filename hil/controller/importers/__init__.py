@@ -17,8 +17,8 @@ from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, Is
 from hil.controller.registry import pick, registered
 from hil.controller.typed_paths import is_file
 from hil.digest import digest_file, digest_of
-from hil.errors import ImportFailed, StageTimeout, UsageError
-from hil.tensors import TensorSpec
+from hil.errors import ImportFailed, LoadFailed, StageTimeout, UsageError
+from hil.tensors import TensorSpec, check_names
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
@@ -116,6 +116,11 @@ def import_model(
         raise ImportFailed(f"{path.name} is empty")
     digest = digest_file(path)
     found = _describe(importer, path, digest, function, dims, isolated, cache)
+    inputs, outputs = _specs(found["inputs"]), _specs(found["outputs"])
+    try:
+        check_names(inputs or (), outputs or ())
+    except LoadFailed as error:
+        raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
     files = {path.name: path} | {name: _external(path, name) for name in found["external"]}
     digests = {path.name: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
     return Model(
@@ -125,8 +130,8 @@ def import_model(
         files=files,
         digest=_digest_of_all(path.name, digests),
         function=found["function"],
-        inputs=_specs(found["inputs"]),
-        outputs=_specs(found["outputs"]),
+        inputs=inputs,
+        outputs=outputs,
         ranges={name: (low, high) for name, (low, high) in found["ranges"].items()},
         dims=dims,
         producer=found["producer"],
