@@ -87,9 +87,9 @@ def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_in
 
 
 def prepare(case: Case, config: BoardConfig, shop: Workshop) -> Case:
-    """Compile for a board, on the host; its log says so when there was nothing to do."""
+    """Compile for a board, on the host, unless the case came with its program; its log says what was from the cache."""
     model = case.model
-    if case.outcome or model is None:
+    if case.outcome or model is None or case.artifact is not None:
         return case
     runtime = case.options.runtime or config.runtime
     with staged(case, Stage.COMPILE):
