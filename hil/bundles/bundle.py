@@ -176,24 +176,28 @@ class Bundle:
             StorageError: they cannot be written.
             UsageError: what was written is not what was checked when the bundle was opened: its file was changed.
         """
-        digests, *_ = program_files(self.head.document())
-        files = {name: folder / name for name in self.program.files}
+        program = self.program_at(folder)
         try:
-            for name, path in files.items():
+            for name, path in program.files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # Never over what is there: two names may be one on this file system.
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(self.program.files[name])
-                if digest_file(path, algorithm_of(digests[name])) != digests[name]:
+                if digest_file(path, algorithm_of(program.digests[name])) != program.digests[name]:
                     raise UsageError("the bundle was changed while it was read", hint="try it again")
         except OSError as error:
             raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
+        return program
+
+    def program_at(self, folder: Path) -> Artifact:
+        """The program with its files in a folder that :meth:`extract` wrote."""
+        digests, *_ = program_files(self.head.document())
         first = self.methods[0]
         return Artifact(
             runtime=self.program.runtime,
             main=self.program.main,
-            files=files,
+            files={name: folder / name for name in self.program.files},
             digests=digests,
             function=first.name,
             compiler=self.program.compiler,

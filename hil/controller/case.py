@@ -77,6 +77,7 @@ class Case:
     """One model on its way; what a stage has not made yet is None. ``outcome`` is None until the case has ended.
 
     Attributes:
+        unanswered: the references that could not answer beside those that did, by name, each with its error.
         spans: the stages as they took place, by the host's clock, in the order in which they ended.
         sent: (host time in ns, bytes of the upload sent until then).
         capture: the board's half of the profile, where one was asked for.
@@ -92,6 +93,7 @@ class Case:
     inputs: dict[str, Array] | None = None
     result: RunResult | None = None
     references: list[RunResult] = field(default_factory=list)
+    unanswered: dict[str, errors.StageError] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     plain_reference: RunResult | None = None
     plain_verdict: Verdict | None = None

@@ -80,7 +80,7 @@ def run_cases(
 
 def refer_early(case: Case, shop: Workshop) -> Case:
     """Ask the references of a case in a copy of it, so that the board's half is not disturbed."""
-    copy = replace(case, references=[], verdicts=[], outcome=None, error=None)
+    copy = replace(case, references=[], unanswered={}, verdicts=[], outcome=None, error=None)
     return refer_case(copy, replace(shop, keep=lambda case, what: None, watch=lambda case, stage, note: None))
 
 
@@ -99,6 +99,7 @@ def take_references(case: Case, early: Case, shop: Workshop) -> None:
         case.outcome, case.error, case.stage, case.reason = early.outcome, early.error, early.stage, early.reason
         return
     case.references, case.plain_reference = early.references, early.plain_reference
+    case.unanswered = early.unanswered
     case.timings = replace(case.timings, refer_s=early.timings.refer_s)
     shop.keep(case, "references")
 

@@ -25,7 +25,7 @@ from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.opening import AnyBoard, AnyProgram
 from hil.controller.profile.capture import Capture
-from hil.controller.references import default_references, expected_result, refer, refer_with_fallback
+from hil.controller.references import default_references, expected_result, refer_each, refer_with_fallback
 from hil.controller.references.noise import measure_noise
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
@@ -35,6 +35,8 @@ from hil.tensors import Array, TensorSpec
 
 # What happens to every case, in this order.
 STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.PUSH, Stage.LOAD, Stage.RUN, Stage.REFER, Stage.COMPARE)
+# What the reference of the plain model is called among those that could not answer.
+_PLAIN = "of the plain model"
 
 
 def check_options(options: Options, choice: BoardChoice) -> None:
@@ -86,9 +88,9 @@ def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_in
 
 
 def prepare(case: Case, config: BoardConfig, shop: Workshop) -> Case:
-    """Compile for a board, on the host; its log says so when there was nothing to do."""
+    """Compile for a board, on the host, unless the case came with its program; its log says what was from the cache."""
     model = case.model
-    if case.outcome or model is None:
+    if case.outcome or model is None or case.artifact is not None:
         return case
     runtime = case.options.runtime or config.runtime
     with staged(case, Stage.COMPILE):
@@ -189,7 +191,7 @@ def _load(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> An
 
 
 def refer_case(case: Case, shop: Workshop) -> Case:
-    """Ask the references, or take what the user expects."""
+    """Ask the references, or take what the user expects. Where one cannot answer, the others' answers count."""
     if case.outcome or case.model is None or case.inputs is None:
         return case
     with staged(case, Stage.REFER):
@@ -201,10 +203,15 @@ def refer_case(case: Case, shop: Workshop) -> Case:
         else:
             settings = _reference_settings(options, shop, case.folder / "logs" / "reference.log")
             if options.references:
-                case.references = [refer(name, case.model, case.inputs, **settings) for name in options.references]
+                case.references, case.unanswered = refer_each(options.references, case.model, case.inputs, **settings)
             else:
                 case.references = [refer_with_fallback(case.model, case.inputs, **settings)]
-        case.plain_reference = _refer_plain(case.inputs, options, shop, case.folder / "logs" / "plain-reference.log")
+        try:
+            case.plain_reference = _refer_plain(
+                case.inputs, options, shop, case.folder / "logs" / "plain-reference.log"
+            )
+        except errors.StageError as error:
+            case.unanswered[_PLAIN] = error
         case.timings = replace(case.timings, refer_s=time.monotonic() - start)
         shop.keep(case, "references")
     return case
@@ -248,6 +255,12 @@ def conclude(case: Case, shop: Workshop) -> Case:
             case.plain_verdict = compare(case.result, case.plain_reference)
             if case and (reason := too_far(case.plain_verdict, case.options.min_sqnr_db)):
                 case.outcome, case.reason = Outcome.FAIL, reason
+        silent = [f"the reference {name} could not answer: {why.message}" for name, why in case.unanswered.items()]
+        case.reason = "; ".join(filter(None, (case.reason, *silent)))
+        if case and case.options.min_sqnr_db is not None and _PLAIN in case.unanswered:
+            why = case.unanswered[_PLAIN]
+            what = f"how near the answer is to the plain model's cannot be told: {why.message}"
+            raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
         case.timings = replace(case.timings, compare_s=time.monotonic() - start)
     return case
 

@@ -85,6 +85,10 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
             {"source": reference.source, "provenance": dict(reference.provenance), "outputs": stored}
             for reference, stored in zip(case.references, stored_references, strict=True)
         ],
+        "unanswered": [
+            {"reference": name, "outcome": why.outcome, "reason": why.message, "detail": why.detail}
+            for name, why in case.unanswered.items()
+        ],
         "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
         "worker_log": case.worker_log[-200:],
         "profiles": case.profiles,
@@ -116,8 +120,9 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     outcome = case["outcome"] or "UNFINISHED"
     colour = {"PASS": "green", "FAIL": "red"}.get(outcome, "magenta")
     console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
-    # What one verdict alone has to say stands below its table.
-    if case["reason"] and len(case["verdicts"]) != 1:
+    # What one verdict alone has to say stands below its table, and so do the references that could not answer.
+    is_told = case["reason"] and len(case["verdicts"]) != 1
+    if is_told:
         _say(console, "", case["reason"])
     if case["error"]:
         _print_error(console, case)
@@ -126,6 +131,8 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     for reference in case["references"]:
         for name, why in reference["provenance"].get("fallback", ()):
             _say(console, "note", f"the reference {name} could not answer: {why}")
+    for one in () if is_told else case.get("unanswered", ()):
+        _say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
     for note in case["provenance"].get("notes", ()):
         _say(console, "note", note)
     if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):

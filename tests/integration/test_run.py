@@ -165,6 +165,33 @@ def test_two_oracles_that_disagree_are_shown_as_such(hil, simulator, tmp_path):
     assert "disagree" in ended.case["reason"]
 
 
+@pytest.mark.parametrize("order", [("onnxruntime", "onnx-reference"), ("onnx-reference", "onnxruntime")])
+def test_a_reference_that_fails_hides_no_other_ones_verdict(hil, simulator, tmp_path, order):
+    # ONNX Runtime has no CPU kernel for a product of bfloat16; ONNX's own evaluator has.
+    node, values = helper.make_node("MatMul", ["a", "b"], ["y"]), [("a", BFLOAT16, [2, 3]), ("b", BFLOAT16, [3, 2])]
+    save_model(tmp_path / "product.onnx", [node], values, [("y", BFLOAT16, [2, 2])])
+    named = [word for name in order for word in ("--reference", name)]
+    ended = hil("run", "product.onnx", "--board", simulator, *named, "--json")
+    case = ended.case
+    assert (ended.code, case["outcome"]) == (0, "PASS")
+    (verdict,) = case["verdicts"]
+    assert verdict["outcome"] == "PASS" and verdict["against"].startswith("onnx reference evaluator")
+    (silent,) = case["unanswered"]
+    assert (silent["reference"], silent["outcome"]) == ("onnxruntime", "REFERENCE_ERROR") and silent["reason"]
+    assert f"the reference onnxruntime could not answer: {silent['reason']}" in case["reason"]
+    shown = " ".join(hil("run", "product.onnx", "--board", simulator, *named).out.split())
+    assert shown.count("the reference onnxruntime could not answer: ONNX Runtime cannot load the model:") == 1
+
+
+def test_a_wrong_answer_stays_one_where_another_reference_fails(hil, tmp_path):
+    node, values = helper.make_node("MatMul", ["a", "b"], ["y"]), [("a", BFLOAT16, [2, 3]), ("b", BFLOAT16, [3, 2])]
+    save_model(tmp_path / "product.onnx", [node], values, [("y", BFLOAT16, [2, 2])])
+    named = ["--reference", "onnxruntime", "--reference", "onnx-reference"]
+    ended = hil("run", "product.onnx", "--board", "sim", "--fault", "corrupt", *named, "--json")
+    assert (ended.code, ended.case["outcome"]) == (1, "FAIL")
+    assert ended.case["unanswered"] and "could not answer" in ended.case["reason"]
+
+
 def test_several_models_give_one_record_and_the_gravest_code(hil, simulator, doubling, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
     ended = hil("run", doubling, tmp_path / "broken.onnx", DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")

@@ -11,8 +11,11 @@ Paths are relative, so that the folder can be moved: ``cd FOLDER && iree-run-mod
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hil.bundle import Artifact
@@ -20,6 +23,7 @@ from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
 from hil.bundles.cases import BundledCase
 from hil.compare.tolerance import fitted
 from hil.compare.values import EXACT_DTYPES
+from hil.controller.bundles.formats import LEFT_OUT
 from hil.controller.bundles.methods import import_methods, no_board, signatures_of
 from hil.controller.case import Workshop
 from hil.controller.commanded.signature import signature_of
@@ -35,6 +39,10 @@ from hil.iree_command import PARAMETER_SCOPE, give, is_number
 from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name
 
 _SUFFIX = ".flagfile"
+_PLAIN = "flagfile"
+_OF_CALL = re.compile(rf"{_PLAIN}_call_\d+")
+# What a trace is known by; beside it lie folders call_0, call_1, ... with each call's values.
+_TRACE = "trace.json"
 # The tools' word for a float, in the flags of their absolute tolerances.
 _FLOATS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
 
@@ -130,13 +138,51 @@ def _name(method: Method, case: BundledCase, used: set[str], *, single: bool) ->
     return name
 
 
+def flagfiles_among(files: Iterable[Path]) -> list[Path]:
+    """The flag files among files, by path and number.
+
+    A trace has one for each call, ``flagfile_call_N``; its ``flagfile`` is the first one again, and left out.
+    """
+    found = [path for path in files if is_flagfile(path.name) and path.is_file()]
+    calls = {path.parent for path in found if _OF_CALL.fullmatch(path.name)}
+    return sorted((path for path in found if path.name != _PLAIN or path.parent not in calls), key=_in_order)
+
+
+def is_flagfile(name: str) -> bool:
+    """Whether a file of this name is a flag file: ``NAME.flagfile``, ``flagfile``, or of a call in a trace."""
+    return name.endswith(_SUFFIX) or name == _PLAIN or bool(_OF_CALL.fullmatch(name))
+
+
+def case_name(file: Path, folder: Path) -> str:
+    """What a flag file's case is called: by its path in the folder, ``simple_mul.call_0``."""
+    parts = [part for part in Path(os.path.relpath(file, folder)).parts if part != os.pardir]
+    return ".".join((*parts[:-1], parts[-1].removesuffix(_SUFFIX).removeprefix(f"{_PLAIN}_")))
+
+
+def calls_left_out(files: Iterable[Path]) -> list[str]:
+    """Of each trace among files: how many of its calls have no flag file, for no program of IREE's made them."""
+    told = []
+    for place in sorted(path.parent for path in files if path.name == _TRACE):
+        calls = [path for path in place.glob("call_*") if path.is_dir()]
+        if lacking := sum(not (place / f"{_PLAIN}_{path.name}").is_file() for path in calls):
+            told.append(f"{place}: {lacking} of {len(calls)} calls have no flag file")
+    return told
+
+
+def _in_order(path: Path) -> list[tuple[str, int]]:
+    """The path with its numbers as such: call 10 comes after call 9."""
+    pieces = re.split(r"(\d+)", str(path))
+    return [(text, int(number)) for text, number in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue="0")]
+
+
 def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
-    """A bundle of the flag files in a folder, or of one: they are of one module, and each is a case."""
-    files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
-    if path.is_dir() and not files:
-        files = [one for one in (path / "flagfile",) if one.is_file()]
+    """A bundle of the flag files in a folder and below, or of one file: they are of one module, and each is a case."""
+    folder = path if path.is_dir() else path.parent
+    there = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files, left_out = flagfiles_among(there) if path.is_dir() else there, calls_left_out(there)
     if not files:
-        raise UsageError(f"{path} holds no flag file", hint=f"they are called NAME{_SUFFIX}, or flagfile")
+        hint = f"they are called NAME{_SUFFIX}, {_PLAIN}, or {_PLAIN}_call_N"
+        raise UsageError("; ".join([f"{path} holds no flag file", *left_out]), hint=hint)
     found = {file: parse_flagfile(file) for file in files}
     module, weights = _module(found)
     functions = list(dict.fromkeys(flags.function for flags in found.values()))
@@ -157,13 +203,14 @@ def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
             make_inputs(signature.inputs, flags.inputs),
             outputs,
             *as_strict(flags.rtol, flags.atol, list(outputs.values())),
-            file.stem,
+            case_name(file, folder),
             file.name,
         )
         if len(flags.inputs) < len(signature.inputs):
             raise UsageError(f"{file} gives {len(flags.inputs)} of {len(signature.inputs)} inputs")
         suites.append(MethodTestSuite(method, [case]))
-    return Bundle.create(artifact, suites, signatures=signatures, made={"model": {"name": module.name}})
+    made = {"model": {"name": module.name}, **({LEFT_OUT: left_out} if left_out else {})}
+    return Bundle.create(artifact, suites, signatures=signatures, made=made)
 
 
 def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:

@@ -15,6 +15,9 @@ from hil.bundles import Bundle
 from hil.controller.case import Workshop
 from hil.controller.registry import pick, registered
 
+# What :attr:`hil.bundles.Bundle.made` calls the list of what lies there and is no case of the bundle, a line for each.
+LEFT_OUT = "left_out"
+
 
 class Read(Protocol):
     """Makes a bundle of what another tool wrote."""

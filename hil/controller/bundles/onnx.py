@@ -16,6 +16,7 @@ from typing import Any
 import hil
 from hil.bundles import Bundle, MethodTestSuite
 from hil.controller.bundles.case_files import read_case
+from hil.controller.bundles.formats import LEFT_OUT
 from hil.controller.bundles.methods import import_methods, no_board, signatures_of
 from hil.controller.case import Workshop
 from hil.controller.compilers import compile_model
@@ -26,17 +27,37 @@ _MODEL = "model.onnx"
 _SET = re.compile(r"test_data_set_(\d+)")
 
 
+def model_of_data_sets(folder: Path) -> Path | None:
+    """The model that a folder's test data is of: its only one, else ``model.onnx``; None where it has neither."""
+    models = sorted(folder.glob("*.onnx"))
+    return models[0] if len(models) == 1 else next((model for model in models if model.name == _MODEL), None)
+
+
+def data_sets(folder: Path) -> list[Path]:
+    """The folders of test data in a folder, by number."""
+    found = ((match, one) for one in folder.iterdir() if one.is_dir() and (match := _SET.fullmatch(one.name)))
+    return [one for _, one in sorted((int(match[1]), one) for match, one in found)]
+
+
+def data_sets_left_out(folder: Path) -> list[str]:
+    """Folders that look like test data and are no case: they have no number, or no one model."""
+    mine = data_sets(folder)
+    odd = [one.name for one in sorted(folder.glob("test_data_set*")) if one.is_dir() and one not in mine]
+    told = [f"{folder}: {', '.join(odd)}: a case is a folder test_data_set_N"] if odd else []
+    if mine and model_of_data_sets(folder) is None:
+        told.append(f"{folder}: {len(mine)} test_data_set_N beside no or several models: call theirs {_MODEL}")
+    return told
+
+
 def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
     """A bundle for ONNX Runtime of a folder with a model and its test data."""
-    models = sorted(path.glob("*.onnx")) if path.is_dir() else []
-    if len(models) > 1:
-        models = [model for model in models if model.name == _MODEL]
-    if len(models) != 1:
+    chosen = model_of_data_sets(path)
+    if chosen is None:
         raise UsageError(f"{path} is no folder with one ONNX model", hint=f"it needs a {_MODEL}")
-    found = sorted((int(match[1]), one) for one in path.iterdir() if (match := _SET.fullmatch(one.name)))
+    found = data_sets(path)
     if not found:
         raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
-    (model,) = import_methods(models[0], (), shop)
+    (model,) = import_methods(chosen, (), shop)
     with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
         artifact = compile_model(
             model,
@@ -51,12 +72,16 @@ def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
             log=Path(folder) / "compile.log",
         )
     ((name, signature),) = signatures_of(artifact, [model], shop, connect=no_board).items()
-    cases = [replace(read_case(one, signature), source="ONNX test data") for _, one in found]
-    made = {
+    cases = [replace(read_case(one, signature), source="ONNX test data") for one in found]
+    made: dict[str, Any] = {
         "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
         "producer": dict(model.producer),
         "tools": {"hil": hil.__version__},
     }
+    others = [one.name for one in sorted(path.glob("*.onnx")) if one != chosen]
+    left_out = [f"{path}: {', '.join(others)}: the cases are {_MODEL}'s"] if others else []
+    if left_out := [*left_out, *data_sets_left_out(path)]:
+        made[LEFT_OUT] = left_out
     return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
 
 

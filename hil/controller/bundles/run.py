@@ -8,14 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hil.bundle import Artifact, Model
-from hil.bundles import Bundle, Method
-from hil.bundles.cases import BundledCase
+from hil.bundle import Artifact
 from hil.bundles.seal import sealed
 from hil.controller.bundles.opening import open_bundle
+from hil.controller.bundles.program_case import ProgramCase
 from hil.controller.bundles.session import STAGES, Session, Todo
 from hil.controller.cache import Cache
-from hil.controller.case import Case, Options, Workshop
+from hil.controller.case import Case, Workshop
 from hil.controller.choice import BoardChoice, choose, pinned
 from hil.controller.isolated import Isolated, lent
 from hil.controller.jobs import Job, Progress
@@ -24,7 +23,7 @@ from hil.controller.pipeline import check_options
 from hil.controller.recorder import Recorder
 from hil.controller.runs import Run, RunStore, jsonable, safe_name
 from hil.errors import EXIT_NOTHING_RAN, StorageError, UsageError
-from hil.results import RunResult, Stage
+from hil.results import Stage
 
 
 def run_bundle(
@@ -63,28 +62,11 @@ def run_bundle(
         (place / "program").mkdir()
         artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
         todo = [
-            _todo(path, bundle, method, given, artifact, job.options()) for method in chosen for given in method.cases
+            Todo(method, ProgramCase(path, bundle.digest, method, given, artifact).begin(job.options(), Path()))
+            for method in chosen
+            for given in method.cases
         ]
         return _run(job, choice, path.stem, _named(todo), artifact, Workshop(Cache(), workers), screen)
-
-
-def _todo(path: Path, bundle: Bundle, method: Method, given: BundledCase, artifact: Artifact, options: Options) -> Todo:
-    """A case as the pipeline has them, with nothing left to compile and nobody left to ask."""
-    options = replace(
-        options,
-        function=method.name,
-        rtol=given.rtol if options.rtol is None else options.rtol,
-        atol=given.atol if options.atol is None else options.atol,
-    )
-    case = Case(f"{method.name}-{given.name}", path, options, Path())
-    signature = method.signature
-    case.model = Model(
-        path.stem, "hilb", path, {path.name: path}, bundle.digest, method.name, signature.inputs, signature.outputs
-    )
-    case.artifact = replace(artifact, function=method.name, inputs=signature.inputs, outputs=signature.outputs)
-    case.inputs = dict(given.inputs)
-    case.references = [RunResult(given.source or "expected", given.expected_outputs, noise=given.noise)]
-    return Todo(method, case)
 
 
 def _named(todo: list[Todo]) -> list[Todo]:

@@ -176,6 +176,7 @@ def _free(path: Path) -> Path:
 
 def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles.signature import fingerprint
+    from hil.controller.bundles.formats import LEFT_OUT
     from hil.controller.bundles.show import counted, document_of
     from hil.controller.cli.screen import print_json
     from hil.controller.runs import storing
@@ -190,4 +191,6 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
         return 0
     signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
     click.echo(f"{path}: {head.size:,} bytes, {counted(bundle)}{signed}")
+    for line in bundle.made.get(LEFT_OUT, ()):
+        click.echo(f"left out: {line}", err=True)
     return 0

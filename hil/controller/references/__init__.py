@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +16,15 @@ from hil.controller.references.expected import expected_result
 from hil.controller.registry import pick, registered
 from hil.controller.tensor_folder import load_tensors, save_tensors
 from hil.digest import digest_of
-from hil.errors import CompileCrashed, CompileFailed, ReferenceFailed, StageTimeout, UsageError
+from hil.errors import (
+    CompileCrashed,
+    CompileFailed,
+    HilError,
+    ReferenceFailed,
+    StageError,
+    StageTimeout,
+    UsageError,
+)
 from hil.results import RunResult
 from hil.tensors import Array, dtype_name, to_bytes
 
@@ -24,6 +33,7 @@ __all__ = [
     "default_references",
     "expected_result",
     "refer",
+    "refer_each",
     "refer_with_fallback",
     "references",
 ]
@@ -170,9 +180,51 @@ def refer(
                 raise ReferenceFailed(f"the reference {name} failed: {error.message}", detail=error.detail) from error
             except (CompileFailed, CompileCrashed) as error:
                 raise ReferenceFailed(f"the reference {name}: {error.message}", detail=error.detail) from error
+            except HilError:
+                raise
+            except Exception as error:  # a package's own reference may raise anything
+                text = f"the reference {name} failed: {type(error).__name__}: {error}"
+                raise ReferenceFailed(text, detail=traceback.format_exc()) from error
 
     entry, cached = cache.get_or_make(key, {"reference": source, "model": model.name}, make, recompute)
     return RunResult(source, load_tensors(entry), provenance={"reference": name, "version": source, "cached": cached})
+
+
+def refer_each(
+    names: Sequence[str], model: Model, inputs: Mapping[str, Array], **settings: Any
+) -> tuple[list[RunResult], dict[str, StageError]]:
+    """What each of several references makes of a model; one that fails hides no other's answer.
+
+    Args:
+        names: the references'.
+        model, inputs, settings: as for :func:`refer`.
+
+    Returns:
+        The answers, in order; and name -> error of the references that could not answer.
+
+    Raises:
+        UsageError: as :func:`refer`.
+        ReferenceFailed: none could; where there is only one, what that one raises.
+        StageTimeout: there is only one, and it took too long.
+    """
+    answers: list[RunResult] = []
+    failed: dict[str, StageError] = {}
+    for name in dict.fromkeys(names):
+        try:
+            answers.append(refer(name, model, inputs, **settings))
+        except StageError as error:
+            failed[name] = error
+    if not answers and len(failed) == 1:
+        raise next(iter(failed.values()))
+    if not answers:
+        said = "; ".join(f"{name}: {error.message}" for name, error in failed.items())
+        detail = "\n".join(f"{name}:\n{error.detail}" for name, error in failed.items() if error.detail)
+        raise ReferenceFailed(
+            f"none of the references can run this model ({said})",
+            hint="give what you expect: --expected out.npy",
+            detail=detail,
+        )
+    return answers, failed
 
 
 def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: Any) -> RunResult:

@@ -162,6 +162,7 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         "ids": [spec.id for spec in specs],
         "suite_ids": [spec.id for spec in suite.cases],
         "expected": str(suite.expected) if suite.expected else None,
+        "left_out": list(suite.left_out),
         "interrupted": False,
     }
     is_new = not folder.exists()
@@ -236,6 +237,8 @@ def _run(
     done = {record.id: record for record in run.records()}
     todo = [spec for spec in specs if spec.id not in done]
     screen.begin(len(specs), list(done.values()))
+    for line in suite.left_out:
+        screen.note(f"left out: {line}")
     for remark in expectations.remarks([spec.id for spec in suite.cases], flow=flow.name, runtime=flow.runtime):
         screen.note(remark)
     by_id = {spec.id: spec for spec in todo}

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hil.bundle import Model
+from hil.bundles import Signature
+from hil.bundles.cases import BundledCase
+from hil.bundles.checks import checked_cases
+from hil.controller.bundles.case_files import read_case
 from hil.controller.case import COMPILE_TIMEOUT_S, Workshop
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
 from hil.controller.references import default_references
+from hil.controller.suite.bundled import OwnCase
+from hil.controller.suite.naming import numbered, worded
 from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.digest import digest_file, digest_of
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
@@ -45,6 +51,11 @@ class SuiteModel:
             ``<model>.calibration.npz`` beside the model, then take what was given as inputs, then random samples.
         beside: further files that its cases are made from, there or not.
         rtol, atol: tolerance for the whole model; None is the dtype's default, as for each layer.
+        own_cases: the cases that its file brings with it, each with a compiled program; None for a file that is a model
+            alone.
+        data_sets: folders of inputs and expected outputs, ONNX's own test data: a case each. Of the first, the whole
+            model has its inputs where none are given.
+        is_case: whether it is a case by itself even where its file brings cases.
     """
 
     name: str
@@ -56,6 +67,9 @@ class SuiteModel:
     beside: tuple[Path, ...] = ()
     rtol: float | None = None
     atol: float | None = None
+    own_cases: Callable[[Workshop], Sequence[OwnCase]] | None = None
+    data_sets: tuple[Path, ...] = ()
+    is_case: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,8 @@ def cases_of(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
 ) -> tuple[CaseSpec, ...]:
-    """The cases of models, in their order: ``<model>_full_model``, then ``<model>_layer_<op>_<name>`` for each layer.
+    """The cases of models, in their order: ``<model>_full_model``, ``<model>_<case>`` for each that came with it, then
+    ``<model>_layer_<op>_<name>`` for each layer.
 
     Layers come from the model as the flow's recipe made it; of layers that are merged only the first is a case, and one
     that draws random numbers is none. A model that cannot be read is a case that says so when it is made. One that
@@ -108,8 +123,15 @@ def cases_of(
 
 
 def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[CaseSpec]:
-    name, content = whole.source.name, whole.content(shop)
-    specs = [CaseSpec(f"{name}_full_model", name, whole.make, content=content)]
+    source = whole.source
+    own = _own_cases(source, whole.flow, shop)
+    if own and not source.is_case:
+        return own
+    name, content = source.name, whole.content(shop)
+    specs = [CaseSpec(f"{name}_full_model", name, whole.make, content=content), *own]
+    for place in source.data_sets:
+        make_set = functools.partial(whole.make_data_set, place)
+        specs.append(CaseSpec(f"{name}_{place.name}", name, make_set, content=content))
     if choice is None or whole.source.path.suffix.lower() != ".onnx":
         return specs
     with tempfile.TemporaryDirectory(prefix="hil-suite-") as folder:
@@ -135,6 +157,43 @@ def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[Ca
     return specs
 
 
+def _own_cases(source: SuiteModel, flow: Flow, shop: Workshop) -> list[CaseSpec]:
+    """A case for each that the model's file brings with it; of a file that cannot be read one that says so."""
+    if source.own_cases is None:
+        return []
+    try:
+        found = source.own_cases(shop)
+    except StorageError:
+        raise
+    except HilError as error:
+        return [CaseSpec(f"{source.name}_full_model", source.name, _raising(error))]
+    ids = numbered([f"{source.name}_{worded(own.name)}" for own in found])
+    return [
+        CaseSpec(
+            case_id,
+            source.name,
+            functools.partial(_make_own, own, source.path, flow),
+            content=own.content and digest_of(repr((own.content, flow)).encode()),
+        )
+        for case_id, own in zip(ids, found, strict=True)
+    ]
+
+
+def _make_own(own: OwnCase, path: Path, flow: Flow, shop: Workshop, folder: Path) -> CaseData:
+    program = own.make(shop, folder)
+    runtime = program.artifact.runtime
+    if flow.recipe:
+        raise ImportFailed(
+            f"the recipe {flow.recipe} takes models: {path.name} holds a program that is compiled already"
+        )
+    if runtime != flow.runtime:
+        raise ImportFailed(
+            f"{path.name} holds a program for {runtime}, and the flow {flow.name} runs {flow.runtime}",
+            hint=f"choose a flow that runs {runtime}",
+        )
+    return CaseData(path, rtol=program.given.rtol, atol=program.given.atol, program=program)
+
+
 def _raising(error: HilError) -> Callable[[Workshop, Path], CaseData]:
     def make(shop: Workshop, folder: Path) -> CaseData:
         raise error
@@ -147,7 +206,7 @@ class _Whole:
 
     def __init__(self, source: SuiteModel, flow: Flow, seed: int, dims: Mapping[str, int]) -> None:
         self.source = source
-        self._flow = flow
+        self.flow = flow
         self._seed = seed
         self._dims = dims
         self._lock = threading.RLock()
@@ -155,19 +214,34 @@ class _Whole:
 
     def make(self, shop: Workshop, folder: Path) -> CaseData:
         """The data of the whole model's case."""
-        log = folder / "prepare.log"
         plain = self._plain(shop)
-        inputs = self.inputs(shop)
-        path = self._after_recipe(shop, log)
         expected = _read(self.source.expected)
         if not expected and not default_references(plain):
             raise ImportFailed(
                 f"a {plain.format} model has no reference to be compared with",
                 hint=f"say what it should give in {self.source.path.stem}.expected.npz beside it",
             )
+        return self._data(self.inputs(shop), expected, shop, folder)
+
+    def make_data_set(self, place: Path, shop: Workshop, folder: Path) -> CaseData:
+        """The data of a case that is a folder of inputs and expected outputs."""
+        given = self._data_set(place, shop)
+        return self._data(dict(given.inputs), given.expected_outputs, shop, folder)
+
+    def _data(
+        self, inputs: Mapping[str, Array], expected: Mapping[str, Array], shop: Workshop, folder: Path
+    ) -> CaseData:
+        plain = self._plain(shop)
+        path = self._after_recipe(shop, folder / "prepare.log", self._sizes(shop, inputs))
         if path == plain.path:
             return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
         return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
+
+    def _data_set(self, place: Path, shop: Workshop) -> BundledCase:
+        model = self._plain(shop)
+        signature = Signature(tuple(model.inputs or ()), tuple(model.outputs or ()))
+        (given,) = checked_cases(model.function, signature, [read_case(place, signature)])
+        return given
 
     def make_layer(self, layer: Layer, mode: str, shop: Workshop, folder: Path) -> CaseData:
         """The data of a layer's case: its inputs come from what the reference computed for the whole model."""
@@ -176,7 +250,12 @@ class _Whole:
 
     def final(self, shop: Workshop, log: Path) -> Model:
         """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
-        return self._once("final", lambda: _import(self._after_recipe(shop, log), self._sizes(shop), shop))
+
+        def read() -> Model:
+            sizes = self._sizes(shop, self.inputs(shop))
+            return _import(self._after_recipe(shop, log, sizes), sizes, shop)
+
+        return self._once("final", read)
 
     def content(self, shop: Workshop) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
@@ -187,7 +266,7 @@ class _Whole:
         except HilError:  # its case runs into it again, and tells
             return ""
         beside = [_digest(file) for file in self.source.beside]
-        return digest_of(repr((model, beside, self._flow)).encode())
+        return digest_of(repr((model, beside, self.flow)).encode())
 
     def _plain(self, shop: Workshop) -> Model:
         def read() -> Model:
@@ -212,7 +291,7 @@ class _Whole:
 
         def read() -> dict[str, Array]:
             model = self._plain(shop)
-            given = _read(self.source.given)
+            given = self._given(shop)
             if model.inputs is None:  # only the board knows them: what is missing is made when it has said
                 return dict(given)
             try:
@@ -223,21 +302,36 @@ class _Whole:
 
         return self._once("inputs", read)
 
-    def _sizes(self, shop: Workshop) -> dict[str, int]:
+    def _given(self, shop: Workshop) -> Mapping[str, Array]:
+        """The inputs that lie beside the model."""
+        given = _read(self.source.given)
+        if given or not self.source.data_sets:
+            return given
+        return self._data_set(self.source.data_sets[0], shop).inputs
+
+    def _sizes(self, shop: Workshop, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Every dimension that is known: those given, and those that the inputs settle."""
-        plain, inputs = self._plain(shop), self.inputs(shop)
+        plain = self._plain(shop)
         sizes = dict(plain.dims)
         for spec in plain.inputs or ():
             pairs = zip(spec.shape, inputs[spec.name].shape, strict=True)
             sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
         return sizes
 
-    def _after_recipe(self, shop: Workshop, log: Path) -> Path:
+    def _after_recipe(self, shop: Workshop, log: Path, sizes: Mapping[str, int]) -> Path:
         def apply() -> Path:
-            plain = self._plain(shop)
-            return apply_recipe(self._flow, plain.path, _samples(self.source), shop, log, dims=self._sizes(shop))
+            return apply_recipe(self.flow, self._plain(shop).path, self._samples(shop), shop, log, dims=sizes)
 
-        return self._once("recipe", apply)
+        return self._once(f"recipe {sorted(sizes.items())}", apply)
+
+    def _samples(self, shop: Workshop) -> Sequence[Mapping[str, Array]]:
+        """What a recipe is told to calibrate with; nothing where it is to look for itself."""
+        if found := self.source.calibration():
+            return found
+        if self.source.path.with_name(f"{self.source.path.stem}.calibration.npz").exists():
+            return []
+        given = self._given(shop)
+        return [given] if given else []
 
     def _activations(self, shop: Workshop, log: Path) -> Activations:
         def compute() -> Activations:
@@ -292,11 +386,3 @@ def _read(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
         return beside()
     except UsageError as error:
         raise ImportFailed(error.message, hint=error.hint) from error
-
-
-def _samples(source: SuiteModel) -> Sequence[Mapping[str, Array]]:
-    """What a recipe is told to calibrate with; nothing where it is to look for itself."""
-    if found := source.calibration():
-        return found
-    given = {} if source.path.with_name(f"{source.path.stem}.calibration.npz").exists() else _read(source.given)
-    return [given] if given else []

@@ -63,7 +63,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         iterations=statistics.get("iterations", 0),
         artifact_bytes=_size(case),
         program=case.artifact.digests[case.artifact.main] if case.artifact else "",
-        cached=case.artifact.cached if case.artifact and case.artifact.compiler != "none" else None,
+        cached=case.artifact.cached if case.artifact is not None and _is_compiled(case) else None,
         notes=case.artifact.notes if case.artifact else {},
         outputs=_comparisons(verdict),
         against=verdict.against if verdict is not None else "",
@@ -77,6 +77,11 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         started=task.started,
         content=spec.content,
     )
+
+
+def _is_compiled(case: Case) -> bool:
+    """Whether a compiler was asked for the program: some models are programs, and some cases come with one."""
+    return case.timings.compile_s is not None and case.artifact is not None and case.artifact.compiler != "none"
 
 
 def _comparisons(verdict: Verdict | None) -> tuple[Mapping[str, Any], ...]:

@@ -84,7 +84,7 @@ def prepared(
 
 def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, shop: Workshop) -> bool:
     """Whether a case's program is still to be made by a compiler that makes several at once."""
-    if case.outcome or case.model is None or (flow.compiler or flow.runtime) != "iree":
+    if case.outcome or case.model is None or case.artifact is not None or (flow.compiler or flow.runtime) != "iree":
         return False
     try:
         return settings.recompute or not has_compiled(case.model, flags=_flags(flow, config), cache=shop.cache)

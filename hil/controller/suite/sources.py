@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hil.controller.case import Workshop
 from hil.controller.flows import Flow
-from hil.controller.suite.folder import models_at
+from hil.controller.suite.folder import look
 from hil.controller.suite.model_cases import LayerChoice, cases_of
 from hil.controller.suite.operators import operator_cases
 from hil.controller.suite.spec import Suite
@@ -70,8 +70,10 @@ def open_suite(
             hint=f"{did_you_mean(source, _known(path))}{', '.join(BUILT_IN)}, or the path of a model or a folder",
         )
     folder = path if path.is_dir() else path.parent
-    cases = cases_of(models_at(path), flow, shop, layers=choice, seed=seed, dims=dims)
-    return Suite(path.stem if path.is_file() else path.resolve().name, source, cases, folder / EXPECTED)
+    found = look(path)
+    cases = cases_of(found.models, flow, shop, layers=choice, seed=seed, dims=dims)
+    name = path.stem if path.is_file() else path.resolve().name
+    return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
 
 def _known(path: Path) -> list[str]:

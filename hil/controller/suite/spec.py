@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hil.controller.bundles.program_case import ProgramCase
 from hil.controller.case import Workshop
 from hil.tensors import Array
 
@@ -23,6 +24,7 @@ class CaseData:
         plain_expected: outputs that take the place of that reference; empty asks it.
         rtol, atol: the case's own tolerance; None is the dtype's default.
         dims: values of symbolic dimensions.
+        program: the case with its compiled program, where it came with one; then all but the tolerance stands there.
     """
 
     path: Path
@@ -33,6 +35,7 @@ class CaseData:
     rtol: float | None = None
     atol: float | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
+    program: ProgramCase | None = None
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class CaseSpec:
     """One case. Its name is cheap to know; its data is made when it is its turn.
 
     Attributes:
-        id: unique in its suite and the same in every run: ``<model>_full_model``, ``<model>_layer_<op>_<name>``, a node
-            test's name. Letters, digits and ``._+-`` only.
+        id: unique in its suite and the same in every run: ``<model>_full_model``, ``<model>_layer_<op>_<name>``, for a
+            case that came with the model ``<model>_<case>``, a node test's name. Letters, digits and ``._+-`` only.
         model: the model's name.
         make: makes the data; the folder is the case's own and empty. Called in a thread, for each case at most once.
             Raises HilError (stage ``import`` where it says none).
@@ -69,9 +72,11 @@ class Suite:
         source: what names it on the command line.
         cases: in order; their ids differ.
         expected: the file of expected failures, whether it is there or not; None where there can be none.
+        left_out: test cases that lie there and cannot be run, a line for each place.
     """
 
     name: str
     source: str
     cases: tuple[CaseSpec, ...]
     expected: Path | None = None
+    left_out: tuple[str, ...] = ()

@@ -127,13 +127,11 @@ class TaskQueue:
 
 
 def fresh(case: Case) -> Case:
-    """The case as it was before it ran: of its times those of the host's half are left."""
+    """The case as it was before it ran: what the host made is left, references among it, and of its times those."""
     return replace(
         case,
         result=None,
-        references=[],
         verdicts=[],
-        plain_reference=None,
         plain_verdict=None,
         outcome=None,
         stage="",

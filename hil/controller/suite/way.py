@@ -72,6 +72,8 @@ def begin_case(spec: CaseSpec, flow: Flow, shop: Workshop, folder: Path, setting
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     try:
         data = spec.make(shop, folder)
+        if data.program is not None:
+            return replace(data.program.begin(options_for(data, flow, settings, spec.id), folder), name=spec.id)
         quantum = quantum_atol(flow, data.path, shop, folder / "logs" / "import.log")
         if quantum is not None:
             data = replace(data, atol=max(quantum, data.atol or 0.0))
@@ -95,9 +97,10 @@ def refer_ahead(case: Case, shop: Workshop) -> Case | None:
     """Ask the references while the case waits for its board.
 
     Returns:
-        A copy of the case, for :func:`conclude_case`; None where it has its outcome, or its inputs are not known yet.
+        A copy of the case, for :func:`conclude_case`; None where it has its outcome, its inputs are not known yet, or
+        it came with what is expected.
     """
-    if case.outcome or case.inputs is None:
+    if case.outcome or case.inputs is None or case.references:
         return None
     copy = replace(case)
     with _told(copy, Stage.REFER, ReferenceFailed):

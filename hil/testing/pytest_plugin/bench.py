@@ -26,7 +26,7 @@ from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import check_options
 from hil.controller.runs import safe_name, storing
 from hil.controller.suite.expected import Expectations
-from hil.controller.suite.folder import models_at
+from hil.controller.suite.folder import look
 from hil.controller.suite.model_cases import LayerChoice, SuiteModel, cases_of
 from hil.controller.suite.request import Request
 from hil.controller.suite.sources import EXPECTED
@@ -54,6 +54,7 @@ class ModelFolder:
         path: the folder.
         out: where what its cases leave behind goes, in a folder for each kind of hardware.
         models: by file.
+        left_out: test cases that lie there and cannot be run, a line for each place.
         expectations: what its cases are expected to end in.
         specs: file -> its cases, for the models that were read.
     """
@@ -61,6 +62,7 @@ class ModelFolder:
     path: Path
     out: Path
     models: Mapping[Path, SuiteModel]
+    left_out: list[str]
     expectations: Expectations
     specs: dict[Path, tuple[CaseSpec, ...]] = field(default_factory=dict)
 
@@ -246,8 +248,9 @@ class Bench:
         taken = [folder.out for folder in self.folders]
         if out in taken:
             out = out.with_name(f"{out.name}-{len(taken) + 1}")
-        models = {model.path: model for model in models_at(path)}
-        return ModelFolder(path, out, models, Expectations.load(path / EXPECTED))
+        found = look(path)
+        models = {model.path: model for model in found.models}
+        return ModelFolder(path, out, models, found.left_out, Expectations.load(path / EXPECTED))
 
     def _connect(self, choice: BoardChoice) -> AnyBoard:
         return open_board(choice, runtime=self.flow.runtime, purpose="pytest", wait_s=self.request.wait_s, say=print)

@@ -105,9 +105,10 @@ class Hooks:
         return report
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Expected failures that nothing is called like, or whose day is over."""
+        """Cases that are left out; expected failures that nothing is called like, or whose day is over."""
         flow = self._bench.flow
-        return [
+        left_out = [f"hil: left out: {line}" for folder in self._bench.folders for line in folder.left_out]
+        return left_out + [
             f"hil: {line}"
             for folder in self._bench.folders
             if folder.models.keys() == folder.specs.keys()

@@ -13,7 +13,15 @@ from hil.bundle import Model
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.isolated import Isolated
-from hil.controller.references import default_references, expected_result, refer, refer_with_fallback, references
+from hil.controller.references import (
+    Reference,
+    default_references,
+    expected_result,
+    refer,
+    refer_each,
+    refer_with_fallback,
+    references,
+)
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 from hil.ort_values import ONNX_TYPES
 from hil.tensors import TensorSpec, dtype_name, dtype_of, save_npy
@@ -184,6 +192,39 @@ def test_nobody_can(save_onnx: Save, settings: dict[str, Any]) -> None:
     with pytest.raises(ReferenceFailed, match="no reference can run this model") as caught:
         refer_with_fallback(model, {"x": np.zeros(2, np.float32)}, **settings)
     assert all(name in caught.value.message for name in ALL) and "--expected" in caught.value.hint
+
+
+def test_of_several_those_that_fail_are_told_and_the_others_answer(
+    bf16_matmul: Model, settings: dict[str, Any]
+) -> None:
+    inputs = make_inputs(bf16_matmul.inputs or (), [])
+    answers, failed = refer_each(["onnxruntime", "onnx-reference"], bf16_matmul, inputs, **settings)
+    assert [answer.provenance["reference"] for answer in answers] == ["onnx-reference"]
+    assert list(failed) == ["onnxruntime"] and "MatMul" in failed["onnxruntime"].message
+
+
+def test_of_several_that_all_fail_each_is_named(save_onnx: Save, settings: dict[str, Any]) -> None:
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
+    path = save_onnx([node], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], domains=("com.acme",))
+    model = import_model(path, isolated=settings["isolated"])
+    with pytest.raises(ReferenceFailed) as caught:
+        refer_each(ALL, model, {"x": np.zeros(2, np.float32)}, **settings)
+    assert all(f"{name}: " in caught.value.message for name in ALL) and "--expected" in caught.value.hint
+    with pytest.raises(ReferenceFailed, match="Frobnicate"):
+        refer_each(["onnxruntime"], model, {"x": np.zeros(2, np.float32)}, **settings)
+
+
+def test_whatever_a_foreign_reference_raises_is_its_failure(
+    linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute(*_: Any, **__: Any) -> None:
+        raise RecursionError("too deep for me")
+
+    odd = Reference(("onnx",), lambda: "odd 1", compute)
+    known = {**references(), "odd": odd}
+    monkeypatch.setattr("hil.controller.references.references", lambda: known)
+    answers, failed = refer_each(["odd", "onnxruntime"], linear, {"x": np.ones((2, 4), np.float32)}, **settings)
+    assert len(answers) == 1 and "RecursionError: too deep for me" in failed["odd"].message
 
 
 def test_bad_indices_are_told_by_every_reference_that_looks(save_onnx: Save, settings: dict[str, Any]) -> None:

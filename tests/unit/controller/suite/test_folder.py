@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.controller.suite.folder import models_at
+from hil.controller.suite.folder import look, models_at
 from hil.errors import UsageError
 
 
@@ -96,3 +96,49 @@ def test_tensors_beside_a_model_are_its_inputs_and_expected_outputs(folder):
     assert net.given()["x"].tolist() == [0, 1, 2]
     assert net.expected()["y"].tolist() == [0, 1, 2, 3]
     assert bare.given() == {} and bare.expected() == {}
+
+
+def test_bundles_and_golden_folders_are_found_and_bring_their_cases(folder):
+    place = folder(
+        "a.hilb", "b.bpte", "set/golden.json", "set/program/main.vmfb", "set/f-0/0-x/input_0.npy", "golden.json"
+    )
+    found = models_at(place)
+    assert names(found) == ["a", "b", "set"]
+    assert all(model.own_cases is not None and not model.is_case for model in found)
+    assert found[2].path == place / "set" / "golden.json" and len(found[2].beside) == 3 + 2
+    np.savez(place / "b.inputs.npz", x=np.zeros(3, np.float32))
+    assert models_at(place)[1].is_case
+
+
+def test_test_data_is_of_the_one_model_beside_it(folder):
+    place = folder("net/a.onnx", *(f"net/test_data_set_{number}/input_0.pb" for number in (10, 9)))
+    (model,) = models_at(place)
+    assert [one.name for one in model.data_sets] == ["test_data_set_9", "test_data_set_10"]
+    assert look(place).left_out == []
+    folder("net/b.onnx", "net/test_data_set_x/input_0.pb")
+    found = look(place)
+    assert not any(model.data_sets for model in found.models)
+    assert ["test_data_set_x" in line or "2 test_data_set_N" in line for line in found.left_out] == [True, True]
+    folder("net/model.onnx")
+    assert [bool(model.data_sets) for model in models_at(place)] == [False, False, True]
+
+
+def test_a_flag_file_stands_for_a_program_elsewhere(folder):
+    place = folder("run/net.vmfb", "flags/x", "alone.vmfb")
+    for number in range(11):
+        flags = "--module=../run/net.vmfb\n--expected_output=1xf32=1\n"
+        (place / "flags" / f"flagfile_call_{number}").write_text(flags)
+    (place / "flags" / "flagfile").write_text(flags)
+    (place / "flags" / "trace.json").touch()
+    for number in range(12):
+        (place / "flags" / f"call_{number}").mkdir()
+    alone, net = models_at(place)
+    assert (net.name, alone.name, alone.own_cases) == ("net", "alone", None)
+    calls = [f"call_{number}" for number in range(11)]
+    assert [one.name for one in net.own_cases(None)] == [f"flags.{name}" for name in calls]
+    assert look(place).left_out == [f"{place / 'flags'}: 1 of 12 calls have no flag file"]
+    (found,) = models_at(place / "flags")
+    assert (found.name, found.path) == ("net", place / "flags" / "flagfile_call_0")
+    assert [one.name for one in found.own_cases(None)] == calls
+    (one,) = models_at(place / "flags" / "flagfile_call_3")
+    assert [one.name for one in one.own_cases(None)] == ["call_3"]
