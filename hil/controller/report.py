@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.case import Case
+from hil.placement import placement_text
 from hil.results import RunResult, Verdict
 from hil.tensors import TensorSpec, type_text
 
@@ -126,8 +127,10 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     for reference in case["references"]:
         for name, why in reference["provenance"].get("fallback", ()):
             _say(console, "note", f"the reference {name} could not answer: {why}")
-    for note in case["provenance"].get("notes", ()):
+    for note in (*case["provenance"].get("notes", ()), *filter(None, [case["provenance"].get("elsewhere")])):
         _say(console, "note", note)
+    if (placement := case["provenance"].get("placement")) is not None:
+        _say(console, "ran on", placement_text(placement) or "nothing: it has no nodes")
     if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
         _say(console, "compiled", text)
     if command := case["provenance"].get("command"):

@@ -58,6 +58,14 @@ class Program(Protocol):
     and returns the files, among them one of :class:`hil.agent.runtimes.profiling.ClockPairs`; ``tool`` is the command
     that its ``describe`` asked for. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself
     can be run on.
+
+    One that knows which device, provider or delegate runs its nodes has another::
+
+        def placement(self) -> hil.placement.Placement | None
+
+    It is called after runs, outside of what is timed, and tells of the last one; None is "not known". It returns the
+    same tuple as long as nothing has changed. Parts are marked ``elsewhere`` that are not on the device which was given
+    to :meth:`Runtime.load`, or on the default one where none was.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -137,6 +137,8 @@ def print_run(record: Mapping[str, Any]) -> None:
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
             _say(console, "hint", hint)
+    for note in dict.fromkeys(filter(None, (case["provenance"].get("elsewhere") for case in record["cases"]))):
+        _say(console, "note", note)
     passed = sum(case["outcome"] == "PASS" for case in record["cases"])
     text = f"{passed} of {len(record['cases'])} cases passed{_where(record)}, stored in {record['folder']}"
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -92,6 +92,8 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "op": record.op,
         **record.timings,
         "device_p50_ns": record.device_p50_ns,
+        "placement": placement_text(record.placement or ()),
+        "elsewhere": record.elsewhere,
     }
     if record.outcome not in ("PASS", "XFAIL"):
         named |= {"repeat": record.repeat}
