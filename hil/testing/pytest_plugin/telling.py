@@ -10,6 +10,7 @@ from pathlib import Path
 from hil.controller.case import Case
 from hil.controller.report import print_verdict, verdict_record
 from hil.controller.suite.record import CaseRecord
+from hil.placement import placement_text
 from hil.results import Verdict
 
 _WIDTH = 100
