@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 EXIT_OK = 0
 EXIT_FAIL = 1
@@ -160,9 +160,14 @@ class StageTimeout(StageError):
 
 
 class RanElsewhere(StageError):
-    """The program ran on another device than it was told to."""
+    """The program ran on another device than it was told to.
+
+    Attributes:
+        result: what it gave there, a :class:`hil.results.RunResult`; None where that is not known.
+    """
 
     outcome = "FALLBACK"
+    result: Any = None
 
 
 class ReferenceFailed(StageError):

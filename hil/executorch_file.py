@@ -7,7 +7,7 @@ fields are numbered as they stand there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,7 @@ _KINDS = (
 _BUNDLED_KINDS = ("", "tensor", "int", "bool", "double")
 _SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}
 # KernelCall and DelegateCall name their values in field 1; MoveCall has two fields, a number each.
-_MOVE_CALL = 3
+_KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL = 1, 2, 3
 _MOST_DIMS = 32
 
 
@@ -91,6 +91,7 @@ class Method:
         inputs, outputs: in order, those that are no tensors among them.
         operators: what it calls beside its delegates: ``aten::add.out``.
         backends: what its delegates were compiled for: ``XnnpackBackend``.
+        calls: (backend, operator) of each call of a delegate or a kernel, in order, one of the two "".
     """
 
     name: str
@@ -98,6 +99,7 @@ class Method:
     outputs: tuple[Value, ...]
     operators: tuple[str, ...]
     backends: tuple[str, ...]
+    calls: tuple[tuple[str, str], ...] = ()
 
     @property
     def keeps_state(self) -> bool:
@@ -233,14 +235,28 @@ def _method(plan: Table) -> Method:
     places = plan.integers(3), plan.integers(4)
     if any(not 0 <= place < len(values) for place in (*places[0], *places[1])):
         raise Damaged("it is damaged: a method's values are not there")
-    operators = (".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.tables(6))
+    operators = [".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.tables(6)]
+    backends = [one.text(0) for one in plan.tables(7)]
     return Method(
         name=plan.text(0),
         inputs=tuple(_value(values[place], is_fixed=True) for place in places[0]),
         outputs=tuple(_value(values[place], is_fixed=place not in written) for place in places[1]),
         operators=tuple(dict.fromkeys(operators)),
-        backends=tuple(dict.fromkeys(one.text(0) for one in plan.tables(7))),
+        backends=tuple(dict.fromkeys(backends)),
+        calls=tuple(_calls(plan, operators, backends)),
     )
+
+
+def _calls(plan: Table, operators: Sequence[str], backends: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for chain in plan.tables(5):
+        for instruction in chain.tables(2):
+            kind, arguments = instruction.number(0, "Uint8"), instruction.table(1)
+            if arguments is None or kind not in (_KERNEL_CALL, _DELEGATE_CALL):
+                continue
+            names, number = operators if kind == _KERNEL_CALL else backends, arguments.number(0, "Int32")
+            if not 0 <= number < len(names):
+                raise Damaged("it is damaged: a method calls what is not there")
+            yield ("", names[number]) if kind == _KERNEL_CALL else (names[number], "")
 
 
 def _value(value: Table, *, is_fixed: bool) -> Value:

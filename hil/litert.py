@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hil.errors import LoadFailed, RunFailed
+from hil.placement import Part, Placement
 from hil.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of
 
 PACKAGE = "ai-edge-litert"
@@ -23,8 +24,19 @@ KERNELS: Mapping[str, str] = MappingProxyType(
 )
 
 
+_DELEGATED = "xnnpack"
+# What the nodes are called that delegates put in place of those which they take.
+_DELEGATE = "DELEGATE"
+
+
 class Signature:
     """One function of a model, loaded: a signature, or the main graph of a model that has none.
+
+    Args:
+        interpreter: LiteRT's.
+        file: the model's name, for messages.
+        function: a signature's key; "" is the only one.
+        kernels: one of :data:`KERNELS`, which the interpreter was made with.
 
     Attributes:
         name: the signature's key; "" where there is none.
@@ -33,8 +45,10 @@ class Signature:
             symbol such as ``x.dim0``, of an output None.
     """
 
-    def __init__(self, interpreter: Any, file: str, function: str) -> None:
+    def __init__(self, interpreter: Any, file: str, function: str, kernels: str) -> None:
         self._owner = interpreter  # which the core does not keep alive
+        self._kernels = kernels
+        self._placed: Placement | None = None
         # The public methods reach the first subgraph only, and copy more than once.
         self._core = interpreter._interpreter
         signatures = self._core.GetSignatureDefs()
@@ -67,7 +81,7 @@ class Signature:
                     if not spec.is_static:
                         self._core.ResizeInputTensor(index, np.array(size, np.int32), False, self._graph)
                 self._core.AllocateTensors(self._graph)
-                self._sizes = sizes
+                self._sizes, self._placed = sizes, None
             for index, array in zip(self._given, arrays, strict=True):
                 self._core.SetTensor(index, _to_litert(array), self._graph)
         except Exception as error:
@@ -87,6 +101,32 @@ class Signature:
     def outputs_now(self) -> list[Array]:
         """The outputs of the last run, copied."""
         return [self._output(index, spec) for index, spec in zip(self._made, self.outputs, strict=True)]
+
+    def placement(self) -> Placement | None:
+        """Which kernels run which nodes, now that inputs have been set. Of nodes it tells in the first subgraph alone.
+
+        Of a node that the delegate took, LiteRT says nothing itself: it is one that lies between the tensors which a
+        node of the delegate's takes and those which that gives.
+        """
+        if self._graph:
+            return None if self._kernels == _DELEGATED else (Part(self._kernels),)
+        if self._placed is None:
+            core = self._core
+            names = [str(core.NodeName(node)) for node in range(core.NumNodes())]
+            delegates = {node for node, name in enumerate(names) if name == _DELEGATE}
+            own = set(range(len(names))) - delegates
+            makers = {int(tensor): node for node in own for tensor in core.NodeOutputs(node)}
+            taken: set[int] = set()
+            for delegate in delegates:
+                given = {int(tensor) for tensor in core.NodeInputs(delegate)}
+                left = [int(tensor) for tensor in core.NodeOutputs(delegate)]
+                while left:
+                    node = makers.get(left.pop())
+                    if node is not None and node not in taken:
+                        taken.add(node)
+                        left += {int(tensor) for tensor in core.NodeInputs(node)} - given
+            self._placed = _parts(self._kernels, [names[node] for node in taken], [names[node] for node in own - taken])
+        return self._placed
 
     def _output(self, index: int, spec: TensorSpec) -> Array:
         size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]
@@ -129,7 +169,14 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
         )
     except Exception as error:
         raise LoadFailed(f"LiteRT refused {path.name}: {words(error)}", detail=str(error)) from error
-    return Signature(interpreter, path.name, function)
+    return Signature(interpreter, path.name, function, kernels)
+
+
+def _parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:
+    if kernels != _DELEGATED:
+        return (Part.of(kernels, left),)
+    parts = Part.of(_DELEGATED, delegated), Part.of("builtin", left, elsewhere=True)
+    return tuple(part for part in parts if part.nodes)
 
 
 def words(error: Exception) -> str:

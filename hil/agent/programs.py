@@ -214,6 +214,8 @@ class Programs:
             peak_memory_bytes=reply["peak"],
             cpu_ns=reply["cpu_ns"],
         )
+        if (parts := reply.get("placement")) is not None:
+            done.placement.CopyFrom(pb.Placement(parts=[pb.Part(**part) for part in parts]))
         entries = reply["outputs"]
         view = loaded.worker.output_view(max((entry["at"] + entry["bytes"] for entry in entries), default=0))
         streams: list[memoryview] = []

@@ -27,7 +27,8 @@ from hil.bundles.checks import check_loaded
 from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.bundles.verdicts import told, worst
 from hil.compare.verdict import compare
-from hil.errors import EXIT_INTERRUPTED, HilError, RunCrashed, RunFailed, StageTimeout, UsageError
+from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
+from hil.placement import Part, Placement, Told
 from hil.results import Outcome, RunResult, Verdict, exit_code_of
 from hil.tensors import Array, TensorSpec
 
@@ -42,6 +43,8 @@ class CaseResult:
         device_ns: how long it ran, by the board's clock; None where it did not come to its end.
         verdict: beside what was expected; None where there was nothing to compare.
         error: what ended it instead.
+        placement: where it ran; None where the runtime does not tell.
+        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
     """
 
     method: str
@@ -51,6 +54,8 @@ class CaseResult:
     device_ns: int | None = None
     verdict: Verdict | None = None
     error: HilError | None = None
+    placement: Placement | None = None
+    elsewhere: str = ""
 
 
 def verify_bundle(
@@ -59,6 +64,7 @@ def verify_bundle(
     *,
     device: str = "",
     timeout: float = 60.0,
+    no_fallback: bool = False,
     watch: Callable[[CaseResult], None] = lambda result: None,
 ) -> list[CaseResult]:
     """Run every case of these methods here and compare what comes out with what is expected.
@@ -68,6 +74,7 @@ def verify_bundle(
         methods: of the bundle.
         device: the runtime's; "" is its default.
         timeout: seconds for loading, and for each case.
+        no_fallback: whether a node that runs on another device than it was told to is an error.
         watch: told of each case as it ends.
 
     Raises:
@@ -84,7 +91,8 @@ def verify_bundle(
         with tempfile.TemporaryDirectory(prefix="hil-verify-") as folder:
             program = bundle.extract(Path(folder))
             for method in methods:
-                desk = _Desk(supervisor, Path(folder), replace(program, function=method.name), method, device, timeout)
+                program = replace(program, function=method.name)
+                desk = _Desk(supervisor, Path(folder), program, method, device, timeout, no_fallback)
                 for result in desk.results():
                     watch(result)
                     results.append(result)
@@ -104,6 +112,7 @@ class _Desk:
         method: Method,
         device: str,
         timeout: float,
+        no_fallback: bool,
     ) -> None:
         self._supervisor = supervisor
         self._folder = folder
@@ -111,7 +120,9 @@ class _Desk:
         self._method = method
         self._device = device
         self._timeout = timeout
+        self._no_fallback = no_fallback
         self._worker: Worker | None = None
+        self._placement: Placement | None = None
 
     def results(self) -> Iterator[CaseResult]:
         """Each case, run and compared."""
@@ -130,7 +141,10 @@ class _Desk:
                     yield self._result(worker, case)
                 except HilError as error:
                     outcome = Outcome(error.outcome or "RUN_ERROR")
-                    yield CaseResult(self._method.name, case.name, outcome, error.message, error=error)
+                    placed = self._placement if isinstance(error, RanElsewhere) else None
+                    yield CaseResult(
+                        self._method.name, case.name, outcome, error.message, error=error, placement=placed
+                    )
                     if isinstance(error, (RunCrashed, StageTimeout)):
                         self._end()
         finally:
@@ -159,13 +173,25 @@ class _Desk:
 
     def _result(self, worker: Worker, case: BundledCase) -> CaseResult:
         outputs, device_ns = self._run(worker, case)
+        told = Told.by(self._program, self._device)
+        self._placement = None if self._placement is None else told.mark(self._placement)
+        elsewhere = told.check(self._placement, no_fallback=self._no_fallback)
         names = list(case.expected_outputs)
         # The program may know no names: they are the bundle's, in order.
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})
         expected = RunResult(case.source or "the bundle", case.expected_outputs, noise=case.noise)
         verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol)
-        return CaseResult(self._method.name, case.name, verdict.outcome, verdict.reason, device_ns, verdict)
+        return CaseResult(
+            self._method.name,
+            case.name,
+            verdict.outcome,
+            verdict.reason,
+            device_ns,
+            verdict,
+            placement=self._placement,
+            elsewhere=elsewhere,
+        )
 
     def _run(self, worker: Worker, case: BundledCase) -> tuple[list[Array], int]:
         datas = [tensors.to_bytes(array) for array in case.inputs.values()]
@@ -180,6 +206,8 @@ class _Desk:
             at += aligned(data.nbytes)
         order = {"op": "invoke", "bytes": size, "inputs": entries, "warmup": 0, "iterations": 1}
         reply = worker.call(order, self._timeout)
+        if (parts := reply["placement"]) is not None:
+            self._placement = tuple(Part.of_json(part) for part in parts)
         found = reply["outputs"]
         view = worker.output_view(max((one["at"] + one["bytes"] for one in found), default=0))
         # Views of memory that the next case's outputs are written into: they are compared before that.
@@ -191,7 +219,7 @@ class _Desk:
     def _end(self) -> None:
         if self._worker is not None:
             self._worker.close()
-            self._worker = None
+            self._worker = self._placement = None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -217,6 +245,9 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument("--trusted-keys", type=Path, metavar="FILE", help="refuse what none of these keys has signed")
     options.add_argument("--device", default="", help="the runtime's device (default: its first)")
     options.add_argument("--timeout", type=float, default=60.0, metavar="S", help="limit of loading and of each case")
+    options.add_argument(
+        "--no-fallback", action="store_true", help="fail where any node runs on another device than it was told to"
+    )
     options.add_argument("--json", action="store_true", dest="as_json", help="one JSON document on stdout")
     return options
 
@@ -233,7 +264,8 @@ def _verify(options: argparse.Namespace) -> int:
         if not options.as_json:
             print(_line(result), flush=True)
 
-    results = verify_bundle(bundle, methods, device=options.device, timeout=options.timeout, watch=show)
+    settings = {"device": options.device, "timeout": options.timeout, "no_fallback": options.no_fallback}
+    results = verify_bundle(bundle, methods, **settings, watch=show)
     code = exit_code_of(result.outcome for result in results)
     if options.as_json:
         document = {
@@ -259,6 +291,8 @@ def _line(result: CaseResult) -> str:
     line = f"{result.outcome.value}  {result.method}/{result.case}"
     if result.verdict is not None and result.device_ns is not None:
         line += f"  {told(worst(map(asdict, result.verdict.outputs)))}, {result.device_ns / 1e6:.3g} ms"
+    if result.elsewhere:
+        line += f"\n      note: {result.elsewhere}"
     if result.outcome is not Outcome.PASS:
         line += f"\n      {result.reason}"
     if result.error is not None and result.error.hint:
@@ -274,6 +308,8 @@ def _record(result: CaseResult) -> dict[str, Any]:
         "reason": result.reason,
         "device_ns": result.device_ns,
         "outputs": [asdict(output) for output in result.verdict.outputs] if result.verdict is not None else [],
+        "placement": None if result.placement is None else [part.to_json() for part in result.placement],
+        "elsewhere": result.elsewhere,
         "error": result.error
         and {"kind": type(result.error).__name__, "hint": result.error.hint, "detail": result.error.detail},
     }

@@ -22,6 +22,7 @@ from hil.agent.runtimes import resolve
 from hil.agent.shm import Arena, aligned
 from hil.clock import now_ns
 from hil.errors import HilError, LoadFailed, RunFailed, UsageError
+from hil.placement import Placement
 from hil.tensors import Array, TensorSpec
 
 
@@ -55,6 +56,7 @@ class _Worker:
         self._folder = Path()
         self._entries: list[dict[str, Any]] | None = None
         self._arrays: list[Array] = []
+        self._placed: Placement | None = None
 
     def do_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make the runtime and open its device ahead of the load."""
@@ -98,6 +100,7 @@ class _Worker:
             "warmup_ns": warm_end - warm_start,
             "cpu_ns": cpu_ns,
             "peak": _peak_memory(),
+            "placement": self._news_of_placement(),
         }
 
     def do_profile(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +123,19 @@ class _Worker:
             specs = tuple(TensorSpec(file.name, "uint8", (file.stat().st_size,)) for file in files)
             outputs = self._store(specs, [_mapped(file) for file in files])
         return {"outputs": outputs, "start_ns": [], "end_ns": [], "warmup_ns": 0, "cpu_ns": 0, "peak": _peak_memory()}
+
+    def _news_of_placement(self) -> list[dict[str, Any]] | None:
+        """Where the program ran; None where that is not known, or has been told."""
+        tell = getattr(self.program, "placement", None)
+        try:
+            placed = tell() if tell is not None else None
+        except Exception:  # of a library: the answer itself is there, and that this is not known is told as well
+            traceback.print_exc()
+            placed = None
+        if placed is None or placed == self._placed:
+            return None
+        self._placed = placed
+        return [part.to_json() for part in placed]
 
     def _given(self, entries: list[dict[str, Any]], size: int) -> list[Array]:
         """The inputs as views of the shared arena, made and checked once for calls that differ in content only."""

@@ -149,6 +149,7 @@ _OPTIONS: dict[str, Kind] = {
     "compile_flags": TEXTS,
     "debug_ir": ("a path or None", _or_none(_path)),
     "recompute": ("True or False", _an(bool)),
+    "no_fallback": ("True or False", _an(bool)),
 }
 _HINTS = {
     "inputs": "for example {'x': array}, or ['x=x.npy']",

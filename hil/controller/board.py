@@ -251,8 +251,13 @@ class Board:
                 "the board stopped answering during the upload", stage="push", board=self.name, detail=self._link.log()
             ) from gone
 
-    def load(self, artifact: Artifact, *, timeout: float = 60.0) -> LoadedProgram:
+    def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> LoadedProgram:
         """Load a pushed program in a worker of its own.
+
+        Args:
+            artifact: the program.
+            timeout: seconds for it.
+            no_fallback: whether a node that runs on another device than it was told to fails a run.
 
         Raises:
             LoadFailed, RunCrashed, StageTimeout: as the board says.
@@ -266,7 +271,7 @@ class Board:
             function=artifact.function,
             timeout=timeout,
         )
-        return LoadedProgram(self, self._client, artifact, loaded, device)
+        return LoadedProgram(self, self._client, artifact, loaded, device, no_fallback=no_fallback)
 
     def logs(self, program_id: str) -> list[str]:
         """What a program's worker wrote to stderr; nothing where the board cannot be asked any more."""

@@ -46,6 +46,7 @@ class Options:
         debug_ir: folder for the compiler's IR.
         recompute: do not take artifacts or reference results from the cache.
         profile: run a second time under the runtime's profiler, and watch the board meanwhile.
+        no_fallback: a node that runs on another device than it was told to is an error, not a note.
     """
 
     runtime: str = ""
@@ -70,6 +71,7 @@ class Options:
     debug_ir: Path | None = None
     recompute: bool = False
     profile: bool = False
+    no_fallback: bool = False
 
 
 @dataclass
@@ -152,6 +154,8 @@ def end_case(case: Case, error: errors.HilError, stage: Stage) -> None:
     """End a case by an error; ``stage`` is where it happened, unless the error knows better."""
     error.located(stage=stage.value)
     case.error = error
+    if isinstance(error, errors.RanElsewhere):
+        case.result = error.result
     case.stage = error.stage
     case.outcome = Outcome(error.outcome or "RUN_ERROR")
     case.reason = error.message

@@ -65,6 +65,7 @@ class Job:
     compile_flags: tuple[str, ...] = ()
     debug_ir: Path | None = None
     recompute: bool = False
+    no_fallback: bool = False
     wait_s: float = 60.0
     faults: tuple[str, ...] = ()
     flagfile: Path | None = None

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from hil.bundle import Artifact
 from hil.controller.client import AgentClient, Loaded
 from hil.controller.passes import ProfilePass
-from hil.controller.provenance import provenance_of
+from hil.controller.provenance import placed, provenance_of
 from hil.controller.streams import Invocation
 from hil.errors import BoardError
+from hil.placement import Placement, Told
 from hil.results import RunResult
 from hil.tensors import Array
 
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
 class LoadedProgram:
     """A program in its worker on the board. A context manager: it is unloaded at the end."""
 
-    def __init__(self, board: Board, client: AgentClient, artifact: Artifact, loaded: Loaded, device: str) -> None:
+    def __init__(
+        self, board: Board, client: AgentClient, artifact: Artifact, loaded: Loaded, device: str, *, no_fallback: bool
+    ) -> None:
         self._board = board
         self._client = client
         self._artifact = artifact
         self._device = device
+        self._no_fallback = no_fallback
+        self._placement: Placement | None = None
         self.loaded = loaded
 
     def run(
@@ -47,6 +52,7 @@ class LoadedProgram:
             names: output names to use in place of the program's own, where the compiler dropped them.
 
         Raises:
+            RanElsewhere: it ran on another device than it was told to.
             RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
         """
         invocation = self._client.invoke(
@@ -74,7 +80,9 @@ class LoadedProgram:
         }
         source = f"{self._board.name}: {name} {version} {device}".strip()
         result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
-        return result, invocation
+        self._placement = self._placement if invocation.placement is None else invocation.placement
+        told = Told.by(self._artifact, device)
+        return placed(result, self._placement, told, no_fallback=self._no_fallback), invocation
 
     def profile(
         self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0

@@ -184,7 +184,7 @@ def _load(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> An
     with staged(case, Stage.LOAD):
         start = time.monotonic()
         shop.watch(case, Stage.LOAD, "")
-        program = board.load(artifact, timeout=case.options.timeout)
+        program = board.load(artifact, timeout=case.options.timeout, no_fallback=case.options.no_fallback)
         case.timings = replace(case.timings, load_s=time.monotonic() - start)
         return program
     return None  # type: ignore[unreachable]  # mypy does not see that `staged` ends errors

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from hil.errors import RanElsewhere
+from hil.placement import Placement, Told
+from hil.results import RunResult
 
 if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
@@ -43,3 +48,26 @@ def provenance_of(
         "finished_at": time.time(),
         **({"host_key": shell.fingerprint} if shell is not None else {}),
     }
+
+
+def placed(result: RunResult, placement: Placement | None, told: Told, *, no_fallback: bool) -> RunResult:
+    """The result with where the program ran in its provenance: ``placement``, and a note on what ran ``elsewhere``.
+
+    Args:
+        result: of :func:`provenance_of` has its provenance.
+        placement: where the program ran; None where the board does not tell.
+        told: where it was told to run.
+        no_fallback: whether any node elsewhere is an error.
+
+    Raises:
+        RanElsewhere: it ran elsewhere. The error has the result, without times: they are another device's.
+    """
+    marked = None if placement is None else told.mark(placement)
+    parts = None if marked is None else [part.to_json() for part in marked]
+    provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
+    try:
+        note = told.check(marked, no_fallback=no_fallback)
+    except RanElsewhere as error:
+        error.result = replace(result, provenance=provenance, iterations_ns=())
+        raise
+    return replace(result, provenance={**provenance, "elsewhere": note})

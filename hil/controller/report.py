@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.case import Case
+from hil.placement import placement_text
 from hil.results import RunResult, Verdict
 from hil.tensors import TensorSpec, type_text
 
@@ -133,8 +134,10 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
             _say(console, "note", f"the reference {name} could not answer: {why}")
     for one in () if is_told else case.get("unanswered", ()):
         _say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
-    for note in case["provenance"].get("notes", ()):
+    for note in (*case["provenance"].get("notes", ()), *filter(None, [case["provenance"].get("elsewhere")])):
         _say(console, "note", note)
+    if (placement := case["provenance"].get("placement")) is not None:
+        _say(console, "ran on", placement_text(placement) or "nothing: it has no nodes")
     if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
         _say(console, "compiled", text)
     if command := case["provenance"].get("command"):

@@ -15,6 +15,7 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import clock, errors, wire
 from hil.behind import StreamHasher
+from hil.placement import Part, Placement
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array
 
@@ -34,6 +35,7 @@ class Invocation:
         send_s: until the answer began.
         fetch_s: for the outputs.
         state: what Describe says of what changes, where it was asked for.
+        placement: where the program ran; None where the board does not tell, or has told before.
     """
 
     outputs: dict[str, Array]
@@ -46,6 +48,7 @@ class Invocation:
     send_s: float
     fetch_s: float
     state: dict[str, Any] = field(default_factory=dict)
+    placement: Placement | None = None
 
     @property
     def busy_ns(self) -> int:
@@ -149,6 +152,7 @@ class InvokeStream:
             max(answered - begin - busy, 0) / 1e9,
             (end - answered) / 1e9,
             MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
+            _placement(done.placement) if done.HasField("placement") else None,
         )
 
     def close(self) -> None:
@@ -204,3 +208,7 @@ class InvokeStream:
                 self._replies.cancel()
                 return
             time.sleep(0.25)
+
+
+def _placement(message: pb.Placement) -> Placement:
+    return tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in message.parts)

@@ -14,6 +14,7 @@ name           what happens                                                     
 ``clock``      the board's clock is ``offset`` (0) seconds ahead, ``ppm`` (0) too fast, and is put         always
                forward by ``jump`` (0) seconds in the first run
 ``profile``    the profiling tool is ``how``: missing, or it crashes, writes half (truncate), never ends   always
+``fallback``   a ``share`` (1: all) of the program's nodes is said to run on another device                  always
 ``slowdown``   every run takes ``factor`` (1.1) times as long                                             always
 ``pace``       every run takes at least ``seconds`` (0.1), which the device sleeps                        always
 =============  =========================================================================================  ==========
@@ -44,6 +45,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     "kill-agent": {"at": "run", "times": 0},
     "clock": {"offset": 0.0, "ppm": 0.0, "jump": 0.0},
     "profile": {"how": "missing", "times": 0},
+    "fallback": {"share": 1.0, "times": 0},
     "slowdown": {"factor": 1.1},
     "pace": {"seconds": 0.1},
 }
@@ -65,6 +67,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ppm": (lambda ppm: abs(ppm) <= 1000, "-1000 to 1000"),
     "jump": (lambda jump: abs(jump) <= _FAR_S, "seconds, at most a century"),
     "how": (lambda how: how in PROFILES, f"one of {', '.join(PROFILES)}"),
+    "share": (lambda share: 0 < share <= 1, "above 0, at most 1"),
     "factor": (lambda factor: 1 <= factor < math.inf, "1 or more"),
     "seconds": (lambda seconds: 0 < seconds <= _DAY_S, "above 0, at most a day"),
     "times": (lambda times: times >= 0, "1 or more, or 0 for always"),

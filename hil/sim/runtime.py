@@ -17,11 +17,15 @@ from hil.agent.runtimes import known, profiling, resolve
 from hil.clock import CLOCK_FILE
 from hil.errors import UsageError
 from hil.iree_values import SCALAR_PREFIX
+from hil.placement import Part, Placement
 from hil.sim.clock import SimClock
 from hil.sim.faults import Charges, Fault, parse
 from hil.tensors import Array, TensorSpec
 
 HALF = "float16"
+_ELSEWHERE = "another-device"
+# Of a runtime that does not tell nodes apart, so that a share of them can run elsewhere.
+_LEAST_NODES = 10
 # Profiling tools that do not work.
 _CRASHES = "#!/bin/sh\necho simulated crash >&2\nkill -SEGV $$\n"
 _HANGS = "#!/bin/sh\nexec sleep 86400\n"
@@ -99,6 +103,13 @@ class SimRuntime:
         faults = [fault for fault in self._faults if fault.name == "profile"]
         return next((str(fault.keys["how"]) for fault in faults if self._charges.strike(fault)), "")
 
+    def displaced(self, placement: Placement | None) -> Placement | None:
+        """Have a share of a program run on another device, if that fault is on."""
+        for fault in self._faults:
+            if fault.name == "fallback" and self._charges.strike(fault):
+                return _displaced(placement or (), fault.keys["share"])
+        return placement
+
     def corrupt(self, arrays: list[Array], outputs: Sequence[TensorSpec]) -> list[Array]:
         """Flip bits in outputs if that fault is on."""
         for fault in self._faults:
@@ -138,6 +149,8 @@ class SimProgram:
             self.profile = self._profile
         if hasattr(inner, "renew"):  # nor has one without state that one
             self.renew = inner.renew
+        self._real: Placement | None = None
+        self._placed: Placement | None = None
 
     def bind(self, inputs: list[Array]) -> None:
         """As the real program."""
@@ -171,9 +184,23 @@ class SimProgram:
                     os.truncate(file, file.stat().st_size // 2)
         return files
 
+    def placement(self) -> Placement | None:
+        """As the real program, or as a fault has it."""
+        real = self._inner.placement() if hasattr(self._inner, "placement") else None
+        if self._placed is None or real != self._real:
+            self._real, self._placed = real, self._runtime.displaced(real)
+        return self._placed
+
     def fetch(self) -> list[Array]:
         """As the real program, perhaps corrupted."""
         return self._runtime.corrupt(self._inner.fetch(), self.outputs)
+
+
+def _displaced(real: Placement, share: float) -> Placement:
+    nodes = max(sum(part.nodes for part in real), _LEAST_NODES)
+    moved = max(1, round(nodes * share))
+    there = tuple(Part(part.device, nodes - moved) for part in real[:1] if moved < nodes)
+    return (*there, Part.of(_ELSEWHERE, [f"node {number}" for number in range(moved)], elsewhere=True))
 
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:

@@ -59,10 +59,18 @@ class Program(Protocol):
     that its ``describe`` asked for. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself
     can be run on.
 
-    One that keeps state from run to run has one more, which puts that back to what it was when the program was loaded. It
-    is called before each run, outside the timed part::
+    One that keeps state from run to run has one more, which puts that back to what it was when the program was loaded.
+    It is called before each run, outside the timed part::
 
         def renew(self) -> None
+
+    One that knows which device, provider or delegate runs its nodes has another::
+
+        def placement(self) -> hil.placement.Placement | None
+
+    It is called after runs, outside of what is timed, and tells of the last one; None is "not known". It returns the
+    same tuple as long as nothing has changed. Parts are marked ``elsewhere`` that are not on the device which was given
+    to :meth:`Runtime.load`, or on the default one where none was.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -6,6 +6,7 @@ The package's library needs PyTorch's, whose import takes seconds: neither is im
 from __future__ import annotations
 
 import re
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from hil.errors import HilError, LoadFailed, RunFailed
 from hil.executorch_file import Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
 from hil.flatbuffer import Damaged
+from hil.placement import PORTABLE, Part, Placement
 from hil.tensors import Array, TensorSpec, dtype_of
 from hil.torch_values import from_torch, to_torch
 
@@ -106,6 +108,7 @@ class ExecuTorchProgram:
         self._taken, self.inputs = _places(method.input_specs())
         self._given, self.outputs = _places(method.output_specs())
         self._arguments: list[Any] = [value.constant for value in method.inputs]
+        self._placed = _placement(method)
 
     def bind(self, inputs: list[Array]) -> None:
         """Make tensors of the inputs that lie in memory as the program wants them.
@@ -129,6 +132,10 @@ class ExecuTorchProgram:
         except RuntimeError as error:
             raise RunFailed(f"ExecuTorch failed to run {self.function}: {_told(error)}") from error
 
+    def placement(self) -> Placement:
+        """Which backend was called how often, and which of ExecuTorch's own kernels; nodes are calls."""
+        return self._placed
+
     def fetch(self) -> list[Array]:
         """The outputs of the last run, copied: the next one writes into the same memory."""
         found = self._loaded.get_outputs(clone_outputs=True)
@@ -138,6 +145,15 @@ class ExecuTorchProgram:
             else from_torch(found[place])
             for place, spec in zip(self._given, self.outputs, strict=True)
         ]
+
+
+def _placement(method: Method) -> Placement:
+    """A part for each backend, and one for ExecuTorch's kernels: elsewhere, where a backend does the rest."""
+    calls = Counter(backend for backend, _ in method.calls if backend)
+    parts = [Part(name, count) for name, count in calls.items()]
+    if own := [operator for backend, operator in method.calls if not backend]:
+        parts.append(Part.of(PORTABLE, own, elsewhere=bool(calls)))
+    return tuple(parts)
 
 
 def _places(specs: list[tuple[int, TensorSpec]]) -> tuple[list[int], tuple[TensorSpec, ...]]:

@@ -27,6 +27,7 @@ from hil.iree_command import (
 )
 from hil.iree_values import dtype_of_element, element_of, parse_declaration
 from hil.packing import SUB_BYTE_BITS, pack, unpack
+from hil.placement import Part, Placement
 from hil.tensors import Array, TensorSpec, dtype_of
 
 DEFAULT_DEVICE = "local-task"
@@ -102,6 +103,7 @@ class IreeProgram:
     def __init__(self, device: Any, context: Any, module: Any, function: str, files: _Files, keep: list[Any]) -> None:
         self._files = files
         self._device = device
+        self._placed = _part(device, files.device.split("://")[0])
         self._context = context
         self._keep = keep
         names = [name for name in module.function_names if not name.startswith("__") and "$" not in name]
@@ -161,6 +163,10 @@ class IreeProgram:
             raise RunFailed(f"IREE failed to run {self.function}: {_first_line(error)}", detail=str(error)) from error
         self._results = results
 
+    def placement(self) -> Placement:
+        """All of it on the device that was opened, by the name that the device has itself."""
+        return (self._placed,)
+
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """Run IREE's own tool on the inputs, in a process of its own: the Python bindings cannot profile."""
         found = own_tool(PROFILE_TOOL) if tool is None else profiling.executable(tool, folder, PROFILE_TOOL)
@@ -208,6 +214,12 @@ class IreeProgram:
             else:
                 arrays.append(mapped[: count * dtype.itemsize].view(dtype).reshape(shape))
         return arrays
+
+
+def _part(device: Any, told: str) -> Part:
+    """Where a device computes. One of IREE's own drivers calls itself by the driver's name, a vendor's as it likes."""
+    own = str(device)
+    return Part(own, elsewhere=True) if own != told and own in rt.query_available_drivers() else Part(told)
 
 
 def _has_device(driver: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ import onnxruntime as ort
 from hil.agent.runtimes import profiling
 from hil.errors import LoadFailed, RunFailed
 from hil.ort_values import from_ort, spec_of_node, to_ort
+from hil.placement import Part, Placement
 from hil.tensors import Array, TensorSpec
 
 # What a profiling pass writes.
 PROFILE_FILE = "onnxruntime.json"
 DEFAULT_DEVICE = "CPUExecutionProvider"
+# Has a session remember which provider took which node; read since ONNX Runtime 1.24.
+_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_KERNEL = "_kernel_time"
 
 
 class OnnxRuntime:
@@ -45,14 +51,18 @@ class OnnxRuntime:
 
         def make(options: ort.SessionOptions) -> ort.InferenceSession:
             options.log_severity_level = 3
-            return ort.InferenceSession(str(folder / main), options, providers=[provider])
+            if provider != DEFAULT_DEVICE:
+                options.add_session_config_entry(_ASSIGNMENT, "1")
+            # Where a provider cannot be opened, a session would be made on the CPU instead, without an error.
+            return ort.InferenceSession(str(folder / main), options, providers=[provider], enable_fallback=0)
 
         try:
             session = make(ort.SessionOptions())
         except Exception as error:
             text = str(error).replace(str(folder) + "/", "")
-            raise LoadFailed(f"ONNX Runtime refused {main}: {text[:400]}", detail=text) from error
-        return OnnxProgram(session, function, make)
+            where = "" if provider == DEFAULT_DEVICE else f" on {provider}"
+            raise LoadFailed(f"ONNX Runtime refused {main}{where}: {text[:400]}", detail=text) from error
+        return OnnxProgram(session, provider, function, make)
 
 
 class OnnxProgram:
@@ -60,6 +70,7 @@ class OnnxProgram:
 
     Args:
         session: of the model.
+        provider: the execution provider that it was made for.
         function: its name, for the record.
         make: makes another session of the same model.
     """
@@ -67,10 +78,13 @@ class OnnxProgram:
     def __init__(
         self,
         session: ort.InferenceSession,
+        provider: str,
         function: str,
         make: Callable[[ort.SessionOptions], ort.InferenceSession],
     ) -> None:
         self._session = session
+        self._provider = provider
+        self._placed: Placement | None = None
         self._make = make
         self.function = function
         self.inputs = _specs("input", session.get_inputs())
@@ -91,6 +105,39 @@ class OnnxProgram:
     def run(self) -> None:
         """One session run."""
         self._values = self._run(self._session)
+
+    def placement(self) -> Placement:
+        """Which provider runs which node: as the session tells, or else as a profile of one more run does."""
+        if self._placed is None:
+            self._placed = self._place()
+        return self._placed
+
+    def _place(self) -> Placement:
+        providers = self._session.get_providers()
+        if len(providers) == 1:
+            return (Part(providers[0], elsewhere=providers[0] != self._provider),)
+        if hasattr(self._session, "get_provider_graph_assignment_info"):
+            graphs = self._session.get_provider_graph_assignment_info()
+            nodes = [(graph.ep_name, node.name, node.op_type) for graph in graphs for node in graph.get_nodes()]
+        else:
+            nodes = self._profiled_nodes()
+        return _parts(nodes, self._provider)
+
+    def _profiled_nodes(self) -> list[tuple[str, str, str]]:
+        """(provider, name, operator) of each node that a run of a session of its own came to."""
+        options = ort.SessionOptions()
+        options.enable_profiling = True
+        with tempfile.TemporaryDirectory(prefix="hil-placement-") as folder:
+            options.profile_file_prefix = str(Path(folder) / "pass")
+            session = self._make(options)
+            self._run(session)
+            events = json.loads(Path(session.end_profiling()).read_text())
+        nodes = (
+            (event["args"]["provider"], event["name"].removesuffix(_KERNEL), event["args"]["op_name"])
+            for event in events
+            if event.get("cat") == "Node" and event["name"].endswith(_KERNEL)
+        )
+        return list(dict.fromkeys(nodes))  # a loop comes to a node again and again
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """Run a session of its own that writes down what it does: this one stays as quick as it was."""
@@ -133,6 +180,15 @@ class OnnxProgram:
                 raise RunFailed(f"output {spec.name} is no tensor")
             arrays.append(from_ort(wrapped, spec.dtype))
         return arrays
+
+
+def _parts(nodes: Iterable[tuple[str, str, str]], told: str) -> Placement:
+    """The parts that (provider, name, operator) of all nodes make, that of the wanted provider first."""
+    found: dict[str, list[str]] = {}
+    for provider, name, operator in nodes:
+        found.setdefault(provider, []).append(f"{name} ({operator})" if name else operator)
+    ordered = sorted(found, key=lambda provider: (provider != told, provider))
+    return tuple(Part.of(provider, found[provider], elsewhere=provider != told) for provider in ordered)
 
 
 def _specs(kind: str, nodes: Any) -> tuple[TensorSpec, ...]:

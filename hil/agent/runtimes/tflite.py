@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.errors import LoadFailed
 from hil.litert import KERNELS, PACKAGE, Signature, open_signature
+from hil.placement import Placement
 from hil.tensors import Array
 
 DEFAULT_DEVICE = "xnnpack"
@@ -59,6 +60,10 @@ class TfLiteProgram:
     def run(self) -> None:
         """One invocation."""
         self._signature.invoke()
+
+    def placement(self) -> Placement | None:
+        """Which nodes the delegate took, for the shapes of the last run."""
+        return self._signature.placement()
 
     def fetch(self) -> list[Array]:
         """The outputs of the last run."""

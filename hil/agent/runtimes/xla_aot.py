@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hil.errors import LoadFailed, RunFailed
+from hil.placement import Part, Placement
 from hil.tensors import Array, from_bytes
 from hil.xla_program import ABI, VALUES, Signature, read_signature, shape_of, size_of
 
@@ -18,6 +19,7 @@ DEFAULT_DEVICE = "cpu"
 _ALIGNMENT = 64
 # The machine in an ELF header, as `uname -m` calls it.
 _MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0xF3: "riscv64", 0x28: "arm", 0x03: "i386"}
+_PLACED = (Part(DEFAULT_DEVICE),)
 _CALLS: dict[str, tuple[list[Any], Any]] = {
     "hil_xla_signature": ([], ctypes.c_char_p),
     "hil_xla_new": ([], ctypes.c_void_p),
@@ -122,6 +124,10 @@ class XlaAotProgram:
             buffer[:] = source
         if not self._library.hil_xla_run(self._handle):
             raise RunFailed(f"{self.function} reported an error", hint="XLA does not say which")
+
+    def placement(self) -> Placement:
+        """All of it on the CPU: it is machine code of its own."""
+        return _PLACED
 
     def fetch(self) -> list[Array]:
         """The results, in XLA's memory: good until the next run."""

@@ -91,7 +91,8 @@ def _side(
 ) -> dict[str, Any]:
     timings, artifact, result = case.timings, case.artifact, side.result if side else None
     starts, durations, rate = under_load(side.batches if side else (), bench.concurrency)
-    provenance = result.provenance if result else {}
+    measured = result or case.result
+    provenance = measured.provenance if measured else {}
     return {
         "label": label,
         "name": case.name,
@@ -101,6 +102,8 @@ def _side(
         "runtime": artifact and artifact.runtime,
         "runtime_version": provenance.get("runtime_version"),
         "device": provenance.get("device"),
+        "placement": provenance.get("placement"),
+        "elsewhere": provenance.get("elsewhere", ""),
         "outcome": case.outcome and case.outcome.value,
         "reason": case.reason,
         "hint": case.error.hint if case.error else "",

@@ -225,7 +225,8 @@ class _Meter:
         artifact = self._side.case.artifact
         assert artifact is not None
         with _blamed(self._side.case, Stage.LOAD):
-            self._program = self._side.board.load(artifact, timeout=self._side.case.options.timeout)
+            options = self._side.case.options
+            self._program = self._side.board.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
         self._side.loads += 1
         return self
 

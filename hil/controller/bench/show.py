@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hil.placement import placement_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -153,6 +155,7 @@ _ROWS: tuple[_Row, ...] = (
     ("spread to p99", _spread),
     ("course", _course),
     ("outliers", _outliers),
+    ("ran on", lambda side: placement_text(side["placement"] or ())),
     ("iterations", _rate),
     ("peak memory", _memory),
     ("parallelism", _parallelism),
@@ -163,8 +166,9 @@ _ROWS: tuple[_Row, ...] = (
 
 def _print_notes(console: Console, document: Mapping[str, Any]) -> None:
     for side in document["sides"]:
-        if side["hint"]:
-            console.print(f"hint: {side['hint']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        for label, text in (("note", side["elsewhere"]), ("hint", side["hint"])):
+            if text:
+                console.print(f"{label}: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if any(side["clock"] == "host" for side in document["sides"]):
         console.print(
             "host time: this board does not tell the device's; each iteration holds the start of a process, too",

@@ -164,7 +164,10 @@ class _Bench:
                 [trial.case for trial in trials], self.choice.config, self.connect, replace(self.shop, watch=watch)
             )
             for trial, case in zip(trials, cases, strict=True):
-                found = ended[case.name] = finding_of(case, self.subject.options.rtol, trial.atol, trial.by_chance)
+                found = finding_of(case, self.subject.options.rtol, trial.atol, trial.by_chance)
+                provenance = case.result.provenance if case.result else {}
+                placed = {name: provenance[name] for name in ("placement", "elsewhere") if name in provenance}
+                found = ended[case.name] = replace(found, **placed)
                 if self.keep:
                     keep_case(self.folder, case, found)
                 # What has been judged needs no memory any more: there may be hundreds of layers.
@@ -214,7 +217,8 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
         trials += alone
     ended = bench.run(trials)
     models = {name: ended[name] for name in (_WHOLE, _EXPOSED) if name in ended}
-    seen, notes = models.get(_EXPOSED), []
+    seen = models.get(_EXPOSED)
+    notes = [f"{name} ran elsewhere in part: {one.elsewhere}" for name, one in ended.items() if one.elsewhere]
     if seen is not None and failed_by_itself(seen):
         rest = without_failed(subject.layers, {name for name, one in ended.items() if failed_by_itself(one)})
         left = [layer for layer in there if layer in rest]

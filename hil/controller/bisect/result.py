@@ -30,6 +30,8 @@ class Finding:
         hint: what to do about an error.
         outputs: its outputs beside the reference's; empty where none were computed.
         unjudged: outputs that the tolerance can say nothing of: name -> why.
+        placement: where it ran: fields of :class:`hil.placement.Part`; None where the runtime did not tell.
+        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
     """
 
     outcome: Outcome
@@ -38,6 +40,8 @@ class Finding:
     hint: str = ""
     outputs: tuple[OutputComparison, ...] = ()
     unjudged: Mapping[str, str] = field(default_factory=dict)
+    placement: Sequence[Mapping[str, Any]] | None = None
+    elsewhere: str = ""
 
     @property
     def max_abs(self) -> float | None:
@@ -204,6 +208,8 @@ def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
             "max_abs": finding.max_abs,
             "sqnr_db": finding.sqnr_db,
             "unjudged": finding.unjudged,
+            "placement": finding.placement,
+            "elsewhere": finding.elsewhere,
             "outputs": [{**asdict(one), "mismatch_share": one.mismatch_share} for one in finding.outputs],
         }
     )

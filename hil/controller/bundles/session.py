@@ -97,7 +97,10 @@ class Session:
             start = clock.now_ns()
             self._shop.watch(case, Stage.LOAD, "")
             try:
-                self._program = self._board.load(case.artifact, timeout=case.options.timeout)
+                options = case.options
+                self._program = self._board.load(
+                    case.artifact, timeout=options.timeout, no_fallback=options.no_fallback
+                )
                 check_loaded(todo.method.name, todo.method.signature, self._program.loaded.inputs)
             except BoardError:
                 raise

@@ -137,6 +137,8 @@ def print_run(record: Mapping[str, Any]) -> None:
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
             _say(console, "hint", hint)
+    for note in dict.fromkeys(filter(None, (case["provenance"].get("elsewhere") for case in record["cases"]))):
+        _say(console, "note", note)
     passed = sum(case["outcome"] == "PASS" for case in record["cases"])
     text = f"{passed} of {len(record['cases'])} cases passed{_where(record)}"
     text += f", stored in {record['folder']}" if record["folder"] else ""

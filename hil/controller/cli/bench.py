@@ -15,6 +15,7 @@ from hil.controller.cli.options import (
     input_options,
     json_option,
     model_options,
+    no_fallback_option,
     parse_dims,
     parse_range,
     reference_options,
@@ -69,6 +70,7 @@ from hil.errors import UsageError
 @reference_options
 @tolerance_options
 @timeout_option
+@no_fallback_option
 @wait_option
 @fault_option
 @click.option(

@@ -18,6 +18,7 @@ from hil.controller.cli.options import (
     input_options,
     json_option,
     model_options,
+    no_fallback_option,
     parse_dims,
     parse_range,
     timeout_option,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @input_options
 @tolerance_options
 @timeout_option
+@no_fallback_option
 @wait_option
 @fault_option
 @click.option(
@@ -133,5 +135,6 @@ def _words(where: dict[str, Any], options: Options, faults: Sequence[str]) -> li
     """The options of `hil run` that say the same: which board, how compiled, how judged, what is broken on purpose."""
     named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
     words = [word for name, value in named.items() if value not in ("", None) for word in (name, str(value))]
+    words += ["--no-fallback"] * options.no_fallback
     repeated = {"--compile-flag": options.compile_flags, "--allow-blind": options.allow_blind, "--fault": faults}
     return [*words, *(word for option, values in repeated.items() for value in values for word in (option, value))]

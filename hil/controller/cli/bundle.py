@@ -14,6 +14,7 @@ from hil.controller.cli.options import (
     fault_option,
     iteration_options,
     json_option,
+    no_fallback_option,
     runs_option,
     timeout_option,
     tolerance_options,
@@ -91,6 +92,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @tolerance_options
 @iteration_options
 @timeout_option
+@no_fallback_option
 @wait_option
 @fault_option
 @runs_option

@@ -14,6 +14,7 @@ from hil.controller.cli.options import (
     iteration_options,
     json_option,
     limit_option,
+    no_fallback_option,
     options,
     parse_dims,
     parse_range,
@@ -94,6 +95,7 @@ Examples:
 @tolerance_options
 @iteration_options
 @limit_option("--run-timeout")
+@no_fallback_option
 @click.option("--flagfile", type=_FILE, metavar="FILE", help="An iree-run-module flag file.")
 @recompute_option
 @_bundle_options
@@ -143,7 +145,8 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
     from hil.controller.suite.way import Settings
 
     dims = parse_dims(settings["dims"])
-    running = {name: settings[name] for name in ("rtol", "atol", "allow_blind", "iterations", "warmup", "timeout")}
+    shared = ("rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "no_fallback")
+    running = {name: settings[name] for name in shared}
     if kind is Kind.SUITE:
         own = {name: settings[name] for name in _OF_SUITES}
         way = Settings(**running, seed=settings["seed"], recompute=settings["recompute_cache"])

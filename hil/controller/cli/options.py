@@ -160,6 +160,9 @@ iteration_options = options(
     click.option("--iterations", default=1, show_default=True, help="Timed runs."),
     click.option("--warmup", default=0, show_default=True, help="Untimed runs before."),
 )
+no_fallback_option = click.option(
+    "--no-fallback", is_flag=True, help="Fail (FALLBACK) where any node runs on another device than it was told to."
+)
 recompute_option = click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results.")
 cache_options = options(
     click.option(

@@ -16,6 +16,7 @@ from hil.controller.cli.options import (
     iteration_options,
     json_option,
     model_options,
+    no_fallback_option,
     parse_dims,
     parse_range,
     reference_options,
@@ -38,6 +39,7 @@ from hil.controller.cli.options import (
 @tolerance_options
 @iteration_options
 @timeout_option
+@no_fallback_option
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, file_okay=False),
@@ -89,7 +91,7 @@ def _job_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The command line's values as a job has them."""
     board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
     plain = ("function", "inputs", "seed", "references", "rtol", "atol", "allow_blind", "iterations", "warmup")
-    more = ("timeout", "wait_s", "faults", "compile_flags", "debug_ir", "expected", "flagfile", "out")
+    more = ("timeout", "wait_s", "faults", "compile_flags", "debug_ir", "expected", "flagfile", "out", "no_fallback")
     profiles = ("profile", "compile_time_profile")
     return {
         **{name: settings[name] for name in (*board, *plain, *more, *profiles)},

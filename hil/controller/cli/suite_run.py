@@ -17,6 +17,7 @@ from hil.controller.cli.options import (
     group_option,
     iteration_options,
     json_option,
+    no_fallback_option,
     options,
     parse_dims,
     refuse_beside_resume,
@@ -72,6 +73,7 @@ suite_options = options(flow_option("iree"), case_options, dim_option)
 @tolerance_options
 @iteration_options
 @timeout_option
+@no_fallback_option
 @wait_option
 @click.option(
     "--confirm",
@@ -126,7 +128,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     from hil.controller.suite.request import Request
     from hil.controller.suite.way import Settings
 
-    own = ("seed", "rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "debug_ir")
+    own = ("seed", "rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "debug_ir", "no_fallback")
     ssh = {name: settings.pop(name) for name in ("identity", "known_hosts", "accept_new_host_key")}
     how = Settings(**{name: settings.pop(name) for name in own}, recompute=settings.pop("recompute_cache"))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}

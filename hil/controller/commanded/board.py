@@ -248,8 +248,13 @@ class CommandBoard:
         path = self._tool_path
         return Item(path, digest_file(path), executable=True) if path else None
 
-    def load(self, artifact: Artifact, *, timeout: float = 60.0) -> CommandProgram:
+    def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> CommandProgram:
         """Take a pushed program: its signature is read here; that the board can load it shows when it is run.
+
+        Args:
+            artifact: the program.
+            timeout: nothing takes time here.
+            no_fallback: whether a node that runs on another device than it was told to fails a run.
 
         Raises:
             LoadFailed: it is damaged, or takes or gives what a command cannot pass.
@@ -261,7 +266,8 @@ class CommandBoard:
                 name: self.store.place(Item(path, artifact.digests[name])) for name, path in artifact.files.items()
             }
             tool = self._tool()
-            return CommandProgram(self, artifact, signature, places, self.store.place(tool) if tool else self.find())
+            program = self.store.place(tool) if tool else self.find()
+            return CommandProgram(self, artifact, signature, places, program, no_fallback=no_fallback)
 
     def find(self) -> str:
         """Where the program that the config names lies on the board; "" where hil puts one there.

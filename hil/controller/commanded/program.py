@@ -27,9 +27,10 @@ from hil.controller.commanded.values import (
 from hil.controller.commanded.verdicts import failure
 from hil.controller.passes import ProfilePass
 from hil.controller.profile.model import Span
-from hil.controller.provenance import provenance_of
+from hil.controller.provenance import placed, provenance_of
 from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageTimeout, StorageError
 from hil.iree_command import PARAMETER_SCOPE, PROFILE_FILE, PROFILE_TOOL, profile_command
+from hil.placement import Part, Told
 from hil.results import RunResult
 from hil.runtime_command import RuntimeCommand, fill
 from hil.tensors import Array
@@ -55,16 +56,25 @@ class CommandProgram:
         signature: what it takes and gives.
         files: name of each of its files -> where it lies on the board.
         program: the command's program, on the board.
+        no_fallback: whether a node that runs on another device than it was told to fails a run.
     """
 
     def __init__(
-        self, board: CommandBoard, artifact: Artifact, signature: Signature, files: Mapping[str, str], program: str
+        self,
+        board: CommandBoard,
+        artifact: Artifact,
+        signature: Signature,
+        files: Mapping[str, str],
+        program: str,
+        *,
+        no_fallback: bool,
     ) -> None:
         self._board = board
         self._artifact = artifact
         self._signature = signature
         self._files = files
         self._program = program
+        self._no_fallback = no_fallback
         self._log: list[str] = []
         self.loaded = CommandLoaded(signature.function, signature.inputs, signature.outputs)
 
@@ -87,6 +97,7 @@ class CommandProgram:
 
         Raises:
             UsageError: the program does not take these inputs.
+            RanElsewhere: with ``no_fallback``, where the board's own command does not tell where it ran.
             LoadFailed, RunFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as it ends.
         """
         board = self._board
@@ -276,6 +287,9 @@ class CommandProgram:
     def _result(self, outputs: dict[str, Array], argv: list[str], walls: list[float], notes: list[str]) -> RunResult:
         board, runtime = self._board, self._artifact.runtime
         device, version = board.device(runtime), board.version
+        is_passed = any("{device}" in flag for flag in board.command.flags)
+        if device and not is_passed:
+            notes = [*notes, f"the command is not told of the device {device}: [runtime] flags has no {{device}}"]
         provenance = {
             **provenance_of(
                 board.name, board.info, board.shell, runtime=runtime, version=version, device=device, notes=notes
@@ -283,4 +297,7 @@ class CommandProgram:
             "command": {"line": shlex.join(argv), "wall_s": walls, "not_measured": list(NOT_MEASURED)},
         }
         source = " ".join(part for part in (f"{board.name}: {runtime}", version, device, "by command") if part)
-        return RunResult(source, outputs, (), None, provenance)
+        result = RunResult(source, outputs, (), None, provenance)
+        # IREE's own tool opens the device that it is told to, or fails; of another command nothing is known.
+        placement = (Part(device.split("://")[0]),) if is_passed and board.command.is_ours else None
+        return placed(result, placement, Told.by(self._artifact, device), no_fallback=self._no_fallback)

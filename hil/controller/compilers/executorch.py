@@ -16,12 +16,14 @@ from hil.controller.conversions import needed_version
 from hil.controller.flows.notes import recipe_notes
 from hil.controller.isolated import Isolated
 from hil.errors import UsageError, did_you_mean
+from hil.placement import BACKEND_FLAG
 
 MAIN = "main.pte"
 LOG = "compile.log"
 NOTES = "notes.json"
-BACKENDS = ("xnnpack", "portable")
-_FLAG = "--backend="
+# By the flag's value. A backend alone is where the program is told to run; beside it, the portable kernels may take
+# what it leaves.
+BACKENDS = ("xnnpack,portable", "xnnpack", "portable")
 _PACKAGES = ("executorch", "torch", "torchao")
 _TOLD = 8
 # Raise this when what is made of a model changes without those packages: older programs in the cache are then not used.
@@ -40,7 +42,7 @@ def compile_executorch(
     timeout: float | None,
     log: Path,
 ) -> Artifact:
-    """Lower a PyTorch program (.pt2) to a .pte. The one flag is ``--backend=xnnpack`` (the default) or ``portable``.
+    """Lower a PyTorch program (.pt2) to a .pte. The one flag is ``--backend=`` and one of :data:`BACKENDS`.
 
     The artifact's notes say how long lowering took, how large the program is, and which operators were delegated:
     :func:`hil.controller.compilers.executorch_build.build`; ``text`` says it to people.
@@ -67,8 +69,9 @@ def compile_executorch(
         )
     backend = _backend(flags)
     versions = [needed_version(package, "executorch") for package in _PACKAGES]
-    by = f"executorch {versions[0]} {backend}"
-    key = Cache.key("executorch", model=model.digest, versions=versions, backend=backend, version=_VERSION)
+    partitioner = backend.partition(",")[0]
+    by = f"executorch {versions[0]} {partitioner}"
+    key = Cache.key("executorch", model=model.digest, versions=versions, backend=partitioner, version=_VERSION)
     if debug_ir is not None:
         try:
             debug_ir.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,7 @@ def compile_executorch(
         start = log.stat().st_size if log.exists() else 0
         arguments = {
             "model": str(model.path.absolute()),
-            "backend": backend,
+            "backend": partitioner,
             "output": str(folder / MAIN),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
         }
@@ -106,7 +109,7 @@ def compile_executorch(
         digests={MAIN: digests_in(entry)[MAIN]},
         function=model.function,
         compiler=f"executorch {versions[0]}",
-        flags=(f"{_FLAG}{backend}",),
+        flags=(f"{BACKEND_FLAG}{backend}",),
         inputs=model.inputs,
         outputs=model.outputs,
         cached=cached,
@@ -130,14 +133,14 @@ def delegation_text(delegation: Mapping[str, Any]) -> str:
 def _backend(flags: Sequence[str]) -> str:
     chosen = BACKENDS[0]
     for flag in flags:
-        if not flag.startswith(_FLAG):
+        if not flag.startswith(BACKEND_FLAG):
             raise UsageError(
-                f"the executorch compiler has no flag {flag!r}", hint=f"it takes {_FLAG}{'|'.join(BACKENDS)}"
+                f"the executorch compiler has no flag {flag!r}", hint=f"it takes {BACKEND_FLAG}{'|'.join(BACKENDS)}"
             )
-        chosen = flag.removeprefix(_FLAG)
+        chosen = flag.removeprefix(BACKEND_FLAG)
         if chosen not in BACKENDS:
             raise UsageError(
                 f"ExecuTorch's package has no backend {chosen!r}",
-                hint=f"{did_you_mean(chosen, BACKENDS)}one of {', '.join(BACKENDS)}",
+                hint=f"{did_you_mean(chosen, BACKENDS)}one of {' | '.join(BACKENDS)}",
             )
     return chosen

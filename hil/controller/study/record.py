@@ -34,6 +34,7 @@ class Row:
         compiler: with version.
         size: of the program, in bytes.
         steps: how many training steps agreed with TensorFlow's.
+        placement: where the program ran: fields of :class:`hil.placement.Part`; None where the runtime did not tell.
         detail: the far side's own words about what went wrong.
         worst: of all values of all steps: the largest absolute difference, where it was and what stood there.
     """
@@ -47,6 +48,7 @@ class Row:
     steps: int = 0
     detail: str = ""
     worst: dict[str, Any] = field(default_factory=dict)
+    placement: list[dict[str, Any]] | None = None
 
     @property
     def failed(self) -> StageResult | None:
@@ -70,6 +72,7 @@ class Row:
             "bytes": self.size,
             "steps": self.steps,
             "worst": self.worst or None,
+            "placement": self.placement,
         }
 
 
@@ -89,6 +92,7 @@ def row_of(document: dict[str, Any], experiment: Experiment) -> Row:
         document["steps"],
         document["detail"],
         document["worst"] or {},
+        document.get("placement"),
     )
 
 

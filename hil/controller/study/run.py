@@ -187,7 +187,7 @@ class _Study:
             return board.load(program.artifact, timeout=self.asked.timeout)
 
         with stage(LOAD, load) as loaded:
-            results = stage(RUN, lambda: self._run_steps(loaded, program, trained))
+            results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained))
         asked = self.asked
         stage(
             MATCH,
@@ -201,13 +201,14 @@ class _Study:
             ),
         )
 
-    def _run_steps(self, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
+    def _run_steps(self, row: Row, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
         """Every step's outputs; each starts from the variables as the program itself left them."""
         state, results = dict(program.values), []
         for step in range(self.asked.steps):
             batch = load_tensors(trained / BATCH.format(step))
             given = {name: (batch | state)[name] for name in program.inputs}
             result, _ = loaded.run(given, names=program.outputs, timeout=self.asked.timeout)
+            row.placement = result.provenance["placement"]
             outputs = dict(result.outputs)
             state |= {name: value for name, value in outputs.items() if name in state}
             # What a step does not assign is compared as well: it must still be what it was.

@@ -40,6 +40,8 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     statistics = device_statistics(case.result) if case.result else {}
     verdict = case.verdicts[0] if case.verdicts else None
     error = case.error
+    provenance = case.result.provenance if case.result else {}
+    parts = provenance.get("placement")
     return CaseRecord(
         id=spec.id,
         model=spec.model,
@@ -65,6 +67,8 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         program=case.artifact.digests[case.artifact.main] if case.artifact else "",
         cached=case.artifact.cached if case.artifact is not None and _is_compiled(case) else None,
         notes=case.artifact.notes if case.artifact else {},
+        placement=None if parts is None else tuple(parts),
+        elsewhere=provenance.get("elsewhere", ""),
         outputs=_comparisons(verdict),
         against=verdict.against if verdict is not None else "",
         plain_outputs=_comparisons(case.plain_verdict),

@@ -28,6 +28,8 @@ class CaseRecord:
             the same.
         cached: whether the program came out of the cache, or None where nothing was compiled.
         notes: what the compiler told of its work: of a program's delegation, say. See :class:`hil.bundle.Artifact`.
+        placement: where it ran: fields of :class:`hil.placement.Part`; None where the runtime did not tell.
+        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
         outputs: one comparison an output with the flow's own reference: fields of
             :class:`hil.results.OutputComparison` and ``mismatch_share``; JSON has no inf or nan, they are texts.
         against: who that reference was.
@@ -67,6 +69,8 @@ class CaseRecord:
     program: str = ""
     cached: bool | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    placement: tuple[Mapping[str, Any], ...] | None = None
+    elsewhere: str = ""
     outputs: tuple[Mapping[str, Any], ...] = ()
     against: str = ""
     plain_outputs: tuple[Mapping[str, Any], ...] = ()
@@ -84,9 +88,8 @@ class CaseRecord:
     def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:
         """The record of a line; what a newer hil added is left out."""
         known = {one.name for one in fields(cls)}
-        lists = {"outputs", "plain_outputs", "attempts"}
         given: dict[str, Any] = {
-            key: tuple(value) if key in lists else value for key, value in values.items() if key in known
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known
         }
         return cls(**given)
 

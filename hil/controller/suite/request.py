@@ -107,6 +107,7 @@ class Request:
                 (f"--{name}", getattr(settings, name), getattr(usual.settings, name))
                 for name in ("seed", "rtol", "atol", "iterations", "warmup", "timeout")
             ),
+            ("--no-fallback", settings.no_fallback, False),
         ]
         return [(name, value) for name, value, without in named if value is not None and value != without]
 

@@ -43,6 +43,7 @@ class Settings:
         recompute: do not take programs or reference results from the cache.
         debug_ir: folder for the compiler's IR, one below it for each case.
         profile: run a second time under the runtime's profiler.
+        no_fallback: a node that runs on another device than it was told to is an error.
     """
 
     seed: int = 0
@@ -55,6 +56,7 @@ class Settings:
     recompute: bool = False
     debug_ir: Path | None = None
     profile: bool = False
+    no_fallback: bool = False
 
 
 def begin_case(spec: CaseSpec, flow: Flow, shop: Workshop, folder: Path, settings: Settings) -> Case:
@@ -169,5 +171,6 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) ->
         recompute=settings.recompute,
         debug_ir=settings.debug_ir / case_id if settings.debug_ir else None,
         profile=settings.profile,
+        no_fallback=settings.no_fallback,
         **chosen,
     )

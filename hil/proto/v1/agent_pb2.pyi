@@ -415,7 +415,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +425,7 @@ class InvokeDone(_message.Message):
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -434,7 +435,26 @@ class InvokeDone(_message.Message):
     peak_memory_bytes: int
     state: State
     cpu_ns: int
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ...) -> None: ...
+    placement: Placement
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("device", "nodes", "names", "elsewhere")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    nodes: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    elsewhere: bool
+    def __init__(self, device: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("clock_ns", "wall_ns", "readings")

@@ -113,6 +113,12 @@ OPTIONS = (
         default=60.0,
     ),
     Option(
+        "--hil-no-fallback",
+        "Fail (FALLBACK) where any node runs on another device than it was told to.",
+        "--no-fallback",
+        type=bool,
+    ),
+    Option(
         "--hil-wait",
         "How long to wait for a board that somebody else uses, in seconds (default 60).",
         metavar="S",
@@ -233,6 +239,7 @@ def request_of(config: pytest.Config) -> Request:
         allow_blind=tuple(given("allow_blind") or ()),
         timeout=checked("--hil-timeout", given("timeout"), SECONDS),
         recompute=given("recompute_cache"),
+        no_fallback=given("no_fallback"),
         debug_ir=path("debug_ir"),
     )
     return Request(

@@ -218,6 +218,8 @@ class CaseRun:
         record = self.record = self.hil_case.folder.expectations.judge(self._recorded(self.case))
         outcome = Outcome(record.outcome)
         if outcome is Outcome.PASS:
+            if record.elsewhere:
+                print(f"hil: {record.elsewhere}")
             return
         if outcome is Outcome.XFAIL:
             pytest.xfail(telling.expected(record))

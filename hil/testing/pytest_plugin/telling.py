@@ -10,6 +10,7 @@ from pathlib import Path
 from hil.controller.case import Case
 from hil.controller.report import print_verdict, verdict_record
 from hil.controller.suite.record import CaseRecord
+from hil.placement import placement_text
 from hil.results import Verdict
 
 _WIDTH = 100
@@ -92,6 +93,8 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "op": record.op,
         **record.timings,
         "device_p50_ns": record.device_p50_ns,
+        "placement": placement_text(record.placement or ()),
+        "elsewhere": record.elsewhere,
     }
     if record.outcome not in ("PASS", "XFAIL"):
         named |= {"repeat": record.repeat}

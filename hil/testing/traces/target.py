@@ -17,6 +17,7 @@ from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
 from hil.controller.ways import compiler_for
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError
+from hil.placement import placement_text
 from hil.results import Stage
 from hil.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.testing.traces.backends import Backend
@@ -122,7 +123,10 @@ class Target:
             raise RunFailed(f"the program returned {len(returned)} outputs, not {len(outputs)}", stage=Stage.RUN.value)
         # Copies: a view of what the link received would keep all of that.
         own = tuple(same_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
-        return Answer(tuple(given.values()), own, tuple(dtype_name(array.dtype) for array in returned), result.source)
+        parts = result.provenance["placement"] or ()
+        where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
+        dtypes = tuple(dtype_name(array.dtype) for array in returned)
+        return Answer(tuple(given.values()), own, dtypes, result.source + where)
 
     def board(self) -> AnyBoard:
         """The board, connected and ours.

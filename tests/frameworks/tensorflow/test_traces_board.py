@@ -24,7 +24,7 @@ hw_type = "arm"
 
 [devices]
 iree = "local-sync"
-tflite = "xnnpack"
+tflite = ""
 
 [connection]
 address = "root@{board_aarch64.ip}"

@@ -11,6 +11,7 @@ import pytest
 
 from hil.agent.runtimes.xla_aot import XlaAotRuntime
 from hil.errors import LoadFailed, RunFailed
+from hil.placement import Part
 from hil.tensors import TensorSpec
 from hil.xla_program import VALUES, Argument, Signature, write_signature
 
@@ -133,3 +134,11 @@ def test_a_library_of_another_version_is_refused(build):
     (folder / "cut.so").write_bytes((folder / "cut.so").read_bytes()[:200])
     with pytest.raises(LoadFailed, match="cannot be loaded"):
         XlaAotRuntime({}).load(folder, "cut.so", "", "")
+
+
+def test_a_library_runs_on_the_cpu_and_nowhere_else(build):
+    folder = build()
+    program = XlaAotRuntime({}).load(folder, "program.so", "cpu", "")
+    assert program.placement() == (Part("cpu"),)
+    with pytest.raises(LoadFailed, match="no device 'gpu'"):
+        XlaAotRuntime({}).load(folder, "program.so", "gpu", "")

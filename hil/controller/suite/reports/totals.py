@@ -50,6 +50,7 @@ class Totals:
         expected: how many failed as expected.
         confirmed: how many mismatches that were run again turned out "always wrong", "flaky", "one bad board".
         retries: how often a case was tried again because the infrastructure failed; of these, ``retried`` cases.
+        elsewhere: the cases of which a part ran on another device than it was told to.
         delegated: how much of the programs a backend took over, in words; "" where no compiler told.
     """
 
@@ -62,6 +63,7 @@ class Totals:
     confirmed: Mapping[str, int]
     retries: int
     retried: int
+    elsewhere: tuple[CaseRecord, ...] = ()
     delegated: str = ""
 
     @classmethod
@@ -85,6 +87,7 @@ class Totals:
             confirmed=_counts(record.confirmed for record in records if record.confirmed),
             retries=sum(retries),
             retried=len(retries),
+            elsewhere=tuple(record for record in records if record.elsewhere),
             delegated=summary_words(records),
         )
 
@@ -105,6 +108,9 @@ class Totals:
         if self.retries:
             times = "once" if self.retries == 1 else f"{self.retries} times"
             said.append(f"the infrastructure failed {times}: {counted(self.retried, 'case')} tried again")
+        if self.elsewhere:
+            first = self.elsewhere[0]
+            said.append(f"{counted(len(self.elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}")
         if self.delegated:
             said.append(self.delegated)
         return said
