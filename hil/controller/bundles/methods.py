@@ -11,13 +11,13 @@ from typing import Any
 from hil.bundle import Artifact, Model
 from hil.bundles import Signature
 from hil.controller.case import Workshop
-from hil.controller.commanded.signature import signature_of
+from hil.controller.commanded.signature import functions_in, signature_of
 from hil.controller.importers import import_model, importers
 from hil.controller.isolated import IsolatedError
 from hil.controller.opening import AnyBoard
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.iree_command import is_number
-from hil.iree_values import SCALAR_PREFIX
+from hil.iree_values import SCALAR_PREFIX, entry_points
 from hil.tensors import TensorSpec
 
 _READ_S = 600.0
@@ -62,7 +62,7 @@ def _functions(path: Path, shop: Workshop) -> list[str]:
             said = shop.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
         except (IsolatedError, LoadFailed) as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
-    return sorted(said["functions"]) if isinstance(said, dict) else list(said)
+    return sorted(entry_points(functions_in(said))) if isinstance(said, dict) else list(said)
 
 
 def _is_mlir(path: Path) -> bool:
