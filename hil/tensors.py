@@ -122,6 +122,19 @@ def settled(spec: TensorSpec, array: Array) -> TensorSpec:
     return spec if spec.dtype else spec_of(spec.name, array)
 
 
+def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
+    """An output of a program as a tensor of a dtype, where that only says whether its integers have a sign.
+
+    Args:
+        array: what came out.
+        dtype: what it is to be read as.
+        spec: what the program says of it: one that says anything is taken at its word.
+    """
+    wanted = dtype_of(dtype)
+    signless = not spec.dtype and {array.dtype.kind, wanted.kind} == {"i", "u"}
+    return array.view(wanted) if signless and array.dtype.itemsize == wanted.itemsize else array
+
+
 def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
     """The size in bytes of a tensor as it lies in memory. A string tensor has none of its own: use its data."""
     return math.prod(shape) * dtype_of(dtype).itemsize

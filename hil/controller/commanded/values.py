@@ -105,7 +105,9 @@ def write_inputs(
     files: list[str] = []
     as_text = "{file}" not in command.input
     for position, (spec, array) in enumerate(zip(signature.inputs, inputs.values(), strict=True)):
-        given = give(settled(spec, array), array, f"i{position}", local, remote, tensors=command.tensors, as_text=as_text)
+        given = give(
+            settled(spec, array), array, f"i{position}", local, remote, tensors=command.tensors, as_text=as_text
+        )
         if given.file:
             files.append(given.file)
         path = f"{remote}/{given.file}" if given.file else ""
