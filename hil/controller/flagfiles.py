@@ -185,8 +185,7 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
             f"{job.flagfile} names {len(flags.modules)} modules that are linked as one program",
             hint="hil runs programs of one module: compile them into one",
         )
-    rtol: float | None = None
-    atol: float | None = None
+    rtol, atol = flags.rtol, min(flags.atols.values(), default=None)
     types: tuple[str, ...] = ()
     if flags.expected and not job.expected:
         types = tuple(map(element_type, flags.expected))
