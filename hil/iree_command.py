@@ -101,13 +101,14 @@ def npy_can(spec: TensorSpec) -> None:
 
 
 def tool_type(dtype: str, shape: Sequence[int]) -> str:
-    """A tensor's type as the tools write it: ``2x3xf32``.
+    """A tensor's type as the tools write it: ``2x3xf32``; integers have no sign (``i8``), as in IREE's programs.
 
     Raises:
         LoadFailed: MLIR has no type for the dtype.
     """
     try:
-        return mlir_type(TensorSpec("", dtype, tuple(shape))).removeprefix("tensor<").removesuffix(">")
+        plain = dtype.removeprefix("u") if dtype.startswith("uint") else dtype
+        return mlir_type(TensorSpec("", plain, tuple(shape))).removeprefix("tensor<").removesuffix(">")
     except UsageError as error:
         raise LoadFailed(error.message) from error
 

@@ -1,7 +1,9 @@
-"""How tensors and signatures look to IREE: element types, and what a function's reflection says of it.
+"""How tensors and signatures look to IREE: element types, and what a module says of its functions.
 
 A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tensor<2x?xf32>)``. IREE's compiler writes
-one for MLIR programs and none for ONNX ones; hil's own compile stage adds it there, with ONNX's names and signedness.
+one for MLIR programs and none for those in the torch dialect (which ONNX and PyTorch become); hil's own compile stage
+adds it there, with names and signedness. Of a function without one the calling convention tells how many tensors and
+numbers it takes and gives, and the types of the numbers: its tensors' specs have the dtype "".
 Elements of 4 bits are packed two a byte (:mod:`hil.packing`).
 """
 
@@ -9,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hil.errors import LoadFailed, UsageError
@@ -47,6 +50,9 @@ _TYPES = {
     "ui64": ("uint64", "UINT_64"),
 }
 _ELEMENT_OF = {ours: iree for ours, iree in reversed(list(_TYPES.values()))}
+# What a calling convention says of numbers; "r" is a tensor.
+_NUMBERS = {"i": "int32", "I": "int64", "f": "float32", "F": "float64"}
+_FENCES = "coarse-fences"
 _SIGNLESS = {"INT_8", "INT_16", "INT_32", "INT_64", "INT_4"}
 SCALAR_PREFIX = "scalar:"
 _TENSOR = re.compile(r"tensor<(.*)>$")
@@ -134,12 +140,100 @@ def parse_declaration(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
     match = _SIGNATURE.search(text)
     if not match:
         raise LoadFailed(
-            f"no declaration of an IREE function: {text[:200]!r}"
-            if text
-            else "the function carries no IREE declaration",
+            f"no declaration of an IREE function: {text[:200]!r}",
             hint="call one that the compiler exports, of a program compiled by hil or from MLIR",
         )
     return _values(match["inputs"]), _values(match["outputs"])
+
+
+@dataclass(frozen=True)
+class Function:
+    """An exported function, as its module tells of it.
+
+    Attributes:
+        declaration: its ``iree.abi.declaration``; "" where it has none.
+        convention: its calling convention: ``0rI_r`` takes a tensor and an int64 number and gives a tensor.
+        fences: the call takes two fences after its inputs, one to wait for and one to signal.
+    """
+
+    name: str
+    declaration: str
+    convention: str
+    fences: bool = False
+
+    def signature(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs; of a tensor of which nothing is known the dtype is "".
+
+        Raises:
+            LoadFailed: a type is none that hil can pass.
+        """
+        if not self.declaration:
+            return parse_convention(self.convention)
+        # The compiler writes the function's name as it is, spaces and brackets and all.
+        return parse_declaration(self.declaration.replace(f"func @{self.name}(", "func @f(", 1))
+
+
+def functions_of(module: Any) -> dict[str, Function]:
+    """The functions of an ``iree.runtime.VmModule`` that can be called, by name."""
+    found = {}
+    for name in module.function_names:
+        if name.startswith("__"):
+            continue
+        function = module.lookup_function(name)
+        reflection = function.reflection
+        found[name] = Function(
+            name,
+            reflection.get("iree.abi.declaration", ""),
+            # The bindings tell the convention in this text alone.
+            repr(function).removeprefix(f"<VmFunction {name}(").partition(")")[0],
+            reflection.get("iree.abi.model") == _FENCES,
+        )
+    return found
+
+
+def entry_points(functions: Mapping[str, Function]) -> list[str]:
+    """The functions to offer: those that take no fences, and only where there are none of these the others.
+
+    ``f$async`` is the second face of ``f``.
+    """
+    names = [name for name in functions if not name.endswith("$async")]
+    return [name for name in names if not functions[name].fences] or names
+
+
+def choose_function(functions: Mapping[str, Function], name: str) -> Function:
+    """The function of that name; of "" the only entry point, or ``main``.
+
+    Raises:
+        LoadFailed: there is no such function, or there are several and none is chosen.
+    """
+    offered = entry_points(functions)
+    chosen = name or (offered[0] if len(offered) == 1 else "main" if "main" in offered else "")
+    if chosen not in functions:
+        wanted = f"no function {name!r}" if name else "several functions and none chosen" if offered else "no functions"
+        raise LoadFailed(f"the module has {wanted}", hint=f"--function with one of: {', '.join(offered)}")
+    return functions[chosen]
+
+
+def parse_convention(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs and outputs from a calling convention such as ``0rI_r``.
+
+    Raises:
+        LoadFailed: it is of another version of IREE, or has what is neither tensor nor number.
+    """
+    version, inputs, given, outputs = text[:1], *text[1:].partition("_")
+    if version != "0" or not given or set(inputs + outputs) - {"r", "v", *_NUMBERS}:
+        raise LoadFailed(
+            f"the function has the calling convention {text!r}, which hil does not know",
+            hint="a declaration (iree.abi.declaration) would tell what it takes and gives",
+        )
+    return _of_convention("input", inputs), _of_convention("output", outputs)
+
+
+def _of_convention(kind: str, letters: str) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(f"{SCALAR_PREFIX if letter in _NUMBERS else ''}{kind}{number}", _NUMBERS.get(letter, ""), ())
+        for number, letter in enumerate(letters.replace("v", ""))
+    )
 
 
 def declaration(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:

@@ -87,7 +87,10 @@ def type_text(dtype: str, shape: Sequence[Dim]) -> str:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype and shape of a tensor; a dimension is an int, a symbol, or None where it is not known."""
+    """Name, dtype and shape of a tensor; a dimension is an int, a symbol, or None where it is not known.
+
+    The dtype is "" where the program says nothing of a tensor but that it is one; the shape then says nothing either.
+    """
 
     name: str
     dtype: str
@@ -99,15 +102,15 @@ class TensorSpec:
         return all(isinstance(dim, int) for dim in self.shape)
 
     def accepts(self, dtype: str, shape: Sequence[int]) -> bool:
-        """True when a tensor of this dtype and shape fits; a symbol takes any size."""
-        return (
+        """True when a tensor of this dtype and shape fits; a symbol takes any size, and "" any tensor."""
+        return not self.dtype or (
             dtype == self.dtype
             and len(shape) == len(self.shape)
             and all(not isinstance(mine, int) or mine == theirs for mine, theirs in zip(self.shape, shape, strict=True))
         )
 
     def __str__(self) -> str:
-        return f"{self.name}: {type_text(self.dtype, self.shape)}"
+        return f"{self.name}: {type_text(self.dtype, self.shape) if self.dtype else 'a tensor of unknown type'}"
 
 
 def check_names(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
@@ -128,6 +131,24 @@ def check_names(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> 
 def spec_of(name: str, array: Array) -> TensorSpec:
     """The spec of an array under a name."""
     return TensorSpec(name, dtype_name(array.dtype), tuple(array.shape))
+
+
+def settled(spec: TensorSpec, array: Array) -> TensorSpec:
+    """A spec as it is or, where it says nothing of its tensor, as that of the tensor that is given for it."""
+    return spec if spec.dtype else spec_of(spec.name, array)
+
+
+def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
+    """An output of a program as a tensor of a dtype, where that only says whether its integers have a sign.
+
+    Args:
+        array: what came out.
+        dtype: what it is to be read as.
+        spec: what the program says of it: one that says anything is taken at its word.
+    """
+    wanted = dtype_of(dtype)
+    signless = not spec.dtype and {array.dtype.kind, wanted.kind} == {"i", "u"}
+    return array.view(wanted) if signless and array.dtype.itemsize == wanted.itemsize else array
 
 
 def nbytes_of(dtype: str, shape: Sequence[int]) -> int:

@@ -295,7 +295,7 @@ def _known_size(spec: TensorSpec) -> int:
     from hil.tensors import nbytes_of
 
     dims = [dim for dim in spec.shape if isinstance(dim, int)]
-    return nbytes_of(spec.dtype, dims) if len(dims) == len(spec.shape) else 0
+    return nbytes_of(spec.dtype, dims) if spec.dtype and len(dims) == len(spec.shape) else 0
 
 
 def _timeout(seconds: float) -> float:

@@ -123,6 +123,7 @@ class _Desk:
         self._no_fallback = no_fallback
         self._worker: Worker | None = None
         self._placement: Placement | None = None
+        self._gives: list[TensorSpec] = []
 
     def results(self) -> Iterator[CaseResult]:
         """Each case, run and compared."""
@@ -164,8 +165,11 @@ class _Desk:
             )
             worker.answer("load", self._timeout)  # of the runtime's getting ready
             reply = worker.answer("load", self._timeout)
-            specs = [TensorSpec(one["name"], one["dtype"], tuple(one["shape"])) for one in reply["inputs"]]
-            check_loaded(self._method.name, self._method.signature, specs)
+            inputs, self._gives = (
+                [TensorSpec(one["name"], one["dtype"], tuple(one["shape"])) for one in reply[side]]
+                for side in ("inputs", "outputs")
+            )
+            check_loaded(self._method.name, self._method.signature, inputs)
         except BaseException:
             worker.close()
             raise
@@ -177,6 +181,9 @@ class _Desk:
         self._placement = None if self._placement is None else told.mark(self._placement)
         elsewhere = told.check(self._placement, no_fallback=self._no_fallback)
         names = list(case.expected_outputs)
+        if len(outputs) == len(names) == len(self._gives):
+            triples = zip(outputs, case.expected_outputs.values(), self._gives, strict=True)
+            outputs = [tensors.read_as(one, tensors.dtype_name(other.dtype), spec) for one, other, spec in triples]
         # The program may know no names: they are the bundle's, in order.
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})

@@ -103,7 +103,7 @@ def _tensors(
                 f"{'takes' if kind == 'input' else 'gives'} {type_text(spec.dtype, spec.shape)}",
                 hint="nothing is converted: give it with this dtype and shape",
             )
-        for dim, size in zip(spec.shape, array.shape, strict=True):
+        for dim, size in zip(spec.shape, array.shape, strict=bool(spec.dtype)):
             if isinstance(dim, str):
                 known, place = sizes.setdefault(dim, (size, f"{kind} {spec.name!r}"))
                 if known != size:
@@ -134,7 +134,7 @@ def _array(what: str, spec: TensorSpec, value: Any) -> Array:
 def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]) -> None:
     """Refuse a program that, once loaded, turns out to take other inputs than its bundle says.
 
-    Names do not count, a compiled program may know none, nor does a dimension that either side leaves open.
+    Names do not count, a compiled program may know none, nor does a dimension or a type that either side leaves open.
 
     Raises:
         LoadFailed: it does.
@@ -151,6 +151,8 @@ def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]
 
 
 def _alike(one: tuple[str, Sequence[Dim]], other: tuple[str, Sequence[Dim]]) -> bool:
+    if not one[0] or not other[0]:
+        return True
     sizes = zip(one[1], other[1], strict=False)
     differ = any(a != b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
     return one[0] == other[0] and len(one[1]) == len(other[1]) and not differ

@@ -34,6 +34,8 @@ class Options:
         seed, input_range: of random inputs.
         references: oracles' names; empty is the default for the model's format.
         expected: texts of ``--expected``, or name -> tensor, that take the references' place.
+        element_types: of each of these, IREE's element type (``si64``) that the program is to give, as iree-run-module
+            compares it; "" where any will do.
         plain_model: the model as it was before it was quantised or the like: the answer is compared with its reference
             too, and that is told apart. None where there is none.
         plain_expected: name -> tensor that take that reference's place.
@@ -58,6 +60,7 @@ class Options:
     input_range: tuple[float, float] | None = None
     references: tuple[str, ...] = ()
     expected: Sequence[str] | Mapping[str, Array] = ()
+    element_types: tuple[str, ...] = ()
     plain_model: Path | None = None
     plain_expected: Mapping[str, Array] = field(default_factory=dict)
     min_sqnr_db: float | None = None

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from hil.compare.values import EXACT_DTYPES
 from hil.controller.magnitude import largest
 from hil.tensors import Array, dtype_name
 
-# What the tools take where no flag says otherwise; of halves hil's own defaults are looser.
-_RTOL = 1e-5
-_ATOLS = {"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2}
-_HALVES = frozenset(("float16", "bfloat16"))
+# What the tools take where no flag says otherwise. They compare all other dtypes bit by bit.
+RTOL = 1e-5
+ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
 # Below 1 together, so that integers stay exact beside floats that are not.
 _EXACT = 0.25
 
 
-def as_strict(rtol: float | None, atol: float | None, expected: Sequence[Array]) -> tuple[float | None, float | None]:
-    """The tolerances with which hil finds whatever the tools do: they compare all but floats exactly.
+def tool_tolerance(
+    rtol: float | None, atols: Mapping[str, float], expected: Sequence[Array]
+) -> tuple[float | None, float | None]:
+    """rtol and atol with which hil calls different whatever the tools do.
+
+    Of outputs of one dtype these are the tools' own. hil has one pair for all outputs: of several dtypes they are the
+    strictest. Where the tools' own atol, which no flag gave, could not tell an output from its opposite, it is None:
+    hil's default.
 
     Args:
-        rtol, atol: what flags say; None is nothing.
+        rtol: what a flag says; None is nothing.
+        atols: dtype -> what its flag says.
         expected: the outputs that are expected.
     """
-    dtypes = {dtype_name(array.dtype) for array in expected}
-    if dtypes <= EXACT_DTYPES:
+    dtypes = [dtype_name(array.dtype) for array in expected]
+    if not set(dtypes) - EXACT_DTYPES:
         return None, None
-    if not dtypes & _HALVES and (not dtypes & EXACT_DTYPES or (rtol is None and atol is None)):
-        return rtol, atol
-    rtol = _RTOL if rtol is None else rtol
-    if atol is None:
-        # Of values all below it, a tolerance would say nothing.
-        sizes = [largest(array) for array in expected if dtype_name(array.dtype) in _ATOLS]
-        atol = min([_ATOLS[dtype] for dtype in dtypes & _ATOLS.keys()] + [size for size in sizes if size], default=0.0)
-    if exact := [largest(array) for array in expected if dtype_name(array.dtype) in EXACT_DTYPES]:
-        return min(rtol, _EXACT / max(1.0, *exact)), min(atol, _EXACT)
-    return rtol, atol
+    if set(dtypes) - EXACT_DTYPES - ATOLS.keys():
+        return 0.0, 0.0
+    given, rtol = rtol, RTOL if rtol is None else rtol
+    floats = [(dtype, array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in ATOLS]
+    exact = [largest(array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in EXACT_DTYPES]
+    if any(dtype not in atols and 0 < (2 - rtol) * largest(array) <= ATOLS[dtype] for dtype, array in floats):
+        return (None if exact else given), None
+    atol = min(atols.get(dtype, ATOLS[dtype]) for dtype, _ in floats)
+    return (min(rtol, _EXACT / max(1.0, *exact)), min(atol, _EXACT)) if exact else (rtol, atol)

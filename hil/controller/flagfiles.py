@@ -6,12 +6,13 @@ relative to the flag file: absolute paths mean the same to both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.flagfile_tolerance import as_strict
+from hil.controller.element_types import element_type
+from hil.controller.flagfile_tolerance import tool_tolerance
 from hil.controller.references.expected import expected_result
 from hil.controller.runs import storing
 from hil.errors import UsageError, did_you_mean
@@ -28,9 +29,21 @@ _HOW = {
     "output": "hil keeps outputs with the run",
     "benchmark_min_time": "--min-time S, or --iterations N",
     "benchmark_repetitions": "--iterations N",
+    "output_max_element_count": "hil keeps outputs with the run",
+    "module_mode": "hil maps programs into memory",
+    "parameter_mode": "hil maps parameters into memory",
+    "trace_execution": "hil layers shows what lies between",
 }
-# The tools' absolute tolerances, one a dtype; hil has one for all.
-_THRESHOLDS = ("f16", "f32", "f64", "bf16")
+# Of such flags whole families.
+_HOW_OF = {
+    "task_": "the board's runtime does",
+    "cuda_": "the board's runtime does",
+    "hip_": "the board's runtime does",
+    "vulkan_": "the board's runtime does",
+    "device_profiling_": "--profile DIR",
+}
+# The tools' name of a dtype, in the flags of their absolute tolerances.
+_THRESHOLDS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,8 @@ class FlagFile:
         inputs, expected: tensors as the tools take them: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
         parameters: files of weights.
         device: what to run on; "" says nothing. Of a board hil's config says that.
-        rtol, atol: what an output may be off by; None is the reader's default.
+        rtol: what an output may be off by; None is the tools' default.
+        atols: dtype -> what an output may be off by; of those that are not here it is the tools' default.
     """
 
     modules: tuple[Path, ...] = ()
@@ -53,11 +67,10 @@ class FlagFile:
     parameters: tuple[Path, ...] = ()
     device: str = ""
     rtol: float | None = None
-    atol: float | None = None
+    atols: Mapping[str, float] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """The flags, one a line; paths are made absolute."""
-        thresholds = [f"expected_{dtype}_threshold" for dtype in _THRESHOLDS] if self.atol is not None else []
         flags = [
             *(("module", str(path.absolute())) for path in self.modules),
             *(("parameters", f"{PARAMETER_SCOPE}={path.absolute()}") for path in self.parameters),
@@ -66,7 +79,7 @@ class FlagFile:
             *(("input", text) for text in self.inputs),
             *(("expected_output", text) for text in self.expected),
             ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
-            *((name, repr(float(self.atol or 0.0))) for name in thresholds),
+            *((_threshold(dtype), repr(float(atol))) for dtype, atol in self.atols.items()),
         ]
         return [f"--{name}={value}" for name, value in flags if value]
 
@@ -98,7 +111,7 @@ def parse_flagfile(path: Path) -> FlagFile:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the flag file {path} cannot be read: {error}") from error
     stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
-    flags = ((f"{path}:{number}: ", line) for number, line in stripped if line and not line.startswith("#"))
+    flags = ((f"{path}:{number}: ", line) for number, line in stripped if line and not line.startswith(("#", "//")))
     return parse_flags(flags, path.parent)
 
 
@@ -115,18 +128,24 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     """
     found: dict[str, list[str]] = {}
     for where, text in flags:
-        name, equals, value = text.lstrip("-").partition("=")
-        if not text.startswith("--") or not equals:
+        name, equals, value = (part.strip() for part in text.removeprefix("--").partition("="))
+        how = _HOW.get(name) or next((said for family, said in _HOW_OF.items() if name.startswith(family)), "")
+        if not text.startswith("--") or not (equals or how):
             raise UsageError(f"{where}{text[:60]!r} is not --flag=value")
-        if strict and name in _HOW:
-            raise UsageError(f"--{name} is none of hil's flags", hint=_HOW[name])
-        if name not in (*_KNOWN, *_HOW):
+        if strict and how:
+            raise UsageError(f"--{name} is none of hil's flags", hint=how)
+        if name not in _KNOWN and not how:
             raise UsageError(f"{where}hil does not know --{name}", hint=did_you_mean(name, _KNOWN))
         found.setdefault(name, []).append(value)
 
     def last(name: str) -> str:
         return found.get(name, [""])[-1]
 
+    rtol, atols = _number("expected_rtol", last("expected_rtol")), _atols(last)
+    if (mode := last("equality_mode")) == "exact":
+        rtol, atols = 0.0, dict.fromkeys(_THRESHOLDS, 0.0)
+    elif mode not in ("", "approximate"):
+        raise UsageError(f"--equality_mode={mode} is none", hint="one of approximate, exact")
     return FlagFile(
         tuple(folder / value for value in found.get("module", ())),
         last("function"),
@@ -134,8 +153,8 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
         tuple(_located(value, folder) for value in found.get("expected_output", ())),
         tuple(folder / value.rpartition("=")[2] for value in found.get("parameters", ())),
         last("device"),
-        _number("expected_rtol", last("expected_rtol")),
-        _atol(found),
+        rtol,
+        atols,
     )
 
 
@@ -155,21 +174,32 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     assert job.flagfile is not None
     flags = parse_flagfile(job.flagfile)
     over = parse_flags((("", text) for text in later), Path(), strict=True)
-    flags = replace(flags, **{name: value for name, value in vars(over).items() if value not in ((), "", None)})
+    flags = replace(flags, **{name: value for name, value in vars(over).items() if value not in ((), "", None, {})})
     if flags.parameters:
         raise UsageError(
             f"{job.flagfile} names files of parameters, which hil keeps beside the program itself",
             hint="run the model instead of its program: hil bench MODEL.onnx",
         )
-    rtol, atol = flags.rtol, flags.atol
+    if len(flags.modules) > 1:
+        raise UsageError(
+            f"{job.flagfile} names {len(flags.modules)} modules that are linked as one program",
+            hint="hil runs programs of one module: compile them into one",
+        )
+    rtol, atol = flags.rtol, min(flags.atols.values(), default=None)
+    types: tuple[str, ...] = ()
     if flags.expected and not job.expected:
-        rtol, atol = as_strict(rtol, atol, list(expected_result(flags.expected, None).outputs.values()))
+        types = tuple(map(element_type, flags.expected))
+        # Of a bare number only the program says what it is.
+        tensors = [text for text, kind in zip(flags.expected, types, strict=True) if kind or text.startswith("@")]
+        wanted = expected_result(tensors, None).outputs.values()
+        rtol, atol = tool_tolerance(flags.rtol, flags.atols, list(wanted))
     return replace(
         job,
         models=job.models or flags.modules,
         function=job.function or flags.function,
         inputs=job.inputs or flags.inputs,
         expected=job.expected or flags.expected,
+        element_types=types,
         rtol=rtol if job.rtol is None else job.rtol,
         atol=atol if job.atol is None else job.atol,
         flagfile=None,
@@ -183,19 +213,18 @@ def _number(name: str, text: str) -> float | None:
         raise UsageError(f"--{name}={text[:60]} is no number") from None
 
 
-def _atol(found: dict[str, list[str]]) -> float | None:
-    names = [f"expected_{dtype}_threshold" for dtype in _THRESHOLDS]
-    given = {name: _number(name, found[name][-1]) for name in names if name in found}
-    if len(set(given.values())) > 1:
-        raise UsageError(
-            f"hil has one absolute tolerance for all dtypes, and these differ: {', '.join(given)}", hint="give --atol"
-        )
-    return next(iter(given.values()), None)
+def _threshold(dtype: str) -> str:
+    return f"expected_{_THRESHOLDS[dtype]}_threshold"
+
+
+def _atols(last: Callable[[str], str]) -> dict[str, float]:
+    given = {dtype: _number(_threshold(dtype), last(_threshold(dtype))) for dtype in _THRESHOLDS}
+    return {dtype: atol for dtype, atol in given.items() if atol is not None}
 
 
 _KNOWN = (
-    *("module", "function", "input", "expected_output", "parameters", "expected_rtol"),
-    *(f"expected_{dtype}_threshold" for dtype in _THRESHOLDS),
+    *("module", "function", "input", "expected_output", "parameters", "expected_rtol", "equality_mode"),
+    *map(_threshold, _THRESHOLDS),
 )
 
 

@@ -60,6 +60,11 @@ def make_inputs(
             raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
         _check(by_name[name], array)
         _bind(by_name[name], array.shape, sizes)
+    if unknown := [spec for spec in specs if not spec.dtype and spec.name not in chosen]:
+        raise UsageError(
+            f"the program does not say what tensor its input {unknown[0].name!r} is, and none is given",
+            hint="--input, one for each input in order: x.npy, or 4x8xf32=@x.bin, or 4x8xf32=1 2 3",
+        )
     return {
         spec.name: chosen[spec.name]
         if spec.name in chosen
@@ -135,7 +140,7 @@ def _check(spec: TensorSpec, array: Array) -> None:
 
 def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
     """Learn what a symbolic dimension is from a tensor's shape."""
-    for dim, size in zip(spec.shape, shape, strict=True):
+    for dim, size in zip(spec.shape, shape, strict=bool(spec.dtype)):
         if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
             raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
 
@@ -174,6 +179,8 @@ def _value(text: str, spec: TensorSpec) -> Array:
     if form and mlir_dtype(form["type"]):
         return _iree_value(form, spec)
     if _NUMBER.match(text) and not Path(text).exists():
+        if not spec.dtype:
+            raise UsageError(f"{text[:80]!r} has no type, and {spec.name!r} is a tensor", hint=f"f32={text[:80]}")
         return _elements(text, spec.dtype, (), spec)
     file, _, key = text.removeprefix("@").partition(".npz:")
     if key:
@@ -197,8 +204,8 @@ def _value(text: str, spec: TensorSpec) -> Array:
 def _iree_value(form: re.Match[str], spec: TensorSpec) -> Array:
     shape = tuple(int(size) for size in form["dims"].split("x") if size)
     name = mlir_dtype(form["type"]) or ""
-    # iree-run-module's i8 has no sign: the model's input tells which is meant.
-    if form["type"].startswith("i") and spec.dtype == f"u{name}":
+    # iree-run-module's i8 has no sign, and it takes bools for i8 too: the model's input tells which is meant.
+    if (form["type"].startswith("i") and spec.dtype == f"u{name}") or (name, spec.dtype) == ("int8", "bool"):
         name = spec.dtype
     value = form["value"]
     if value is None:

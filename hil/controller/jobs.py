@@ -56,6 +56,7 @@ class Job:
     input_range: tuple[float, float] | None = None
     references: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
+    element_types: tuple[str, ...] = ()
     rtol: float | None = None
     atol: float | None = None
     allow_blind: tuple[str, ...] = ()

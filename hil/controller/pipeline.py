@@ -21,6 +21,7 @@ from hil.compare.verdict import compare, depends_on_noise, judge, too_far
 from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop, staged
 from hil.controller.choice import BoardChoice
 from hil.controller.compilers import compile_model
+from hil.controller.element_types import comparable, other_types
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.opening import AnyBoard, AnyProgram
@@ -30,7 +31,7 @@ from hil.controller.references.noise import measure_noise
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
 from hil.controller.ways import compiler_for, runtime_for
-from hil.results import Outcome, RunResult, Stage
+from hil.results import Outcome, RunResult, Stage, Verdict
 from hil.tensors import Array, TensorSpec
 
 # What happens to every case, in this order.
@@ -244,13 +245,15 @@ def conclude(case: Case, shop: Workshop) -> Case:
         start = time.monotonic()
         shop.watch(case, Stage.COMPARE, "")
         tolerance = {name: getattr(case.options, name) for name in ("rtol", "atol", "allow_blind")}
-        case.verdicts = [compare(case.result, reference, **tolerance) for reference in case.references]
+        case.verdicts = _verdicts(case, case.result, tolerance)
         if case.options.atol is None and any(map(depends_on_noise, case.verdicts)):
             shop.watch(case, Stage.COMPARE, "measuring the reference's own noise")
             case.references = [_with_noise(case, reference, shop) for reference in case.references]
-            case.verdicts = [compare(case.result, reference, **tolerance) for reference in case.references]
+            case.verdicts = _verdicts(case, case.result, tolerance)
         between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
         case.outcome, case.reason = judge(case.verdicts, between)
+        if case and (reason := other_types(case.result, case.options.element_types, case.inputs or {})):
+            case.outcome, case.reason = Outcome.FAIL, reason
         if case.plain_reference is not None:
             case.plain_verdict = compare(case.result, case.plain_reference)
             if case and (reason := too_far(case.plain_verdict, case.options.min_sqnr_db)):
@@ -263,6 +266,10 @@ def conclude(case: Case, shop: Workshop) -> Case:
             raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
         case.timings = replace(case.timings, compare_s=time.monotonic() - start)
     return case
+
+
+def _verdicts(case: Case, result: RunResult, tolerance: Mapping[str, Any]) -> list[Verdict]:
+    return [compare(comparable(result, reference, case.model), reference, **tolerance) for reference in case.references]
 
 
 def _with_noise(case: Case, reference: RunResult, shop: Workshop) -> RunResult:

@@ -34,7 +34,7 @@ def load_npz(path: Path) -> dict[str, Array]:
 
 def typed(array: Array, dtype: str) -> Array:
     """As :func:`hil.tensors.load_npy` does: raw bytes become the dtype that numpy's format has no name for."""
-    if array.dtype.kind == "V" and dtype_of(dtype).itemsize == array.dtype.itemsize:
+    if array.dtype.kind == "V" and dtype and dtype_of(dtype).itemsize == array.dtype.itemsize:
         return array.view(dtype_of(dtype))
     return array.astype(object) if array.dtype.kind == "U" else array
 

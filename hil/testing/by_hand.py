@@ -158,17 +158,17 @@ def _compile_and_run(
     folder: Path, program: Path, flags: Sequence[str], device: str, outputs: Sequence[str]
 ) -> dict[str, Any]:
     module = program.with_suffix(".vmfb")
-    done = _run([_tool("iree-compile"), program, "-o", module, *flags])
+    done = run_command([tool("iree-compile"), program, "-o", module, *flags])
     if done["code"]:
         # 1 is a refusal; every other code and every signal is its death.
         return {**_end("compile", done["said"]), "crashed": done["code"] != 1}
     files = [folder / f"{program.stem}-{n}.{'npy' if one in NUMPY_DTYPES else 'bin'}" for n, one in enumerate(outputs)]
-    command = [_tool("iree-run-module"), f"--module={module}", f"--device={device}", f"--function={_function(folder)}"]
+    command = [tool("iree-run-module"), f"--module={module}", f"--device={device}", f"--function={_function(folder)}"]
     try:
         command += [f"--input={text}" for text in _arguments(folder)]
     except KeyError as error:
         return _end("run", f"iree-run-module takes no {error} tensors")
-    done = _run([*command, *(f"--output=@{file}" for file in files)])
+    done = run_command([*command, *(f"--output=@{file}" for file in files)])
     if done["code"]:
         return {**_end("run", done["said"]), "crashed": done["code"] < 0}
     return {"end": "ran", "crashed": False, "message": "", "outputs": list(map(_read, files, outputs))}
@@ -216,7 +216,8 @@ def _end(step: str, error: object) -> dict[str, Any]:
     return {"end": step, "crashed": False, "message": lines[0][:300] if lines else repr(error), "outputs": []}
 
 
-def _run(command: Sequence[object]) -> dict[str, Any]:
+def run_command(command: Sequence[object]) -> dict[str, Any]:
+    """Run a command: its exit code (124: it took too long) and what it wrote to stderr."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -230,5 +231,6 @@ def _run(command: Sequence[object]) -> dict[str, Any]:
     return {"code": done.returncode, "said": done.stderr.decode(errors="replace")}
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
+    """Where a command of this environment lies."""
     return str(Path(sysconfig.get_path("scripts")) / name)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from hil.agent.runtimes import profiling
 from hil.errors import LoadFailed, RunFailed
+from hil.iree_buffers import array_of, view_of
 from hil.iree_command import (
     NUMBERS,
     PARAMETER_SCOPE,
@@ -25,15 +25,11 @@ from hil.iree_command import (
     own_tool,
     profile_command,
 )
-from hil.iree_values import dtype_of_element, element_of, parse_declaration
-from hil.packing import SUB_BYTE_BITS, pack, unpack
+from hil.iree_values import choose_function, functions_of
 from hil.placement import Part, Placement
-from hil.tensors import Array, TensorSpec, dtype_of
+from hil.tensors import Array, TensorSpec, dtype_of, settled
 
 DEFAULT_DEVICE = "local-task"
-# Below this size a copy is quicker than setting up shared memory as a device buffer.
-_IMPORT_FROM = 1 << 16
-_ALIGNMENT = 64
 
 
 class IreeRuntime:
@@ -106,59 +102,37 @@ class IreeProgram:
         self._placed = _part(device, files.device.split("://")[0])
         self._context = context
         self._keep = keep
-        names = [name for name in module.function_names if not name.startswith("__") and "$" not in name]
-        chosen = function or (names[0] if len(names) == 1 else "main" if "main" in names else "")
-        if chosen not in names:
-            wanted = f"no function {function!r}" if function else "several functions and none chosen"
-            raise LoadFailed(f"the module has {wanted}", hint=f"--function with one of: {', '.join(names)}")
-        self.function = chosen
-        self._function = module.lookup_function(chosen)
-        declaration = self._function.reflection.get("iree.abi.declaration", "")
-        self.inputs, self.outputs = parse_declaration(declaration)
-        self._arguments: Any = None
+        entry = choose_function(functions_of(module), function)
+        self.function = entry.name
+        self.inputs, self.outputs = entry.signature()
+        self._fences = entry.fences
+        self._function = module.lookup_function(entry.name)
+        self._arguments: list[Any] = []
+        self._list: Any = None
         self._results: Any = None
-        self._bound: list[Any] = []
         self._given: list[Array] = []
 
     def bind(self, inputs: list[Array]) -> None:
         """Make device buffers of the inputs, without a copy where they are large and aligned."""
-        arguments = rt.VmVariantList(len(inputs))
-        self._bound = []
-        self._given = inputs
+        arguments: list[Any] = []
         for spec, array in zip(self.inputs, inputs, strict=True):
-            if is_number(spec):
-                push = arguments.push_float if array.dtype.kind == "f" else arguments.push_int
-                push(array.item())
-                continue
-            view = self._buffer_view(spec, array)
-            self._bound.append((view, array))
-            arguments.push_ref(view)
-        self._arguments = arguments
-
-    def _buffer_view(self, spec: TensorSpec, array: Array) -> Any:
-        element = element_of(spec.dtype)
-        shape = list(array.shape)
-        memory = int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE)
-        usage = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
-        allocator = self._device.allocator
-        if array.size == 0:
-            buffer = allocator.allocate_buffer(memory_type=memory, allowed_usage=usage, allocation_size=0)
-            return rt.HalBufferView(buffer, shape, element)
-        raw = pack(array) if spec.dtype in SUB_BYTE_BITS else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if raw.nbytes >= _IMPORT_FROM and raw.ctypes.data % _ALIGNMENT == 0:
-            # A device that cannot see host memory refuses, and gets a copy.
-            with contextlib.suppress(Exception):
-                return rt.HalBufferView(allocator.import_host_allocation(raw, memory, usage), shape, element)
-        buffer = allocator.allocate_buffer_copy(
-            memory_type=memory, allowed_usage=usage, device=self._device, buffer=raw
-        )
-        return rt.HalBufferView(buffer, shape, element)
+            arguments.append(array.item() if is_number(spec) else view_of(self._device, array, share=True))
+        self._arguments, self._given = arguments, inputs
+        self._list = _pushed(self.inputs, arguments)
 
     def run(self) -> None:
-        """Invoke the function; IREE's synchronous ABI returns when the results are there."""
+        """Invoke the function and wait until the results are there, which IREE's synchronous ABI does by itself."""
         results = rt.VmVariantList(len(self.outputs))
+        arguments, done = self._list, None
+        if self._fences:
+            arguments = _pushed(self.inputs, self._arguments)
+            done = rt.HalFence.create_at(self._device.create_semaphore(0), 1)
+            arguments.push_ref(rt.HalFence(0))
+            arguments.push_ref(done)
         try:
-            self._context.invoke(self._function, self._arguments, results)
+            self._context.invoke(self._function, arguments, results)
+            if done is not None:
+                done.wait()
         except Exception as error:
             raise RunFailed(f"IREE failed to run {self.function}: {_first_line(error)}", detail=str(error)) from error
         self._results = results
@@ -181,7 +155,7 @@ class IreeProgram:
             device=self._files.device,
             function=self.function,
             inputs=[
-                give(spec, array, f"i{position}", folder, str(folder)).value
+                give(settled(spec, array), array, f"i{position}", folder, str(folder)).value
                 for position, (spec, array) in enumerate(zip(self.inputs, self._given, strict=True))
             ],
             weights=[str(path) for path in self._files.parameters],
@@ -201,18 +175,11 @@ class IreeProgram:
             if is_number(spec):
                 arrays.append(np.asarray(self._results.get_variant(position), dtype_of(spec.dtype)))
                 continue
-            view = self._results.get_as_object(position, rt.HalBufferView)
-            dtype = dtype_of(dtype_of_element(view.element_type, spec.dtype))
-            shape = tuple(view.shape)
-            count = math.prod(shape)
-            if count == 0:
-                arrays.append(np.empty(shape, dtype))
-                continue
-            mapped = np.frombuffer(view.map(), np.uint8)
-            if spec.dtype in SUB_BYTE_BITS:
-                arrays.append(unpack(mapped, spec.dtype, shape))
-            else:
-                arrays.append(mapped[: count * dtype.itemsize].view(dtype).reshape(shape))
+            try:
+                view = self._results.get_as_object(position, rt.HalBufferView)
+            except Exception as error:
+                raise RunFailed(f"output {spec.name!r} of {self.function} is no tensor", detail=str(error)) from error
+            arrays.append(array_of(self._device, view, spec.dtype))
         return arrays
 
 
@@ -220,6 +187,19 @@ def _part(device: Any, told: str) -> Part:
     """Where a device computes. One of IREE's own drivers calls itself by the driver's name, a vendor's as it likes."""
     own = str(device)
     return Part(own, elsewhere=True) if own != told and own in rt.query_available_drivers() else Part(told)
+
+
+def _pushed(specs: Sequence[TensorSpec], arguments: Sequence[Any]) -> Any:
+    """Buffer views and numbers as a list for a call."""
+    pushed = rt.VmVariantList(len(specs) + 2)
+    for spec, argument in zip(specs, arguments, strict=True):
+        if not is_number(spec):
+            pushed.push_ref(argument)
+        elif dtype_of(spec.dtype).kind == "f":
+            pushed.push_float(argument)
+        else:
+            pushed.push_int(argument)
+    return pushed
 
 
 def _has_device(driver: str) -> bool:

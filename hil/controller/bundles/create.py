@@ -13,7 +13,7 @@ from hil.bundle import Artifact, Model
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.checks import checked_inputs
 from hil.controller.bundles.case_files import read_case
-from hil.controller.bundles.methods import import_methods, signatures_of
+from hil.controller.bundles.methods import import_methods, settled_signatures, signatures_of
 from hil.controller.case import Case, Options, Workshop
 from hil.controller.choice import BoardChoice, knows_target
 from hil.controller.inputs import make_inputs
@@ -78,7 +78,8 @@ def create_bundle(
             MethodTestSuite(name, list(collected.of(name, signature, model, only=len(models) == 1)))
             for (name, signature), model in zip(signatures.items(), models, strict=True)
         ]
-        return Bundle.create(artifact, suites, signatures=signatures, made=_made(models[0], artifact, target))
+        made = _made(models[0], artifact, target)
+        return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
 
 
 def _compiled(

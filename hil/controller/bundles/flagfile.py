@@ -24,10 +24,10 @@ from hil.bundles.cases import BundledCase
 from hil.compare.tolerance import fitted
 from hil.compare.values import EXACT_DTYPES
 from hil.controller.bundles.formats import LEFT_OUT
-from hil.controller.bundles.methods import import_methods, no_board, signatures_of
+from hil.controller.bundles.methods import import_methods, no_board, settled_signatures, signatures_of
 from hil.controller.case import Workshop
 from hil.controller.commanded.signature import signature_of
-from hil.controller.flagfile_tolerance import as_strict
+from hil.controller.flagfile_tolerance import tool_tolerance
 from hil.controller.flagfiles import FlagFile, parse_flagfile
 from hil.controller.inputs import make_inputs
 from hil.controller.magnitude import largest
@@ -36,7 +36,7 @@ from hil.controller.runs import safe_name
 from hil.digest import digest_file
 from hil.errors import LoadFailed, UsageError
 from hil.iree_command import PARAMETER_SCOPE, give, is_number
-from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name
+from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled
 
 _SUFFIX = ".flagfile"
 _PLAIN = "flagfile"
@@ -97,7 +97,8 @@ def _own(artifact: Artifact, method: Method, shop: Workshop) -> tuple[Sequence[T
 def _tensors(
     path: Path, name: str, kind: str, specs: Sequence[TensorSpec], tensors: Mapping[str, Array]
 ) -> Iterator[str]:
-    for number, (spec, array) in enumerate(zip(specs, tensors.values(), strict=True)):
+    for number, (own, array) in enumerate(zip(specs, tensors.values(), strict=True)):
+        spec = settled(own, array)
         if kind == "output" and is_number(spec):
             raise LoadFailed("iree-run-module compares tensors only, and the method gives a bare number")
         # A .npy of integers says whether they have a sign, which most of IREE's types do not: the tool then calls two
@@ -202,7 +203,7 @@ def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
         case = MethodTestCase(
             make_inputs(signature.inputs, flags.inputs),
             outputs,
-            *as_strict(flags.rtol, flags.atol, list(outputs.values())),
+            *tool_tolerance(flags.rtol, flags.atols, list(outputs.values())),
             case_name(file, folder),
             file.name,
         )
@@ -210,7 +211,7 @@ def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
             raise UsageError(f"{file} gives {len(flags.inputs)} of {len(signature.inputs)} inputs")
         suites.append(MethodTestSuite(method, [case]))
     made = {"model": {"name": module.name}, **({LEFT_OUT: left_out} if left_out else {})}
-    return Bundle.create(artifact, suites, signatures=signatures, made=made)
+    return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
 
 
 def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:

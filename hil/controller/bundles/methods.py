@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hil.bundle import Artifact, Model
-from hil.bundles import Signature
+from hil.bundles import MethodTestSuite, Signature
+from hil.bundles.cases import Values
 from hil.controller.case import Workshop
-from hil.controller.commanded.signature import signature_of
+from hil.controller.commanded.signature import functions_in, signature_of
 from hil.controller.importers import import_model, importers
 from hil.controller.isolated import IsolatedError
 from hil.controller.opening import AnyBoard
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.iree_command import is_number
-from hil.iree_values import SCALAR_PREFIX
-from hil.tensors import TensorSpec
+from hil.iree_values import SCALAR_PREFIX, entry_points
+from hil.tensors import TensorSpec, dtype_name
 
 _READ_S = 600.0
 # The formats whose programs hold every entry point of the model.
@@ -62,7 +65,7 @@ def _functions(path: Path, shop: Workshop) -> list[str]:
             said = shop.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
         except (IsolatedError, LoadFailed) as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
-    return sorted(said["functions"]) if isinstance(said, dict) else list(said)
+    return sorted(entry_points(functions_in(said))) if isinstance(said, dict) else list(said)
 
 
 def _is_mlir(path: Path) -> bool:
@@ -111,6 +114,52 @@ def signatures_of(
         if board is not None:
             board.close()
     return found
+
+
+def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]) -> dict[str, Signature]:
+    """Signatures whose unknown tensors are what the cases have for them; a dimension that they differ in is open.
+
+    Raises:
+        UsageError: the cases differ in dtype or rank, or there is none to tell.
+    """
+    found = {}
+    for method, signature in signatures.items():
+        cases = [case for suite in suites if suite.method_name == method for case in suite.test_cases]
+        inputs, outputs = [case.inputs for case in cases], [case.expected_outputs for case in cases]
+        found[method] = Signature(
+            _side(f"method {method!r}, input", signature.inputs, inputs),
+            _side(f"method {method!r}, output", signature.outputs, outputs),
+        )
+    return found
+
+
+def _side(what: str, specs: Sequence[TensorSpec], given: Sequence[Values]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        _settled(f"{what} {spec.name!r}", spec, [_at(values, spec, place) for values in given])
+        for place, spec in enumerate(specs)
+    )
+
+
+def _at(values: Values, spec: TensorSpec, place: int) -> Any:
+    """A case's tensor; None where it has none, which whoever checks the case says."""
+    if isinstance(values, Mapping):
+        return values.get(spec.name)
+    return values[place] if place < len(values) else None
+
+
+def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
+    if spec.dtype:
+        return spec
+    arrays = [np.asarray(value) for value in values if value is not None]
+    if not arrays or len({(array.dtype, array.ndim) for array in arrays}) > 1:
+        raise UsageError(
+            f"{what}: the program does not say what tensor it is, and the cases "
+            + ("differ in its dtype or rank" if arrays else "have none"),
+            hint="compile the program from its MLIR or ONNX with hil, which keeps what it takes and gives",
+        )
+    sizes = zip(*(array.shape for array in arrays), strict=True)
+    shape = tuple(one[0] if len(set(one)) == 1 else None for one in sizes)
+    return TensorSpec(spec.name, dtype_name(arrays[0].dtype), shape)
 
 
 def no_board() -> AnyBoard:

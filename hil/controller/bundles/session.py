@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hil import clock
@@ -14,7 +14,8 @@ from hil.controller.opening import AnyBoard, AnyProgram, regain
 from hil.controller.pipeline import conclude
 from hil.controller.targets import described, likely_cause
 from hil.errors import BoardError, HilError, RunCrashed, StageTimeout
-from hil.results import Stage, Timings
+from hil.results import RunResult, Stage, Timings
+from hil.tensors import TensorSpec, read_as
 
 # What happens to every case, in this order.
 STAGES = (Stage.PUSH, Stage.LOAD, Stage.RUN, Stage.COMPARE)
@@ -69,7 +70,7 @@ class Session:
     def _stages(self, todo: Todo) -> Iterator[Callable[[], None]]:
         yield lambda: self._push(todo.case)
         yield lambda: self._load(todo)
-        yield lambda: self._execute(todo.case)
+        yield lambda: self._execute(todo)
 
     def _push(self, case: Case) -> None:
         with staged(case, Stage.PUSH):
@@ -109,7 +110,8 @@ class Session:
                 raise
             case.timings = replace(case.timings, load_s=_since(start))
 
-    def _execute(self, case: Case) -> None:
+    def _execute(self, todo: Todo) -> None:
+        case = todo.case
         with staged(case, Stage.RUN):
             program, options = self._program, case.options
             assert program is not None
@@ -125,6 +127,7 @@ class Session:
                 )
             except HilError as error:
                 raise self._explained(error) from None
+            case.result = _as_signed(case.result, program.loaded.outputs, todo.method.signature.outputs)
             case.timings = Timings(
                 push_s=case.timings.push_s,
                 load_s=case.timings.load_s,
@@ -156,6 +159,14 @@ class Session:
         program, self._program = self._program, None
         if program is not None:
             program.unload()
+
+
+def _as_signed(result: RunResult, own: Sequence[TensorSpec], bundled: Sequence[TensorSpec]) -> RunResult:
+    """Integers of which the program does not say whether they have a sign as the bundle says."""
+    if not len(result.outputs) == len(own) == len(bundled):
+        return result
+    triples = zip(result.outputs.items(), own, bundled, strict=True)
+    return replace(result, outputs={name: read_as(array, spec.dtype, said) for (name, array), said, spec in triples})
 
 
 def _since(start_ns: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from hil.bundle import Artifact
 from hil.controller.commanded.values import Signature
 from hil.controller.isolated import Isolated, IsolatedError
 from hil.errors import LoadFailed
-from hil.iree_values import parse_declaration
+from hil.iree_values import Function, choose_function, functions_of
 
 _READ_S = 60.0
 
@@ -42,19 +44,12 @@ def _read_iree(artifact: Artifact, isolated: Isolated, log: Path) -> Signature:
         raise LoadFailed(
             f"{artifact.main} is no program that IREE can read: {error.message}", detail=error.detail
         ) from error
-    functions: dict[str, str] = said["functions"]
-    names = list(functions)
-    chosen = artifact.function or (names[0] if len(names) == 1 else "main" if "main" in names else "")
-    if chosen not in functions:
-        wanted = f"no function {chosen!r}" if chosen else "several functions and none chosen"
-        raise LoadFailed(f"the module has {wanted}", hint=f"--function with one of: {', '.join(names)}")
-    # The compiler writes the function's name as it is, spaces and brackets and all.
-    inputs, outputs = parse_declaration(functions[chosen].replace(f"func @{chosen}(", "func @f(", 1))
-    return Signature(chosen, inputs, outputs)
+    chosen = choose_function(functions_in(said), artifact.function)
+    return Signature(chosen.name, *chosen.signature())
 
 
 def read(path: str) -> dict[str, Any]:
-    """The functions of an IREE module and the declaration of each; runs in a process of its own.
+    """The functions of an IREE module, for :func:`functions_in`; runs in a process of its own.
 
     Raises:
         LoadFailed: it is no module.
@@ -62,15 +57,14 @@ def read(path: str) -> dict[str, Any]:
     import iree.runtime as rt
 
     try:
-        module = rt.VmModule.mmap(rt.VmInstance(), path)
-        every = set(module.function_names)
-        # "f$async" is the second face of f; a name of the user's own may hold a dollar sign as well.
-        names = [
-            name for name in every if not name.startswith("__") and name.removesuffix("$async") not in every - {name}
-        ]
-        declared = {name: module.lookup_function(name).reflection.get("iree.abi.declaration", "") for name in names}
+        functions = functions_of(rt.VmModule.mmap(rt.VmInstance(), path))
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         said = lines[0][:400] if lines else type(error).__name__
         raise LoadFailed(f"IREE refused {Path(path).name}: {said}", detail=str(error)) from error
-    return {"functions": declared}
+    return {"functions": [asdict(one) for one in functions.values()]}
+
+
+def functions_in(said: Mapping[str, Any]) -> dict[str, Function]:
+    """The functions that :func:`read` found, by name."""
+    return {one["name"]: Function(**one) for one in said["functions"]}

@@ -1,7 +1,7 @@
 """Tensors as a command takes and gives them: an argument and a file for each.
 
 Inputs are as :mod:`hil.iree_command` writes them; outputs are .npy, which keeps dtype and shape, where iree-run-module
-knows the dtype, else .bin.
+knows the dtype, else .bin. Where nobody knows it beforehand they are .npy, which then has no name for some dtypes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from hil.tensors import (
     dtype_of,
     from_bytes,
     load_npy,
+    settled,
     type_text,
 )
 
@@ -58,6 +59,11 @@ def check_signature(signature: Signature, command: RuntimeCommand) -> None:
         if spec.dtype == "string":
             raise LoadFailed(f"{spec}: a command takes no strings", hint=_AGENT)
     for spec in signature.outputs:
+        if not spec.dtype and _extension(spec, command) == "bin":
+            raise LoadFailed(
+                f"{spec}: the command writes the elements of an output but not its type",
+                hint='set tensors = "auto" or "npy" in [runtime], or use a board with an agent',
+            )
         unknown = sum(not isinstance(dim, int) for dim in spec.shape)
         if _extension(spec, command) == "bin" and unknown > 1:
             raise LoadFailed(
@@ -102,7 +108,9 @@ def write_inputs(
     files: list[str] = []
     as_text = "{file}" not in command.input
     for position, (spec, array) in enumerate(zip(signature.inputs, inputs.values(), strict=True)):
-        given = give(spec, array, f"i{position}", local, remote, tensors=command.tensors, as_text=as_text)
+        given = give(
+            settled(spec, array), array, f"i{position}", local, remote, tensors=command.tensors, as_text=as_text
+        )
         if given.file:
             files.append(given.file)
         path = f"{remote}/{given.file}" if given.file else ""
@@ -137,8 +145,10 @@ def read_output(spec: TensorSpec, file: Path) -> Array:
 
 
 def _from_npy(spec: TensorSpec, array: Array) -> Array:
-    wanted = dtype_of(spec.dtype)
     dtype_name(array.dtype)  # one that hil knows
+    if not spec.dtype:
+        return array
+    wanted = dtype_of(spec.dtype)
     if is_number(spec) and array.size == 1 and (array.dtype.kind == "f") == (wanted.kind == "f"):
         # A number comes back in the type that the command's ABI gives it, which is as wide or wider.
         return np.asarray(array.reshape(()).astype(wanted))
@@ -165,7 +175,7 @@ def _from_elements(spec: TensorSpec, data: bytes) -> Array:
 def _extension(spec: TensorSpec, command: RuntimeCommand) -> str:
     if command.tensors != "auto":
         return command.tensors
-    return "npy" if is_number(spec) or spec.dtype in NUMPY_DTYPES else "bin"
+    return "npy" if is_number(spec) or spec.dtype in (*NUMPY_DTYPES, "") else "bin"
 
 
 _AGENT = "only an agent on the board can pass it"

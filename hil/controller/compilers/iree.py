@@ -30,8 +30,8 @@ LOG = "compile.log"
 FUNCTION = "function"
 # IREE narrows float64 to float32 unless told not to; a test of a model keeps the model's own dtypes.
 _DEFAULT_FLAGS = {"--iree-input-demote-f64-to-f32": "false"}
-# Raise this when the way from ONNX to MLIR, or what is refused, changes: older programs in the cache are then not used.
-_VERSION = 2
+# Raise this when the way to MLIR, or what is refused, changes: older programs in the cache are then not used.
+_VERSION = 3
 
 
 @dataclass(frozen=True)

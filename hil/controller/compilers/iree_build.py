@@ -60,6 +60,7 @@ def build(
         CompileCrashed: iree-compile died.
     """
     from hil.controller.compilers.iree import MAIN, PARAMETERS
+    from hil.controller.compilers.torch_declarations import declare
 
     with tempfile.TemporaryDirectory(prefix="hil-compile-") as scratch:
         source = Path(model)
@@ -71,6 +72,8 @@ def build(
             source = Path(scratch) / "model.mlirbc"
             text = Path(debug_ir) / "imported.mlir" if debug_ir else None
             convert(Path(model), dims, declaration, source, Path(folder) / PARAMETERS, text)
+        else:
+            source = declare(source, Path(scratch) / "declared.mlirbc")
         code, said = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
     check_target(said)
     if code:

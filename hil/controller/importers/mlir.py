@@ -11,7 +11,11 @@ from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.iree_values import SCALAR_PREFIX, parse_type
 from hil.tensors import Dim
 
+# The name of an input or output, and its type.
+Value = tuple[str, str]
+
 _TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
+_TORCH_NUMBERS = {"!torch.int": "i64", "!torch.float": "f64", "!torch.bool": "i1"}
 # The portable form of StableHLO has a function operation and types of its own: lowered as iree-compile would.
 _VHLO_PIPELINE = "builtin.module(iree-stablehlo-input-transformation-pipeline)"
 
@@ -28,7 +32,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         UsageError: no such function or dimension; several functions and none chosen.
     """
     name = Path(path).name
-    functions = dict(_functions(name, _parse(path)))
+    functions = {function: types for function, types, _ in functions_in(parse(path))}
     if not functions:
         raise ImportFailed(f"{name} has no public function")
     listed = ", ".join(functions)
@@ -66,10 +70,15 @@ def functions(path: str) -> list[str]:
     Raises:
         ImportFailed: it does not parse.
     """
-    return [name for name, _ in _functions(Path(path).name, _parse(path))]
+    return [name for name, *_ in functions_in(parse(path))]
 
 
-def _parse(path: str) -> Any:
+def parse(path: str) -> Any:
+    """The module in a file.
+
+    Raises:
+        ImportFailed: it does not parse.
+    """
     from iree.compiler import ir, passmanager
 
     file = Path(path)
@@ -85,7 +94,8 @@ def _parse(path: str) -> Any:
         raise ImportFailed(f"{file.name} does not parse: {first[:400]}", detail=str(error)) from error
 
 
-def _functions(file: str, module: Any) -> Iterator[tuple[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]]:
+def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Value]], Any]]:
+    """The public functions of a module: name, (inputs, outputs) in builtin types where there are such, operation."""
     from iree.compiler import ir
 
     for op in module.body.operations:
@@ -102,10 +112,11 @@ def _functions(file: str, module: Any) -> Iterator[tuple[str, tuple[list[tuple[s
                 _named(attributes, "arg_attrs", "arg", kind.inputs),
                 _named(attributes, "res_attrs", "output", kind.results),
             ),
+            op.operation,
         )
 
 
-def _named(attributes: Any, key: str, default: str, types: Any) -> list[tuple[str, str]]:
+def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:
     from iree.compiler import ir
 
     own = list(ir.ArrayAttr(attributes[key])) if key in attributes else []
@@ -113,14 +124,19 @@ def _named(attributes: Any, key: str, default: str, types: Any) -> list[tuple[st
     for position, kind in enumerate(types):
         given = ir.DictAttr(own[position]) if position < len(own) else {}
         name = ir.StringAttr(given["iree.abi.name"]).value if "iree.abi.name" in given else f"{default}{position}"
-        names.append((name, str(kind)))
+        names.append((name, _builtin(str(kind))))
     return names
 
 
-def _spec(file: str, name: str, text: str, dims: Mapping[str, int], symbols: set[str]) -> list[Any]:
+def _builtin(text: str) -> str:
+    """A type of the torch dialect as the builtin one that it becomes; any other as it is."""
     if match := _TORCH_TENSOR.match(text):
         sizes = [size.strip() for size in match["dims"].split(",") if size.strip()]
-        text = f"tensor<{''.join(f'{size}x' for size in sizes)}{match['element']}>"
+        return f"tensor<{''.join(f'{size}x' for size in sizes)}{match['element']}>"
+    return _TORCH_NUMBERS.get(text, text)
+
+
+def _spec(file: str, name: str, text: str, dims: Mapping[str, int], symbols: set[str]) -> list[Any]:
     try:
         spec = parse_type(name, text)
     except LoadFailed as error:

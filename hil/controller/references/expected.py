@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hil.controller.inputs import as_array, parse_input
 from hil.errors import UsageError
 from hil.results import RunResult
 from hil.tensors import Array, TensorSpec
 
+# What iree-run-module takes for an output that is not to be looked at.
+_IGNORED = ("(ignored)", "(null)")
 # More than any model has: where its outputs are unknown, files are taken in order.
 _MANY = 1000
 
@@ -26,7 +29,7 @@ def expected_result(
 
     Returns:
         The outputs that were given, in the model's order. Dtype and shape are left to the comparison: to differ there
-        is a result, not wrong usage.
+        is a result, not wrong usage. The places of those to ignore (``(ignored)``) are its provenance's ``ignored``.
 
     Raises:
         UsageError: a file cannot be read, or is of no output of the model's.
@@ -41,9 +44,17 @@ def expected_result(
             found[name] = as_array(f"expected output {name!r}", value, named.get(name))
         return RunResult("expected", _ordered(found, specs), provenance={"expected": ["given as arrays"]})
     texts = [str(item) for item in given]
+    ignored: list[str] = []
     for text in texts:
-        found |= parse_input(text, [spec for spec in specs if spec.name not in found])
-    return RunResult(f"expected ({', '.join(texts)})", _ordered(found, specs), provenance={"expected": texts})
+        open_ = [spec for spec in specs if spec.name not in (*found, *ignored)]
+        if text in _IGNORED and open_:
+            ignored.append(open_[0].name)
+        else:
+            found |= parse_input(text, open_)
+    provenance: dict[str, Any] = {"expected": texts}
+    if ignored:
+        provenance["ignored"] = [place for place, spec in enumerate(specs) if spec.name in ignored]
+    return RunResult(f"expected ({', '.join(texts)})", _ordered(found, specs), provenance=provenance)
 
 
 def _ordered(found: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:

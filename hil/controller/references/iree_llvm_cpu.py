@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.isolated import Isolated
 from hil.controller.versions import version
-from hil.tensors import Array, TensorSpec
+from hil.iree_values import SCALAR_PREFIX
+from hil.tensors import Array, TensorSpec, dtype_of
 
 _FLAGS = (
     "--iree-hal-target-device=local",
@@ -86,7 +87,9 @@ def run(
     from hil.controller.compilers.onnx_to_mlir import PARAMETER_SCOPE
     from hil.controller.tensor_folder import load_tensors, save_tensors
     from hil.errors import HilError, ReferenceFailed
-    from hil.iree_values import SCALAR_PREFIX, parse_declaration
+    from hil.iree_buffers import view_of
+    from hil.iree_command import is_number
+    from hil.iree_values import choose_function, functions_of
 
     try:
         instance = runtime.VmInstance()
@@ -98,76 +101,38 @@ def run(
             index.load(parameters)
             modules.append(runtime.create_io_parameters_module(instance, index.create_provider(scope=PARAMETER_SCOPE)))
         context = runtime.VmContext(instance, [*modules, module])
-        entry = module.lookup_function(function)
-        declared = entry.reflection.get("iree.abi.declaration")
+        takes, gives = choose_function(functions_of(module), function).signature()
         given = load_tensors(Path(inputs))
-        takes, gives = parse_declaration(declared) if declared else (None, None)
         arguments = runtime.VmVariantList(len(given))
-        for position, array in enumerate(given.values()):
-            if takes and takes[position].name.startswith(SCALAR_PREFIX):
+        for spec, array in zip(takes, given.values(), strict=True):
+            if is_number(spec):
                 (arguments.push_float if array.dtype.kind == "f" else arguments.push_int)(array.item())
             else:
-                arguments.push_ref(_to_view(runtime, device, array))
+                arguments.push_ref(view_of(device, array))
     except HilError as error:
         raise ReferenceFailed(f"IREE cannot take the model: {error.message}") from error
     except Exception as error:
         raise ReferenceFailed(f"IREE cannot load the program: {_words(error)}", detail=str(error)) from error
-    results = runtime.VmVariantList(len(gives or outputs_of_model or ()))
+    results = runtime.VmVariantList(len(gives))
     try:
-        context.invoke(entry, arguments, results)
+        context.invoke(module.lookup_function(function), arguments, results)
     except Exception as error:
         raise ReferenceFailed(f"IREE failed to run the program: {_words(error)}", detail=str(error)) from error
-    save_tensors(Path(outputs), _results(runtime, results, outputs_of_model, gives))
+    named = outputs_of_model or [[spec.name.removeprefix(SCALAR_PREFIX), spec.dtype] for spec in gives]
+    save_tensors(Path(outputs), dict(_results(runtime, device, results, named, gives)))
 
 
 def _results(
-    runtime: Any, results: Any, named: Sequence[Sequence[str]] | None, gives: Sequence[TensorSpec] | None
-) -> dict[str, Array]:
-    from hil.iree_values import SCALAR_PREFIX
-    from hil.tensors import dtype_of
+    runtime: Any, device: Any, results: Any, named: Sequence[Sequence[str]], gives: Sequence[TensorSpec]
+) -> Iterator[tuple[str, Array]]:
+    from hil.iree_buffers import array_of
+    from hil.iree_command import is_number
 
-    arrays: dict[str, Array] = {}
-    for position in range(results.size):
-        spec = gives[position] if gives else None
-        name, dtype = (
-            named[position] if named else (spec.name if spec else f"output{position}", spec.dtype if spec else "")
-        )
-        if spec and spec.name.startswith(SCALAR_PREFIX):
-            arrays[name.removeprefix(SCALAR_PREFIX)] = np.asarray(results.get_variant(position), dtype_of(dtype))
+    for position, ((name, dtype), spec) in enumerate(zip(named, gives, strict=True)):
+        if is_number(spec):
+            yield name, np.asarray(results.get_variant(position), dtype_of(dtype))
         else:
-            arrays[name] = _from_view(results.get_as_object(position, runtime.HalBufferView), dtype)
-    return arrays
-
-
-def _to_view(runtime: Any, device: Any, array: Array) -> Any:
-    from hil.iree_values import element_of
-    from hil.packing import SUB_BYTE_BITS, pack
-    from hil.tensors import dtype_name
-
-    name = dtype_name(array.dtype)
-    element = element_of(name)
-    memory = int(runtime.MemoryType.DEVICE_LOCAL | runtime.MemoryType.HOST_VISIBLE)
-    usage = int(runtime.BufferUsage.DEFAULT | runtime.BufferUsage.MAPPING)
-    allocator = device.allocator
-    if array.size == 0:
-        buffer = allocator.allocate_buffer(memory_type=memory, allowed_usage=usage, allocation_size=0)
-    else:
-        data = pack(array) if name in SUB_BYTE_BITS else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        buffer = allocator.allocate_buffer_copy(memory_type=memory, allowed_usage=usage, device=device, buffer=data)
-    return runtime.HalBufferView(buffer, list(array.shape), element)
-
-
-def _from_view(view: Any, declared: str) -> Array:
-    from hil.iree_values import dtype_of_element
-    from hil.packing import SUB_BYTE_BITS, unpack
-    from hil.tensors import dtype_of
-
-    name = dtype_of_element(view.element_type, declared)
-    shape = tuple(view.shape)
-    if 0 in shape:
-        return np.empty(shape, dtype_of(name))
-    raw = view.map().asarray((view.byte_length,), np.dtype(np.uint8))
-    return unpack(raw, name, shape) if name in SUB_BYTE_BITS else raw.copy().view(dtype_of(name)).reshape(shape)
+            yield name, array_of(device, results.get_as_object(position, runtime.HalBufferView), dtype).copy()
 
 
 def _words(error: Exception) -> str:

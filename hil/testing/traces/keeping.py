@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hil.controller.flagfile_tolerance import ATOLS
 from hil.controller.flagfiles import FlagFile, write_flagfile
 from hil.controller.runs import storing
 from hil.digest import digest_of
@@ -71,7 +72,7 @@ def _flags(program: Program, expected: Sequence[Array], call: ModuleCall, folder
             expected=tuple(_tensor(array, folder) for array in expected),
             parameters=tuple(path for path in program.rest if path.suffix == ".irpa"),
             rtol=call.rtol,
-            atol=call.atol,
+            atols={} if call.atol is None else dict.fromkeys(ATOLS, call.atol),
         )
 
 

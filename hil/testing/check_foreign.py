@@ -1,0 +1,287 @@
+"""Programs that hil did not make, run by hil and by iree-run-module. `scripts/check-foreign` is this module's command.
+
+Each of ONNX's node tests goes through iree-import-onnx and iree-compile. What that gives is called from flag files of
+three forms: ``npy`` (tensors in .npy files, as far as numpy knows their dtypes), ``typed`` (``2x3xf32=@x.bin`` and
+``2x3xf32=1 2 ...``) and ``wrong`` (as typed, and the last element of the first output is another). Equal means that hil
+says PASS where the tool says [SUCCESS], FAIL where it says [FAILED], and an error where it says neither.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from hil.boards import load_board
+from hil.controller.isolated import Isolated, IsolatedCrash
+from hil.controller.jobs import Job, Progress, run_job
+from hil.controller.tensor_folder import load_tensors, save_tensors
+from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
+from hil.iree_command import give, tool_type
+from hil.packing import SUB_BYTE_BITS
+from hil.tensors import NUMPY_DTYPES, Array, dtype_name, save_npy, spec_of
+from hil.testing.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
+from hil.testing.check_operators import BOARD, KEEP_F64
+
+_HERE = "hil.testing.check_foreign"  # which is also run as a command
+FORMS = ("npy", "typed", "wrong")
+SUCCESS, FAILED, REFUSED = "SUCCESS", "FAILED", "refused"
+_WORDS = {"PASS": SUCCESS, "FAIL": FAILED}
+# Up to so many elements a tensor of the typed form is written as text.
+_AS_TEXT = 12
+_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the two said of a flag file.
+
+    Attributes:
+        id: the test's name and the form.
+        tool: SUCCESS, FAILED or refused.
+        hil: the same words, or another outcome of hil's.
+        reason: why hil said so.
+    """
+
+    id: str
+    tool: str
+    hil: str
+    reason: str
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are the same."""
+        return self.tool == self.hil
+
+
+def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
+    """Compile a model as IREE's own tools do, write its flag files, and ask iree-run-module; in a process of its own.
+
+    Args:
+        folder: holds ``model.onnx`` and, in ``inputs`` and ``outputs``, its tensors.
+        flags: for iree-compile.
+        device: for iree-run-module.
+
+    Returns:
+        form -> what the tool says; nothing where the model cannot be compiled.
+    """
+    from iree.compiler.tools.import_onnx.__main__ import main, parse_arguments
+
+    place = Path(folder)
+    try:
+        # The command's own main function: only Python's start is saved.
+        with contextlib.redirect_stdout(io.StringIO()):
+            main(parse_arguments([str(place / MODEL), "-o", str(place / "model.mlir")]))
+    except (Exception, SystemExit):
+        return {}
+    if run_command([tool("iree-compile"), place / "model.mlir", "-o", place / "model.vmfb", *flags])["code"]:
+        return {}
+    inputs, outputs = (list(load_tensors(place / side).values()) for side in ("inputs", "outputs"))
+    found = {}
+    for form in FORMS:
+        expected = _wrong(outputs) if form == "wrong" else outputs
+        lines = ["--module=model.vmfb", f"--device={device}"]
+        lines += [f"--input={_tensor(array, place, f'{form}-in{n}', form)}" for n, array in enumerate(inputs)]
+        lines += [f"--expected_output={_tensor(one, place, f'{form}-out{n}', form)}" for n, one in enumerate(expected)]
+        (place / f"{form}.flagfile").write_text("\n".join(lines) + "\n")
+        done = subprocess.run(
+            [tool("iree-run-module"), f"--flagfile={form}.flagfile"],
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=STEP_TIMEOUT_S,
+            check=False,
+        )
+        said = done.stdout.decode(errors="replace")
+        found[form] = SUCCESS if "[SUCCESS]" in said else FAILED if "[FAILED]" in said else REFUSED
+    return found
+
+
+def _tensor(array: Array, folder: Path, stem: str, form: str) -> str:
+    """A tensor as a flag has it."""
+    name = dtype_name(array.dtype)
+    if array.dtype.kind == "c" or (form == "npy" and name in NUMPY_DTYPES):
+        save_npy(folder / f"{stem}.npy", array)
+        return f"@{stem}.npy"
+    # The tool takes and gives no bools as i1, whose text would be bits.
+    kind = tool_type(name, array.shape) if name != "bool" else tool_type("int8", array.shape)
+    if array.size <= _AS_TEXT and array.size and name not in SUB_BYTE_BITS and name in NUMPY_DTYPES and name != "bool":
+        plain = array.view(f"i{array.dtype.itemsize}") if array.dtype.kind == "u" else array
+        return f"{kind}={' '.join(map(str, plain.ravel().tolist()))}"
+    value = give(spec_of("", array), array, stem, folder, ".", tensors="bin").value
+    return f"{kind}={value.partition('=')[2]}"
+
+
+def _wrong(outputs: Sequence[Array]) -> list[Array]:
+    first, *others = outputs
+    if not first.size:
+        return list(outputs)
+    changed = first.copy()
+    raw = changed.reshape(-1)[-1:].view(np.uint8)
+    raw[-1] ^= 1 if changed.dtype.kind == "b" else 0x41  # of a float the exponent
+    return [changed, *others]
+
+
+class _Quiet:
+    """Progress that nobody sees."""
+
+    def begin(self, name: str, stages: int) -> None:
+        """Nothing."""
+
+    def stage(self, name: str, number: int, text: str) -> None:
+        """Nothing."""
+
+    def end(self, name: str) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def simulator(folder: Path) -> Iterator[str]:
+    """The address of a simulated board that lasts as long as this."""
+    command = [sys.executable, "-m", "hil.sim", "--listen", f"unix:{folder}/sim.sock", "--store", f"{folder}/store"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["address"]
+        finally:
+            process.terminate()
+
+
+def by_hil(file: Path, board: str, out: Path, isolated: Isolated) -> tuple[str, str]:
+    """What hil says of a flag file, in the tool's words, and why."""
+    screen: Progress = _Quiet()
+    try:
+        record = run_job(Job(flagfile=file, board=board, out=out), screen=screen, isolated=isolated)
+    except HilError as error:
+        return REFUSED, str(error)
+    (case,) = record["cases"]
+    outcome = str(case["outcome"])
+    return _WORDS.get(outcome, REFUSED if outcome.endswith(("ERROR", "CRASH")) else outcome), str(case["reason"])
+
+
+def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterator[Finding]:
+    """The findings of tests, as they come.
+
+    Args:
+        tests: name -> (model, inputs, outputs): an ONNX model and arrays by name.
+        isolated: where models are compiled and imported.
+        folder: for everything that is written.
+    """
+    board = load_board(BOARD)
+    flags, device = [KEEP_F64, *board.compile_flags["iree"]], board.devices["iree"]
+
+    def ask(name: str, model: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, str]:
+        place = folder / name
+        place.mkdir()
+        (place / MODEL).write_bytes(model.SerializeToString())
+        save_tensors(place / "inputs", inputs)
+        save_tensors(place / "outputs", outputs)
+        arguments = {"folder": str(place), "flags": flags, "device": device}
+        try:
+            said: dict[str, str] = isolated.call(
+                f"{_HERE}:verdicts", arguments, timeout=4 * STEP_TIMEOUT_S, log=place / "tools.log"
+            )
+        except IsolatedCrash:
+            return {}  # the importer died
+        return said
+
+    with simulator(folder) as address, concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
+        asked = {pool.submit(ask, name, *parts): name for name, parts in tests.items()}
+        for done in concurrent.futures.as_completed(asked):
+            name = asked[done]
+            for form, said in done.result().items():
+                file = folder / name / f"{form}.flagfile"
+                yield Finding(f"{name} {form}", said, *by_hil(file, address, folder / "runs", isolated))
+
+
+def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict[str, Array], dict[str, Array]]]:
+    """ONNX's node tests that take and give tensors only: name -> (model, inputs, outputs).
+
+    Args:
+        patterns: of their names; none are all.
+        every: of those that match only each so-manyth.
+    """
+    from onnx import TensorProto, numpy_helper
+    from onnx.backend.test.loader import load_model_tests
+
+    def arrays(infos: Any, values: Any) -> dict[str, Array] | None:
+        plain = [numpy_helper.to_array(one) if isinstance(one, TensorProto) else one for one in values]
+        if len(infos) != len(plain) or not all(isinstance(one, (np.ndarray, np.generic)) for one in plain):
+            return None
+        found = {info.name: np.asarray(one) for info, one in zip(infos, plain, strict=True)}
+        return None if any(one.dtype.kind in "OSU" for one in found.values()) else found
+
+    found = {}
+    with np.errstate(all="ignore"):
+        loaded: list[Any] = load_model_tests(kind="node")
+    for test in loaded:
+        name = test.name.removeprefix("test_")
+        if patterns and not any(fnmatchcase(name, pattern) for pattern in patterns):
+            continue
+        for inputs, outputs in test.data_sets[:1]:
+            takes, gives = arrays(test.model.graph.input, inputs), arrays(test.model.graph.output, outputs)
+            if takes is not None and gives:
+                found[name] = (test.model, takes, gives)
+    return {name: found[name] for name in sorted(found)[::every]}
+
+
+@click.command(epilog="Example: scripts/check-foreign --filter 'conv*'")
+@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="Only tests of these names; repeats.")
+@click.option("--every", type=click.IntRange(min=1), default=5, show_default=True, help="Only each Nth of them.")
+@click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool) -> int:
+    """Run ONNX's node tests, compiled by IREE's own tools, by hil and by iree-run-module, and compare the verdicts.
+
+    Ends with 1 where one differs, with 5 when no test matches or none can be compiled.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    tests = node_tests(patterns, every)
+    errors = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="hil-check-") as folder, Isolated(jobs) as isolated:
+        found = check(tests, isolated, Path(folder))
+        shown = track(found, "flag files", total=None, console=errors, transient=True, disable=not errors.is_terminal)
+        findings = sorted(shown, key=lambda one: one.id)
+    programs = {one.id.split()[0] for one in findings}
+    counts = {word: sum(one.tool == word and one.equal for one in findings) for word in (SUCCESS, FAILED, REFUSED)}
+    different = [one for one in findings if not one.equal]
+    if as_json:
+        told = {"schema": 1, "tests": len(tests), "programs": len(programs), "counts": counts}
+        print(json.dumps({**told, "different": [asdict(one) for one in different]}))
+    else:
+        print(f"{len(tests)} tests, {len(programs)} of them compiled, {len(findings)} flag files")
+        print(
+            "; ".join(f"both say {word}: {count}" for word, count in counts.items()), f"; different: {len(different)}"
+        )
+        for one in different[:_SHOWN]:
+            print(f"{one.id}\n  iree-run-module: {one.tool}\n  hil:             {one.hil}: {one.reason[:200]}")
+    return EXIT_FAIL if different else EXIT_OK if findings else EXIT_NOTHING_RAN
+
+
+if __name__ == "__main__":
+    try:
+        code = main(standalone_mode=False, prog_name="scripts/check-foreign")
+    except HilError as error:
+        click.echo(f"check-foreign: {error}", err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = EXIT_USAGE
+    sys.exit(code)
