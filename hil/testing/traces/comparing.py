@@ -9,7 +9,7 @@ from typing import Any
 from hil.compare.verdict import compare
 from hil.controller.tensorflow.structure import leaves
 from hil.controller.tensorflow.variables import new_value
-from hil.results import OutputComparison, RunResult, Verdict
+from hil.results import Outcome, OutputComparison, RunResult, Verdict
 from hil.tensors import type_text
 from hil.testing.traces.structure import arrays_in
 from hil.testing.traces.trace import ModuleCall, Trace
@@ -42,7 +42,14 @@ class CallComparison:
     verdict: Verdict | None = None
 
     def __bool__(self) -> bool:
-        return not self.reason and (self.verdict is None or bool(self.verdict))
+        return self.outcome is Outcome.PASS
+
+    @property
+    def outcome(self) -> Outcome:
+        """PASS, FAIL, or BLIND where it agrees and nobody can judge it."""
+        if self.reason:
+            return Outcome.FAIL
+        return Outcome.PASS if self.verdict is None else self.verdict.outcome
 
     @property
     def outputs(self) -> tuple[OutputComparison, ...]:
@@ -51,7 +58,7 @@ class CallComparison:
 
     def lines(self, *, failed_only: bool = False) -> list[str]:
         """For people: the call, then a line an output with its numbers."""
-        word = "ok" if self else "WRONG"
+        word = {Outcome.PASS: "ok", Outcome.FAIL: "WRONG"}.get(self.outcome, self.outcome.value)
         lines = [f"call {self.number} ({self.method}): {word}{self.reason and f': {self.reason}'}"]
         if self.verdict is not None and not self.verdict.outputs and self.verdict.reason:
             lines.append(f"  {self.verdict.reason}")
@@ -94,15 +101,16 @@ def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
     return found
 
 
-def reason_of(comparisons: Sequence[CallComparison]) -> str:
-    """Why a trace is wrong, in a line; "" where it is not."""
-    wrong = [one for one in comparisons if not one]
+def judged(comparisons: Sequence[CallComparison]) -> tuple[Outcome, str]:
+    """What a trace comes to, and why in a line: FAIL where a call is wrong, BLIND where the others cannot be judged."""
+    wrong = [one for one in comparisons if one.outcome is Outcome.FAIL]
+    wrong = wrong or [one for one in comparisons if one.outcome is Outcome.BLIND]
     if not wrong:
-        return ""
+        return Outcome.PASS, ""
     first = wrong[0]
     why = first.reason or (first.verdict.reason if first.verdict is not None else "")
     more = f" (and {len(wrong) - 1} more of {len(comparisons)} calls)" if len(wrong) > 1 else ""
-    return f"call {first.number} ({first.method}): {why}{more}"
+    return first.outcome, f"call {first.number} ({first.method}): {why}{more}"
 
 
 def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
@@ -121,7 +129,7 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
     if not wanted:
         return CallComparison(number, target.method)
     verdict = compare(RunResult("", got), RunResult(trace.backend, wanted), rtol=reference.rtol, atol=reference.atol)
-    why = "" if verdict else _other_inputs(reference, target, trace)
+    why = _other_inputs(reference, target, trace) if verdict.outcome is Outcome.FAIL else ""
     return CallComparison(number, target.method, why, verdict)
 
 

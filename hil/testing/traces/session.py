@@ -17,7 +17,7 @@ from hil.controller.suite.record import CaseRecord
 from hil.errors import UsageError
 from hil.results import Outcome, Stage
 from hil.testing.traces.backends import Backend, parse_reference, parse_targets
-from hil.testing.traces.comparing import CallComparison, compare_traces, reason_of
+from hil.testing.traces.comparing import CallComparison, compare_traces, judged
 from hil.testing.traces.keeping import save_traced
 from hil.testing.traces.options import DEFAULT_TARGETS, TraceOptions
 from hil.testing.traces.runners import Runner, Subject
@@ -172,10 +172,11 @@ class ModuleTraces:
     def _record(
         self, target: Backend, wanted: Traced, traced: Traced, comparisons: Sequence[CallComparison]
     ) -> CaseRecord:
-        error, reason = traced.error, reason_of(comparisons)
+        error, stage = traced.error, Stage.COMPARE.value
+        outcome, reason = judged(comparisons)
         if error is None and not reason and not any(comparison.outputs for comparison in comparisons):
-            reason = "nothing was compared: no call returned a tensor or assigned a variable"
-        outcome, stage, message = Outcome.FAIL if reason else Outcome.PASS, Stage.COMPARE.value, reason
+            outcome, reason = Outcome.FAIL, "nothing was compared: no call returned a tensor or assigned a variable"
+        message = reason
         if error is not None:
             outcome, stage = Outcome(error.outcome or Outcome.RUN_ERROR), error.stage
             made = len(traced.trace.calls)

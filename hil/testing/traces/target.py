@@ -123,7 +123,7 @@ class Target:
             raise RunFailed(f"the program returned {len(returned)} outputs, not {len(outputs)}", stage=Stage.RUN.value)
         # Copies: a view of what the link received would keep all of that.
         own = tuple(same_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
-        parts = result.provenance["placement"] or ()
+        parts = result.provenance.get("placement") or ()
         where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
         dtypes = tuple(dtype_name(array.dtype) for array in returned)
         return Answer(tuple(given.values()), own, dtypes, result.source + where)

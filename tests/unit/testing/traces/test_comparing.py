@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hil.errors import UsageError
+from hil.results import Outcome
 from hil.testing import ModuleCall, Trace
-from hil.testing.traces.comparing import compare_traces, reason_of
+from hil.testing.traces.comparing import compare_traces, judged
 
 
 def traced(backend: str, *calls: ModuleCall) -> Trace:
@@ -23,7 +24,7 @@ ONES = np.ones(4, np.float32)
 
 def test_equal_traces_agree():
     one = traced("tf", call({"a": ONES, "b": [ONES, None, 3]}), call())
-    assert all(compare_traces(one, one)) and not reason_of(compare_traces(one, one))
+    assert all(compare_traces(one, one)) and judged(compare_traces(one, one)) == (Outcome.PASS, "")
 
 
 def test_every_wrong_call_and_output_is_told_with_its_numbers():
@@ -34,13 +35,23 @@ def test_every_wrong_call_and_output_is_told_with_its_numbers():
     first, second, third = compare_traces(reference, target)
     assert not first and second and not third
     assert [(output.name, output.passed) for output in first.outputs] == [("0", True), ("1.x", False)]
-    assert reason_of([first, second, third]) == (
+    assert judged([first, second, third])[1] == (
         "call 0 (predict): output 1.x: 1 of 4 values out of tolerance (rtol 1.3e-06, atol 1e-05), worst at [2]: 1.5, "
         "the reference has 1 (and 1 more of 3 calls)"
     )
     told = first.lines()
     assert told[0] == "call 0 (predict): WRONG" and "max abs 0.5" in told[-1]
     assert len(first.lines(failed_only=True)) == 3
+
+
+def test_a_call_that_cannot_be_judged_is_blind_unless_another_is_wrong():
+    near = np.array([1, 1 + 2e-6, 1 - 2e-6], np.float32)
+    blind, wrong = call(near[::-1].copy()), call(2 * near)
+    reference = traced("tf", call(near), call(near))
+    found = compare_traces(reference, traced("board", blind, blind))
+    assert judged(found)[0] is Outcome.BLIND and not any(found) and ": BLIND" in found[0].lines()[0]
+    found = compare_traces(reference, traced("board", blind, wrong))
+    assert judged(found)[0] is Outcome.FAIL and judged(found)[1].startswith("call 1 (predict)")
 
 
 def test_a_wrong_answer_to_another_question_is_told_as_such():
@@ -75,11 +86,11 @@ def test_tolerances_are_those_of_the_call():
     ],
 )
 def test_calls_that_are_of_another_kind_are_wrong(reference, target, said):
-    assert said in reason_of(compare_traces(traced("tf", reference), traced("board", target)))
+    assert said in judged(compare_traces(traced("tf", reference), traced("board", target)))[1]
 
 
 def test_a_call_that_only_one_of_them_made_is_wrong():
     one, two = traced("tf", call(ONES)), traced("board", call(ONES), call(ONES))
-    assert "tf did not make this call" in reason_of(compare_traces(one, two))
-    assert "tf did not make this call" in reason_of(compare_traces(traced("tf"), one))
-    assert "board did not make this call" in reason_of(compare_traces(two, traced("board", call(ONES))))
+    assert "tf did not make this call" in judged(compare_traces(one, two))[1]
+    assert "tf did not make this call" in judged(compare_traces(traced("tf"), one))[1]
+    assert "board did not make this call" in judged(compare_traces(two, traced("board", call(ONES))))[1]
