@@ -33,6 +33,7 @@ from hil.errors import (
     BoardError,
     BoardLost,
     LoadFailed,
+    RanElsewhere,
     RunCrashed,
     RunFailed,
     StageTimeout,
@@ -41,6 +42,7 @@ from hil.errors import (
 )
 from hil.iree_command import PROFILE_TOOL, RUN_TOOL
 from hil.iree_values import mlir_type
+from hil.placement import Part
 from hil.runtime_command import RuntimeCommand, fill, parse_runtime
 from hil.tensors import Array, TensorSpec, dtype_of
 
@@ -865,3 +867,36 @@ def test_its_counters_are_not_known(open_board):
     with board.watch_counters() as watch:
         pass
     assert watch.trouble
+
+
+# ---- where it ran
+
+
+def test_irees_own_command_runs_where_it_is_told_to(open_board, functions):
+    result, _, _ = run(open_board(), artifact_of(functions, "none"))
+    assert result.provenance["placement"] == [Part("local-sync").to_json()]
+    assert result.provenance["elsewhere"] == ""
+    assert result.provenance["notes"] == []
+
+
+def test_of_a_command_of_the_boards_own_nothing_is_known(open_board, shell, tmp_path, functions):
+    tool = iree_tool(RUN_TOOL, platform.machine(), cache=Cache(tmp_path / "cache"), board="lab")
+    board = open_board(RuntimeCommand(kind="command", program=vendor(shell, f'exec {shlex.quote(str(tool))} "$@"')))
+    artifact = artifact_of(functions, "none")
+    board.push(artifact)
+    with board.load(artifact) as program:
+        result, _ = program.run({})
+    assert result.provenance["placement"] is None
+    with (
+        board.load(artifact, no_fallback=True) as program,
+        pytest.raises(RanElsewhere, match="does not tell") as caught,
+    ):
+        program.run({})
+    assert caught.value.result.provenance["placement"] is None
+
+
+def test_a_command_that_is_not_told_of_the_device_is_told_apart(open_board, functions):
+    flags = tuple(flag for flag in RuntimeCommand().flags if "{device}" not in flag)
+    result, _, _ = run(open_board(RuntimeCommand(kind="command", flags=flags)), artifact_of(functions, "none"))
+    assert result.provenance["placement"] is None
+    assert any("local-sync" in note and "{device}" in note for note in result.provenance["notes"])
