@@ -25,7 +25,7 @@ from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import check_loaded
 from hil.bundles.signature import fingerprint, public_keys, verify
-from hil.bundles.verdicts import told, worst
+from hil.bundles.verdicts import told, untested, worst
 from hil.compare.verdict import compare
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
 from hil.placement import Part, Placement, Told
@@ -290,6 +290,8 @@ def _verify(options: argparse.Namespace) -> int:
     passed = sum(result.outcome is Outcome.PASS for result in results)
     if bundle.head.signature:
         print(f"signed by {by}" if by else f"claims to be signed by {fingerprint(bundle.head.public_key)}: not checked")
+    if missing := untested(methods):
+        print(missing)
     print(f"{passed} of {len(results)} cases passed on {machine().hostname} ({machine().arch})")
     return code
 

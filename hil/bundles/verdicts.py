@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hil.bundles.cases import Method
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,12 @@ def told(found: Worst) -> str:
     if found.sqnr_db is not None:
         words.append(f"{found.sqnr_db:.3g} dB")
     return ", ".join(words)
+
+
+def untested(methods: Sequence[Method]) -> str:
+    """How many methods have no case, and which: ``1 of 2 methods has no case: twice``; "" where each has one."""
+    found = [method.name for method in methods if not method.cases]
+    if not found:
+        return ""
+    count = f"{len(found)} of {len(methods)} method{'' if len(methods) == 1 else 's'}"
+    return f"{count} {'has' if len(found) == 1 else 'have'} no case: {', '.join(found)}"

@@ -70,3 +70,9 @@ def test_a_case_that_only_one_of_two_runs_has_is_named(hil, store):
     ended = hil("compare", store(m=y, alone=y, other=y), store(m=y, other=y))
     assert ended.code == 0
     assert "only one of the two has it: alone" in ended.err
+
+
+def test_a_case_without_outputs_is_named(hil, store):
+    one, other = (store(both={"y": np.zeros(3, F32)}, crashed={}) for _ in range(2))
+    ended = hil("compare", one, other)
+    assert ended.code == 0 and ended.err.count("has no outputs of it: crashed") == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 from hil.bundle import Artifact
 from hil.bundles.seal import sealed
+from hil.bundles.verdicts import untested
 from hil.controller.bundles.opening import open_bundle
 from hil.controller.bundles.program_case import ProgramCase
 from hil.controller.bundles.session import STAGES, Session, Todo
@@ -57,6 +58,8 @@ def run_bundle(
         accept_new_host_key=job.accept_new_host_key,
     )
     check_options(job.options(), choice)
+    if missing := untested(chosen):
+        screen.note(missing)
     with lent(isolated, 1) as workers, tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
         place = Path(folder)
         (place / "program").mkdir()

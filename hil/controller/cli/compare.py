@@ -97,4 +97,6 @@ def _results(name: str, out: Path | None) -> dict[str, Any]:
     found = {case["name"]: run.load_tensors(case["outputs"]) for case in run.record["cases"] if case["outputs"]}
     if not found:
         raise UsageError(f"run {run.id} has no outputs: {run.record['outcome']}")
+    if silent := [case["name"] for case in run.record["cases"] if case["name"] not in found]:
+        click.echo(f"hil: not compared, for run {run.id} has no outputs of it: {', '.join(silent)}", err=True)
     return {case: RunResult(run.id, outputs) for case, outputs in found.items()}

@@ -41,6 +41,8 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
         found = suite_of(request, load_flow(flow), Workshop(Cache(), isolated))
     cases = [spec for spec in found.cases if request.selects(spec)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
+    for line in found.left_out:
+        click.echo(f"left out: {line}", err=True)
     if as_json:
         rows = [{"id": one.id, "model": one.model, "layer": one.layer, "op": one.op} for one in cases]
         print_json({"schema": 1, "suite": found.name, "cases": rows, "exit_code": code})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.bundles.flagfile import is_flagfile
 from hil.controller.cache import Cache
 from hil.controller.case import Workshop
 from hil.controller.farm.packing import Parcel, affinity
@@ -30,7 +32,7 @@ from hil.controller.suite.request import Request
 from hil.controller.suite.sources import BUILT_IN
 from hil.controller.suite.spec import CaseSpec, Suite
 from hil.controller.suite.store import SuiteRun
-from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
+from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError, UsageError
 from hil.results import Outcome, exit_code_of
 
 # A board has several parts, so that the slowest is not waited for long, but none too small: each reads the models anew.
@@ -111,6 +113,7 @@ def plan_suite(request: Request, boards: int) -> Plan:
         **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
         **{"suite": suite.name, "flow_name": flow.name, "runtime": flow.runtime},
         "expected": str(suite.expected.absolute()) if suite.expected else None,
+        "left_out": list(suite.left_out),
     }
     digests = parcel.digests()
     warm = affinity(request.source, *sorted(digests.values()), repr(flow))
@@ -144,10 +147,27 @@ def _packed_source(request: Request, suite: Suite, shop: Workshop, parcel: Parce
     for model in models_at(path):
         for file in (*_files_of(model, shop), *model.beside):
             if file.is_file():
-                parcel.add(file, f"{below}/{file.relative_to(root)}")
+                parcel.add(file, f"{below}/{_below(file, root)}")
     if suite.expected and suite.expected.is_file():
         parcel.add(suite.expected, f"{below}/{suite.expected.name}")
     return {"source": below if path.is_dir() else f"{below}/{path.name}"}
+
+
+def _below(file: Path, root: Path) -> Path:
+    """A file's place below the suite's folder; its place on a board's host is the same.
+
+    Raises:
+        UsageError: it is elsewhere, or a flag file that names files by absolute paths, which are no one's there.
+    """
+    hint = "make a bundle of it, which holds all its files: hil bundle import FOLDER --from flagfile"
+    if is_flagfile(file.name) and re.search(
+        r"^--(module|parameters|input|expected_output)=(.*[=@])?/", file.read_text(), re.M
+    ):
+        raise UsageError(f"{file} names files by absolute paths, which a board's host has not", hint=hint)
+    here = Path(os.path.normpath(file))
+    if not here.is_relative_to(os.path.normpath(root)):
+        raise UsageError(f"{file} lies outside {root}, the suite's folder", hint=hint)
+    return here.relative_to(os.path.normpath(root))
 
 
 def _files_of(model: SuiteModel, shop: Workshop) -> Iterable[Path]:
@@ -246,6 +266,7 @@ def _head(parts: Sequence[Ended], heads: Sequence[Mapping[str, Any]], folder: Pa
         "ids": sorted(listed, key=lambda case_id: order.get(case_id, len(order))),
         "suite_ids": all_ids,
         "expected": typed["expected"],
+        "left_out": typed.get("left_out", []),
     }
 
 

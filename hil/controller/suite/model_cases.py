@@ -8,7 +8,7 @@ import functools
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -119,7 +119,11 @@ def cases_of(
     if unknown := sorted(set(dims or {}) - symbols):
         hint = f"{did_you_mean(unknown[0], symbols)}their dimensions: {', '.join(sorted(symbols)) or 'all fixed'}"
         raise UsageError(f"--dim {unknown[0]}: no model of the suite has a dimension of that name", hint=hint)
-    return tuple(spec for specs in found for spec in specs)
+    every = [spec for specs in found for spec in specs]
+    # Two models may bring cases whose names come to the same; each keeps its own record.
+    return tuple(
+        replace(spec, id=name) for spec, name in zip(every, numbered([spec.id for spec in every]), strict=True)
+    )
 
 
 def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[CaseSpec]:
@@ -167,15 +171,14 @@ def _own_cases(source: SuiteModel, flow: Flow, shop: Workshop) -> list[CaseSpec]
         raise
     except HilError as error:
         return [CaseSpec(f"{source.name}_full_model", source.name, _raising(error))]
-    ids = numbered([f"{source.name}_{worded(own.name)}" for own in found])
     return [
         CaseSpec(
-            case_id,
+            f"{source.name}_{worded(own.name)}",
             source.name,
             functools.partial(_make_own, own, source.path, flow),
             content=own.content and digest_of(repr((own.content, flow)).encode()),
         )
-        for case_id, own in zip(ids, found, strict=True)
+        for own in found
     ]
 
 

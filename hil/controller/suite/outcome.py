@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,6 +22,13 @@ from hil.controller.suite.tasks import Task, confirmed
 from hil.results import Outcome, OutputComparison, Verdict
 
 _DETAIL = 8 << 10  # characters
+# Option of `hil run` -> what does the same for a model of a suite.
+_INSTEAD = {
+    "--function": "a suite runs models of one function; of several make a bundle: hil bundle create MODEL",
+    "--expected": "say what it should give in NAME.expected.npz beside the model",
+    "--input": "give it in NAME.inputs.npz beside the model",
+    r"--runtime\b(?!-)": "choose another flow",
+}
 
 
 def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Request, run: SuiteRun) -> CaseRecord:
@@ -57,7 +65,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         hw_type=task.hw_type,
         stage=case.stage,
         message=case.reason,
-        hint=error.hint if error else "",
+        hint=_hint(error.hint) if error else "",
         detail=shortened(error.detail, _DETAIL) if error else "",
         timings=asdict(case.timings),
         device_p50_ns=statistics.get("p50_ns"),
@@ -81,6 +89,11 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         started=task.started,
         content=spec.content,
     )
+
+
+def _hint(hint: str) -> str:
+    """What to do next, where that is said with an option of `hil run` that suites and tests have not."""
+    return next((instead for option, instead in _INSTEAD.items() if re.search(option, hint)), hint)
 
 
 def _is_compiled(case: Case) -> bool:

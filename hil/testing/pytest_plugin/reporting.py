@@ -142,6 +142,7 @@ class Reporting:
             "ids": ids,
             "suite_ids": [case.spec.id for _, case in cases],
             "expected": str(folder.path / EXPECTED),
+            "left_out": list(folder.left_out),
             "interrupted": False,
             "started": time.time(),
             "finished": None,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from plugin_runs import Project
 
 pytest.importorskip("executorch")
 
@@ -132,12 +133,59 @@ def test_a_folder_may_hold_exported_lowered_and_bundled_programs(hil, tmp_path):
     ended = hil("suite", "run", nets, "--flow", "executorch-portable", "--out", out)
     records = {one["id"]: one for one in map(json.loads, (out / "results.jsonl").read_text().splitlines())}
     assert {name: one["ended"] for name, one in records.items()} == {
-        "bundled_full_model": "PASS",
+        "bundled_forward_0": "PASS",
         "exported_full_model": "PASS",
         "lowered_full_model": "IMPORT_ERROR",
     }, ended.out
-    assert records["bundled_full_model"]["against"] == "expected"
+    assert records["bundled_forward_0"]["against"] == "bundled.bpte"
     assert "lowered.expected.npz" in records["lowered_full_model"]["hint"]
+
+
+METHODS = """
+import sys
+import torch
+from executorch.devtools import BundledProgram
+from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer as serialized
+from executorch.exir import to_edge_transform_and_lower
+
+
+class Method(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+methods = {"double": Method(2.0), "halve": Method(0.5)}
+given = [torch.arange(1, 5, dtype=torch.float32) + number for number in range(10)]
+exported = {name: torch.export.export(method.eval(), (given[0],)) for name, method in methods.items()}
+suites = []
+for name, method in methods.items():
+    expected = [method(x) for x in given]
+    if name == "halve":
+        expected[7] = expected[7] + 1
+    cases = [MethodTestCase(inputs=(x,), expected_outputs=(y,)) for x, y in zip(given, expected)]
+    suites.append(MethodTestSuite(method_name=name, test_cases=cases))
+bundle = BundledProgram(to_edge_transform_and_lower(exported).to_executorch(), suites)
+open(f"{sys.argv[1]}/two.bpte", "wb").write(serialized(bundle))
+"""
+
+
+def test_every_case_of_every_method_of_a_bundled_program_is_a_case_and_a_test(hil, tmp_path, environment):
+    nets = tmp_path / "nets"
+    nets.mkdir()
+    subprocess.run([sys.executable, "-c", METHODS, str(nets)], check=True, capture_output=True)
+    wanted = {f"two_{method}_{number}": "PASS" for method in ("double", "halve") for number in range(10)}
+    wanted["two_halve_7"] = "FAIL"
+    ended = hil("suite", "run", nets, "--flow", "executorch-portable", "--json")
+    assert {case["id"]: case["outcome"] for case in ended.document["cases"]} == wanted and ended.code == 1, ended.err
+    project = Project(tmp_path / "project", environment).set_up(nets / "two.bpte")
+    tested = project.test("--hil-flow=executorch-portable", "--runtime-hw-type=sim")
+    words = {"PASS": "passed", "FAIL": "failure"}
+    assert tested.outcomes == {f"{name}-sim": words[end] for name, end in wanted.items()}, tested.out
 
 
 @pytest.mark.slow

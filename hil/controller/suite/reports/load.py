@@ -29,6 +29,7 @@ class SuiteResults:
         records: of the cases that ended, in the suite's order.
         missing: ids of the cases that have not ended.
         damaged: how many lines of results.jsonl cannot be read.
+        left_out: test cases that lay beside the models and cannot be run, a line for each place.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class SuiteResults:
     records: tuple[CaseRecord, ...]
     missing: tuple[str, ...] = ()
     damaged: int = 0
+    left_out: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -61,6 +63,7 @@ class SuiteResults:
             told = f"{len(self.missing)} of {counted(len(self.missing) + len(self.records), 'case')}"
             why = "it was interrupted" if self.interrupted else "the run is not over, or was cut off"
             notes.append(f"{told} {'was' if len(self.missing) == 1 else 'were'} not run: {why}.")
+        notes += [f"Left out: {line}." for line in self.left_out]
         if self.damaged:
             notes.append(f"{counted(self.damaged, 'line')} of results.jsonl cannot be read.")
         return notes
@@ -97,4 +100,5 @@ def load_run(folder: Path) -> SuiteResults:
         records=tuple(records),
         missing=tuple(one for one in ids if one not in ended),
         damaged=damaged,
+        left_out=tuple(str(one) for one in head.get("left_out") or ()),
     )

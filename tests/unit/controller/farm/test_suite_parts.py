@@ -163,3 +163,27 @@ def test_only_the_chosen_cases_are_planned_and_a_flow_beside_is_taken_along(fold
     assert "flow_is_file" not in built_in.specs[0].options
     assert built_in.specs[0].options["source"] == "suite/nets/a.onnx"
     assert sorted(built_in.specs[0].files) == ["suite/nets/a.onnx", "suite/nets/expected.toml"]
+
+
+def test_what_models_bring_with_them_is_taken_along(folder):
+    made = {
+        "zoo/model.onnx": (DIGITS / "digits_cnn.onnx").read_bytes(),
+        "zoo/test_data_set_0/input_0.pb": b"x",
+        "set/golden.json": b"{}",
+        "set/program/main.vmfb": b"x",
+        "net.vmfb": b"x",
+        "x.npy": b"x",
+        "flags/a.flagfile": b"--module=../net.vmfb\n--input=@../x.npy\n--expected_output=@../x.npy\n",
+    }
+    for name, data in made.items():
+        file = folder.parent / "mine" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    plan = plan_suite(Request("mine", "iree", layers=False), boards=1)
+    assert sorted(plan.specs[0].files) == sorted(f"suite/mine/{name}" for name in made)
+    listed = [case[0] for spec in plan.specs for case in spec.options["cases"]]
+    assert {"model_full_model", "model_test_data_set_0", "net_flags.a", "set_full_model"} <= set(listed)
+    (folder.parent / "mine" / "flags" / "a.flagfile").write_text("--module=/net.vmfb\n--expected_output=@/x.npy\n")
+    with pytest.raises(UsageError, match="absolute paths") as caught:
+        plan_suite(Request("mine", "iree", layers=False), boards=1)
+    assert "hil bundle import" in caught.value.hint

@@ -76,3 +76,20 @@ def test_of_a_tools_long_words_the_beginning_and_the_end_are_kept(recorded):
     error = CompileFailed("it failed", detail="first" + "x" * 100_000 + "last")
     record = recorded(Case("c", Path("m"), Options(), Path(), outcome=Outcome.COMPILE_ERROR, error=error))
     assert record.detail.startswith("first") and record.detail.endswith("last") and len(record.detail) < 9000
+
+
+@pytest.mark.parametrize(
+    ("hint", "told"),
+    [
+        ("choose one with --function: a, b", "hil bundle create MODEL"),
+        ("give what you expect: --expected out.npy", "NAME.expected.npz"),
+        ("--input x=x.npy", "NAME.inputs.npz"),
+        ("choose another --runtime", "another flow"),
+        ("use --runtime-hw-type sim", "use --runtime-hw-type sim"),
+        ("--dim N=1", "--dim N=1"),
+    ],
+)
+def test_a_hint_names_no_option_that_a_suite_has_not(recorded, hint, told):
+    error = CompileFailed("it cannot be", hint=hint)
+    record = recorded(Case("c", Path("m"), Options(), Path(), outcome=Outcome.COMPILE_ERROR, error=error))
+    assert told in record.hint and (told == hint or hint not in record.hint)
