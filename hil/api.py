@@ -39,7 +39,7 @@ def connect(
 
     Raises:
         UsageError: there is no such board, or an argument is of the wrong kind.
-        BoardUnreachable, BoardBusy: it does not answer, or is not free in time.
+        BoardUnreachable, BoardRefused, BoardBusy: it does not answer, does not let us in, or is not free in time.
     """
     where = checked("board", board, ("a board's name, address or config file", PATH[1]))
     choice = choose(board if isinstance(board, str) else str(where), checked("hw_type", hw_type, TEXT))

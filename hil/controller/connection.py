@@ -180,7 +180,7 @@ class AgentConnection:
             return found.located(board=self.board)
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            return errors.BoardError(
+            return errors.BoardRefused(
                 f"the agent refused us: {error.details()}",
                 board=self.board,
                 hint="its token belongs in the file that token_file in the config's [connection] names, or in "

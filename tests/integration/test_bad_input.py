@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from models import DIGITS, save_model
 from onnx import TensorProto, helper
+from sshd import free_port
 
 FLOAT = TensorProto.FLOAT
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
@@ -228,7 +229,37 @@ def test_an_open_dimension_asks_for_its_value(hil, simulator):
 
 def test_a_board_that_is_not_there_is_exit_4(hil, doubling, tmp_path):
     ended = hil("run", doubling, "--board", f"unix:{tmp_path}/nobody.sock", "--json")
-    ends(ended, 4, "BOARD_LOST", "no agent answers", "there is no such socket")
+    ends(ended, 4, "BOARD_UNREACHABLE", "no agent answers", "there is no such socket")
+    assert ended.document["folder"] == "" and not (tmp_path / "hil-runs").exists()
+
+
+@pytest.mark.parametrize("verb", [["run"], ["bench"], ["suite", "run"], ["bisect"], ["board", "info"]])
+def test_a_port_where_nobody_listens_is_told_in_a_moment_and_leaves_nothing_behind(hil, doubling, tmp_path, verb):
+    port, before = free_port(), set(tmp_path.iterdir())
+    model = [] if verb[0] == "board" else [doubling]
+    began = time.monotonic()
+    ended = hil(*verb, *model, "--board", f"127.0.0.1:{port}")
+    assert time.monotonic() - began < 10  # most of it is Python's start; gRPC would try for 12 s after that
+    assert ended.code == 4
+    said = " ".join((ended.out + ended.err).split())
+    assert f"no agent answers at 127.0.0.1:{port}: Connection refused" in said
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_suite_on_no_board_has_no_cases_that_were_lost(hil, doubling, tmp_path):
+    (tmp_path / "models").mkdir()
+    doubling.rename(tmp_path / "models" / "doubling.onnx")
+    ended = hil("suite", "run", "models", "--board", f"unix:{tmp_path}/nobody.sock", "--out", "out", "--json")
+    error = ended.document["error"]
+    assert (ended.code, error["kind"], error["outcome"]) == (4, "BoardUnreachable", "BOARD_UNREACHABLE")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_ended_before_the_board_was_asked_is_kept(hil, doubling, tmp_path):
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
+    ended = hil("run", "broken.onnx", doubling, "--board", f"unix:{tmp_path}/nobody.sock", "--json")
+    assert [case["outcome"] for case in ended.document["cases"]] == ["IMPORT_ERROR", "BOARD_UNREACHABLE"]
+    assert (tmp_path / ended.document["folder"] / "run.json").exists()
 
 
 def test_an_atol_that_no_answer_could_miss_is_refused(hil, simulator, doubling, tmp_path):

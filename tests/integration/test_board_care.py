@@ -301,7 +301,7 @@ def test_a_board_that_nothing_brings_back_is_lost(hil, make_board, tmp_path, dou
     hook = [sys.executable, "-c", f"open({str(marks)!r}, 'a').write('reset ')"]
     path = config(tmp_path, board, "[power]", f"reset = {json.dumps(hook)}", "boot_s = 1")
     ended = hil("run", doubling, "--board", path, "--json")
-    assert (ended.code, ended.case["outcome"]) == (4, "BOARD_LOST")
+    assert (ended.code, ended.case["outcome"]) == (4, "BOARD_UNREACHABLE")
     assert marks.read_text() == "reset "
     assert "a reset did not help" in ended.case["reason"]
 
@@ -317,7 +317,8 @@ def test_a_board_that_refuses_us_is_not_reset(hil, board_x86, tmp_path, doubling
     other = "root@nowhere.invalid" if wrong == "address" else str(tmp_path / wrong)
     path.write_text(path.read_text().replace(f'{wrong} = "{right}"', f'{wrong} = "{other}"'))
     ended = hil("run", doubling, "--board", path, "--json")
-    assert (ended.code, ended.case["outcome"]) == (4, "BOARD_LOST")
+    outcome = "BOARD_UNREACHABLE" if wrong == "address" else "BOARD_REFUSED"
+    assert (ended.code, ended.case["outcome"]) == (4, outcome)
     assert not marks.exists()
 
 

@@ -114,5 +114,5 @@ assert case.pushed_bytes == 0
 def test_a_board_that_is_not_there_is_said_so(hil, board_x86, tmp_path: Path):
     ended = hil("run", DIGITS_CNN, "--board", "root@10.231.255.1", "--json")
     assert ended.code == 4
-    assert ended.case["outcome"] == "BOARD_LOST"
+    assert ended.case["outcome"] == "BOARD_UNREACHABLE"
     assert ended.case["error"]["hint"]

@@ -81,7 +81,7 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: Say) -> 
         What ``connect`` made.
 
     Raises:
-        BoardLost: it does not answer after all that; the hint says what was tried.
+        BoardLost, BoardUnreachable: it does not answer after all that; the message says what was tried.
         BoardError: what ``connect`` raised, where there is nothing to try.
     """
     try:
@@ -105,7 +105,7 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: Say) -> 
             if not is_silent(error):
                 raise
     tried = " and a ".join(_NAMES[action] for action in steps)
-    raise BoardLost(
+    raise type(last)(
         f"the board does not answer, and a {tried} did not help: {last.message}",
         board=board,
         hint="look at the board itself: power, cable, storage",

@@ -33,7 +33,7 @@ VERBS = {
 
 
 _DETAIL_LINES = 12
-_TOLD = ("hint", "stage", "board", "detail")
+_TOLD = ("outcome", "hint", "stage", "board", "detail")
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -103,7 +103,7 @@ def _tell(
 ) -> int:
     """Say what went wrong: as one JSON document on stdout when that was asked for, always as text on stderr."""
     if wants_json:
-        told = {"kind": kind, "message": text, **{name: getattr(error, name, "") for name in _TOLD}}
+        told = {"kind": kind, "message": text, **{name: getattr(error, name, "") or "" for name in _TOLD}}
         print(json.dumps({"schema": 1, "error": told, "exit_code": code}))
     if usage is not None:
         usage.show()

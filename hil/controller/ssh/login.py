@@ -6,6 +6,8 @@ Secrets come from the environment or a prompt, never from the command line.
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import os
 import queue
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import Any, cast
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from paramiko.auth_strategy import (
     AuthFailure,
     AuthResult,
@@ -302,7 +305,17 @@ def _check(identity: Path) -> None:
 def _read(path: Path, passphrase: str = "") -> paramiko.PKey:
     # paramiko hands it on to cryptography, which wants bytes.
     secret: Any = passphrase.encode(errors="surrogateescape") or None
-    return paramiko.PKey.from_path(path, secret)
+    try:
+        return paramiko.PKey.from_path(path, secret)
+    except paramiko.SSHException as error:
+        # PKCS#8, which it does not read: the same key as OpenSSH writes it.
+        pem = serialization.load_pem_private_key(path.read_bytes(), secret)
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        text = pem.private_bytes(*form).decode()
+        for kind in (paramiko.RSAKey, paramiko.ECDSAKey, paramiko.Ed25519Key):
+            with contextlib.suppress(paramiko.SSHException):
+                return kind.from_private_key(io.StringIO(text))
+        raise error
 
 
 def _itself(source: AuthSource) -> AuthSource:

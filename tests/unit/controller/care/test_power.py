@@ -306,9 +306,10 @@ def test_where_a_reset_fails_the_power_is_cycled(log):
     assert log.read_text().split() == ["off", "on"]
 
 
-def test_a_board_that_nothing_helps_is_lost(log):
-    with pytest.raises(BoardLost, match="a reset and a power cycle did not help: no answer"):
-        recover(Hanging(log, "prayer").connect, hooks(log, "reset", "cycle"), board="b", say=print)
+@pytest.mark.parametrize("error", [BoardUnreachable, BoardLost])
+def test_a_board_that_nothing_helps_stays_what_it_was(log, error):
+    with pytest.raises(error, match="a reset and a power cycle did not help: no answer"):
+        recover(Hanging(log, "prayer", error).connect, hooks(log, "reset", "cycle"), board="b", say=print)
     assert log.read_text().split() == ["reset", "cycle"]
 
 

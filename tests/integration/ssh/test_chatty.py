@@ -1,0 +1,43 @@
+"""A login that prints something before every command, as a .bashrc may: nothing of that is the command's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sshd import Sshd, running_sshd
+
+from hil.controller.deploy.probe import ask
+from hil.controller.ssh.shell import Shell
+
+LogIn = Callable[..., Shell]
+
+
+@pytest.fixture(params=["echo 'Welcome!'", "printf 'no end of line'", "printf 'folder\\t/elsewhere\\n'"])
+def chatty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sshd]:
+    # sshd runs this before what was asked for; bash, where it is the login's shell, does the same with a .bashrc.
+    with running_sshd(tmp_path / "chatty") as server:
+        (server.home / ".ssh").mkdir()
+        (server.home / ".ssh/rc").write_text(request.param + "\n")
+        yield server
+
+
+def test_what_a_command_says_is_its_own(chatty: Sshd, log_in: LogIn) -> None:
+    shell = log_in(server=chatty)
+    assert shell.run(["echo", "said"]).out == b"said\n"
+    assert shell.run(["cat"], stdin=bytes(range(256)) * 1000).out == bytes(range(256)) * 1000
+    assert shell.run(["sh", "-c", "exit 3"], check=False).code == 3
+    assert shell.run(["true"]).out == b""
+
+
+def test_files_are_whole(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
+    shell = log_in(server=chatty)
+    (tmp_path / "near").write_bytes(bytes(range(256)) * 1000)
+    shell.put(tmp_path / "near", f"{tmp_path}/far")
+    shell.get(f"{tmp_path}/far", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "near").read_bytes()
+
+
+def test_a_board_is_seen_as_it_is(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
+    assert ask(log_in(server=chatty), "probe", str(tmp_path / "place"), "", board="b").folder == str(tmp_path / "place")
