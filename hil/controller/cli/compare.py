@@ -29,21 +29,24 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.verdict import compare as compare_results
     from hil.controller.cli.screen import print_json
     from hil.controller.report import print_verdict, verdict_record
-    from hil.results import exit_code_of
+    from hil.results import Outcome, Verdict, exit_code_of
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
     left, right = _results(a, out), _results(b, out)
-    pairs = [(name, left[name], right[name]) for name in left if name in right]
     if len(left) == len(right) == 1:
-        pairs = [(next(iter(left)), next(iter(left.values())), next(iter(right.values())))]
+        right = dict(zip(left, right.values(), strict=True))
+    pairs = [(name, one, other) for name, one in left.items() if one and (other := right.get(name))]
     if not pairs:
         from hil.errors import UsageError
 
         raise UsageError(f"{a} and {b} have no case in common", hint="hil runs show ID lists a run's cases")
-    elif len(left) != len(pairs) or len(right) != len(pairs):
-        alone = [name for name in [*left, *right] if name not in left or name not in right]
-        click.echo(f"hil: not compared, for only one of the two has it: {', '.join(alone)}", err=True)
     verdicts = {name: compare_results(one, other, **tolerance) for name, one, other in pairs}
+    for name in {**left, **right}:
+        # A case that ended without outputs, or is in one of the runs only: nothing was compared, which is no pass.
+        having = [which for which, results in ((a, left), (b, right)) if results.get(name)]
+        if len(having) < 2:
+            told = f"only {having[0]} has" if having else "neither run has"
+            verdicts[name] = Verdict(Outcome.FAIL, b, (), f"{told} outputs of it")
     code = exit_code_of(verdict.outcome for verdict in verdicts.values())
     drawn = plot and _draw(plot, pairs, verdicts)
     records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}
@@ -85,7 +88,7 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
 
 
 def _results(name: str, out: Path | None) -> dict[str, Any]:
-    """Case name -> its result, from a stored run or a .npy file."""
+    """Case name -> its result, from a stored run or a .npy file; None of a case that ended without outputs."""
     from hil.controller.runs import RunStore
     from hil.errors import UsageError
     from hil.results import RunResult
@@ -94,9 +97,7 @@ def _results(name: str, out: Path | None) -> dict[str, Any]:
     if name.endswith(".npy"):
         return {"output": RunResult(name, {"output": load_npy(Path(name), mmap=True)})}
     run = RunStore(out).open(name)
-    found = {case["name"]: run.load_tensors(case["outputs"]) for case in run.record["cases"] if case["outputs"]}
-    if not found:
+    cases = {case["name"]: run.load_tensors(case["outputs"]) for case in run.record["cases"]}
+    if not any(cases.values()):
         raise UsageError(f"run {run.id} has no outputs: {run.record['outcome']}")
-    if silent := [case["name"] for case in run.record["cases"] if case["name"] not in found]:
-        click.echo(f"hil: not compared, for run {run.id} has no outputs of it: {', '.join(silent)}", err=True)
-    return {case: RunResult(run.id, outputs) for case, outputs in found.items()}
+    return {case: RunResult(run.id, outputs) if outputs else None for case, outputs in cases.items()}
