@@ -29,7 +29,7 @@ from hil.controller.references import default_references, expected_result, refer
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
 from hil.controller.ways import compiler_for, runtime_for
-from hil.results import Outcome, RunResult, Stage
+from hil.results import Outcome, RunResult, Stage, Verdict
 from hil.tensors import Array, TensorSpec
 
 # What happens to every case, in this order.
@@ -236,7 +236,8 @@ def conclude(case: Case, shop: Workshop) -> Case:
         start = time.monotonic()
         shop.watch(case, Stage.COMPARE, "")
         tolerance = {"rtol": case.options.rtol, "atol": case.options.atol}
-        case.verdicts = [compare(case.result, reference, **tolerance) for reference in case.references]
+        unseen = case.model.unseen if case.model is not None else ""
+        case.verdicts = [_noting(compare(case.result, one, **tolerance), unseen) for one in case.references]
         between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
         case.outcome, case.reason = judge(case.verdicts, between)
         if case.plain_reference is not None:
@@ -245,6 +246,13 @@ def conclude(case: Case, shop: Workshop) -> Case:
                 case.outcome, case.reason = Outcome.FAIL, reason
         case.timings = replace(case.timings, compare_s=time.monotonic() - start)
     return case
+
+
+def _noting(verdict: Verdict, note: str) -> Verdict:
+    """A verdict that, where it is a pass, also says what it says nothing about."""
+    if not note or verdict.outcome is not Outcome.PASS:
+        return verdict
+    return replace(verdict, reason="; ".join(filter(None, (verdict.reason, note))))
 
 
 def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:

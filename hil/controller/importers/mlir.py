@@ -28,7 +28,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         UsageError: no such function or dimension; several functions and none chosen.
     """
     name = Path(path).name
-    functions = dict(_functions(name, _parse(path)))
+    module = _parse(path)
+    functions = dict(_functions(name, module))
     if not functions:
         raise ImportFailed(f"{name} has no public function")
     listed = ", ".join(functions)
@@ -56,7 +57,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         "outputs": outputs,
         "ranges": {},
         "external": [],
-        "producer": {"functions": list(functions)},
+        "producer": {"functions": list(functions), "unseen_state": list(_mutable(module))},
     }
 
 
@@ -103,6 +104,16 @@ def _functions(file: str, module: Any) -> Iterator[tuple[str, tuple[list[tuple[s
                 _named(attributes, "res_attrs", "output", kind.results),
             ),
         )
+
+
+def _mutable(module: Any) -> Iterator[str]:
+    """The module's globals that its functions may assign."""
+    from iree.compiler import ir
+
+    for op in module.body.operations:
+        attributes = op.operation.attributes
+        if op.operation.name.endswith(".global") and "is_mutable" in attributes:
+            yield ir.StringAttr(attributes["sym_name"]).value
 
 
 def _named(attributes: Any, key: str, default: str, types: Any) -> list[tuple[str, str]]:

@@ -58,7 +58,9 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
     from iree.compiler import ir
 
     if others := [state.spec.name for state in lowered.assigned if state.spec.name not in assigned]:
-        raise CompileFailed(f"the function assigns variables whose new values nobody would see: {', '.join(others[:4])}")
+        raise CompileFailed(
+            f"the function assigns variables whose new values nobody would see: {', '.join(others[:4])}"
+        )
     module = _prepared(lowered.mlir)
     with module.context, ir.Location.unknown():
         inner = next(op for op in module.body.operations if _name(op) == ENTRY).operation

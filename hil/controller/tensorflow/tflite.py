@@ -8,6 +8,7 @@ from typing import Any
 from hil.controller.tensorflow.words import converter_words
 from hil.errors import CompileFailed
 
+
 def convert(concrete: Any, name: str) -> bytes:
     """A TFLite file with one signature, its variables as constants.
 
