@@ -24,7 +24,8 @@ class Model:
         inputs, outputs: specs in order; None where only the board can tell (``vmfb``).
         ranges: input name -> (low, high) where the model itself bounds its input's values.
         dims: the values the user gave to symbolic dimensions.
-        producer: what wrote the model, opset versions and the like; for the record.
+        producer: what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it
+            keeps from run to run and does not return.
     """
 
     name: str
@@ -38,6 +39,12 @@ class Model:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     producer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def unseen(self) -> str:
+        """What a comparison of its outputs says nothing about, for people; "" where it keeps no state."""
+        state = ", ".join(self.producer.get("unseen_state", ()))
+        return state and f"it keeps state from run to run ({state}): what no output shows of that was not compared"
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,10 @@ class Method:
     calls: tuple[tuple[str, str], ...] = ()
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether it calls an operator that writes into one of its own buffers: ``aten::copy_``, ``aten::index_put_``."""
-        names = (name.rpartition("::")[2].partition(".")[0] for name in self.operators)
-        return any(name.endswith("_") or name.startswith("update_cache") for name in names)
+    def writers(self) -> tuple[str, ...]:
+        """The operators that it calls to write into buffers of its own: ``aten::copy_``, ``aten::index_put_``."""
+        names = {operator: operator.rpartition("::")[2].partition(".")[0] for operator in self.operators}
+        return tuple(one for one, name in names.items() if name.endswith("_") or name.startswith("update_cache"))
 
     def input_specs(self) -> list[tuple[int, TensorSpec]]:
         """The tensors that it takes, and their places among all inputs; hil calls them ``input0``, ``input1``.

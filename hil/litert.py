@@ -22,6 +22,11 @@ PACKAGE = "ai-edge-litert"
 KERNELS: Mapping[str, str] = MappingProxyType(
     {"xnnpack": "BUILTIN", "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
 )
+# Operators that keep something from run to run, which no output shows.
+_KEEPING = frozenset(
+    "ASSIGN_VARIABLE LSTM RNN SVDF UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN "
+    "BIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_RNN".split()
+)
 
 
 _DELEGATED = "xnnpack"
@@ -43,6 +48,7 @@ class Signature:
         signatures: every key.
         inputs, outputs: named as the signature names them, else as the graph does. An open dimension of an input is a
             symbol such as ``x.dim0``, of an output None.
+        keeping: the operators of the main graph that keep state from run to run.
     """
 
     def __init__(self, interpreter: Any, file: str, function: str, kernels: str) -> None:
@@ -66,6 +72,8 @@ class Signature:
         self.inputs = tuple(self._spec(name, index, named=True) for name, index in given)
         self.outputs = tuple(self._spec(name, index, named=False) for name, index in made)
         self._sizes: list[tuple[int, ...]] | None = None
+        names = {str(self._core.NodeName(node)) for node in range(self._core.NumNodes())}
+        self.keeping = tuple(sorted(names & _KEEPING))
 
     def set_inputs(self, arrays: Sequence[Array]) -> None:
         """Copy the inputs in, after memory was planned for their shapes where these have changed.

@@ -58,7 +58,7 @@ class Register(tf.Module):
 
 
 class Global(tf.Module):
-    """Methods that assign a variable older than the module, one that TensorFlow can look into and one that it cannot."""
+    """Methods that assign a variable older than the module; TensorFlow can look into one of them only."""
 
     older = tf.Variable(1.0, name="older")
 

@@ -269,7 +269,18 @@ def conclude(case: Case, shop: Workshop) -> Case:
 
 
 def _verdicts(case: Case, result: RunResult, tolerance: Mapping[str, Any]) -> list[Verdict]:
-    return [compare(comparable(result, reference, case.model), reference, **tolerance) for reference in case.references]
+    unseen = case.model.unseen if case.model is not None else ""
+    return [
+        _noting(compare(comparable(result, reference, case.model), reference, **tolerance), unseen)
+        for reference in case.references
+    ]
+
+
+def _noting(verdict: Verdict, note: str) -> Verdict:
+    """A verdict that, where it is a pass, also says what it says nothing about."""
+    if not note or verdict.outcome is not Outcome.PASS:
+        return verdict
+    return replace(verdict, reason="; ".join(filter(None, (verdict.reason, note))))
 
 
 def _with_noise(case: Case, reference: RunResult, shop: Workshop) -> RunResult:

@@ -245,6 +245,30 @@ def test_what_cannot_be_traced_is_refused(module):
         compare_backends(lambda module: None, module)
 
 
+def test_a_module_with_globals_that_change_says_what_was_not_compared(hil, place):
+    (place / "count.mlir").write_text("""
+util.global private mutable @count = dense<1.0> : tensor<4xf32>
+func.func @add(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %before = util.global.load @count : tensor<4xf32>
+  %now = arith.addf %before, %x : tensor<4xf32>
+  util.global.store %now, @count : tensor<4xf32>
+  return %x : tensor<4xf32>
+}
+""")
+    ended = hil("run", "count.mlir", "--json")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+    assert "keeps state from run to run (count)" in ended.case["reason"]
+    counting = type("Counting", (), {"add": ModelFile(place / "count.mlir")})
+
+    def added(module):
+        module.add(uniform([4]))
+
+    [result] = compare_backends(added, counting)
+    assert result.outcome is Outcome.PASS and "keeps state from run to run (count)" in "".join(result.lines())
+    shown = hil("run", "count.mlir")
+    assert "what no output shows of that was not compared" in " ".join(shown.out.split())
+
+
 def test_the_examples_need_no_more_of_pytest_than_its_extra_has():
     """README runs them from a checkout whose environment has hil and pytest, and none of the tools of development."""
     root = Path(__file__).parents[2]

@@ -59,8 +59,8 @@ class Program(Protocol):
     that its ``describe`` asked for. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself
     can be run on.
 
-    One that keeps state from run to run has one more, which puts that back to what it was when the program was loaded.
-    It is called before each run, outside the timed part::
+    One that keeps state from run to run has one more, which puts the state back to what it was when the program was
+    loaded. It is called before each run, outside the timed part::
 
         def renew(self) -> None
 

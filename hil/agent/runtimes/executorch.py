@@ -120,7 +120,7 @@ class ExecuTorchProgram:
 
     def renew(self) -> None:
         """Load a method that writes into its own buffers anew: there is no other way back to their first values."""
-        if self._has_run and self._method.keeps_state:
+        if self._has_run and self._method.writers:
             self._loaded = self._held[1].load_method(self._method.name)
 
     def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ DEFAULT_DEVICE = "xnnpack"
 
 
 class TfLiteRuntime:
-    """Loads .tflite files; variables that a model keeps from run to run stay as they are as long as it is loaded."""
+    """Loads .tflite files."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         pass
@@ -37,28 +38,39 @@ class TfLiteRuntime:
         """Open a signature of the model, or its main graph."""
         if (device or DEFAULT_DEVICE) not in KERNELS:
             raise LoadFailed(f"LiteRT has no device {device!r}", hint=f"one of {', '.join(KERNELS)}")
-        return TfLiteProgram(open_signature(folder / main, function, kernels=device or DEFAULT_DEVICE))
+        return TfLiteProgram(lambda: open_signature(folder / main, function, kernels=device or DEFAULT_DEVICE))
 
 
 class TfLiteProgram:
     """A signature.
 
     Args:
-        signature: opened.
+        opened: opens it.
     """
 
-    def __init__(self, signature: Signature) -> None:
-        self._signature = signature
+    def __init__(self, opened: Callable[[], Signature]) -> None:
+        self._open = opened
+        self._signature = signature = opened()
         self.function = signature.name
         self.inputs = signature.inputs
         self.outputs = signature.outputs
+        self._given: list[Array] = []
+        self._has_run = False
 
     def bind(self, inputs: list[Array]) -> None:
         """Copy the inputs into the interpreter; a new shape plans its memory anew."""
+        self._given = inputs
         self._signature.set_inputs(inputs)
+
+    def renew(self) -> None:
+        """Open a model that keeps state anew: LiteRT puts variables back to zeros, not to their first values."""
+        if self._has_run and self._signature.keeping:
+            self._signature = self._open()
+            self._signature.set_inputs(self._given)
 
     def run(self) -> None:
         """One invocation."""
+        self._has_run = True
         self._signature.invoke()
 
     def placement(self) -> Placement | None:

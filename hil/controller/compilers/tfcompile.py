@@ -93,8 +93,8 @@ def compile_tfcompile(
     """Compile a SavedModel's or a Keras model's function to a shared library.
 
     Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), and ``--variables=outside``,
-    with which variables are inputs; by default the program keeps the model's own values. The new values of those that it
-    assigns are outputs, after its own.
+    with which variables are inputs; by default the program keeps the model's own values. The new values of those that
+    it assigns are outputs, after its own.
 
     Other arguments and errors are those of :func:`hil.controller.compilers.compile_model`.
     """

@@ -32,7 +32,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         UsageError: no such function or dimension; several functions and none chosen.
     """
     name = Path(path).name
-    functions = {function: types for function, types, _ in functions_in(parse(path))}
+    module = parse(path)
+    functions = {function: types for function, types, _ in functions_in(module)}
     if not functions:
         raise ImportFailed(f"{name} has no public function")
     listed = ", ".join(functions)
@@ -60,7 +61,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         "outputs": outputs,
         "ranges": {},
         "external": [],
-        "producer": {"functions": list(functions)},
+        "producer": {"functions": list(functions), "unseen_state": list(_mutable(module))},
     }
 
 
@@ -114,6 +115,16 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
             ),
             op.operation,
         )
+
+
+def _mutable(module: Any) -> Iterator[str]:
+    """The module's globals that its functions may assign."""
+    from iree.compiler import ir
+
+    for op in module.body.operations:
+        attributes = op.operation.attributes
+        if op.operation.name.endswith(".global") and "is_mutable" in attributes:
+            yield ir.StringAttr(attributes["sym_name"]).value
 
 
 def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:

@@ -18,9 +18,10 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     """Read a program's signature: its tensors, in the order that it takes and returns them.
 
     An input is named as the graph names it: ``x``, and ``batch_image`` for ``batch["image"]``. An output is named by
-    its place in what is returned: ``logits``, ``boxes_0``, ``output_1``; ``output`` where it is the only one. After them
-    come the new values of what a call changes: see :func:`new_values`. A dynamic dimension is named by where it first
-    appears: ``x.dim0``. Inputs and outputs that are no tensors are constants of the program, listed in ``producer``.
+    its place in what is returned: ``logits``, ``boxes_0``, ``output_1``; ``output`` where it is the only one. After
+    them come the new values of what a call changes: see :func:`new_values`. A dynamic dimension is named by where it
+    first appears: ``x.dim0``. Inputs and outputs that are no tensors are constants of the program, listed in
+    ``producer``.
 
     Raises:
         ImportFailed: it cannot be read (:func:`hil.controller.importers.pt2_archive.load_program`), takes or returns
@@ -95,7 +96,8 @@ def output_names(program: Any) -> list[tuple[str, Any]]:
 def new_values(program: Any) -> list[tuple[str, Any]]:
     """Name and ``InputSpec`` of each buffer, parameter and input that a call changes: its new value is an output too.
 
-    It is called as its module calls it, ``bn.running_mean``; with ``_out`` behind it where something else has that name.
+    It is called as its module calls it, ``bn.running_mean``, with ``_out`` behind it where something else has that
+    name.
     """
     if not any(map(_may_write, program.graph.nodes)):
         return []

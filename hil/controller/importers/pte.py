@@ -56,6 +56,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             "methods": list(methods),
             "backends": list(method.backends),
             "operators": list(method.operators),
+            "unseen_state": list(method.writers),
             "constants": [value.constant for value in method.inputs if value.constant is not None],
             "most": {
                 spec.name: list(method.inputs[place].sizes)

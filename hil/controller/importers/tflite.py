@@ -40,7 +40,11 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in opened.outputs],
         "ranges": {},
         "external": [],
-        "producer": {"read with": f"{PACKAGE} {version}", "functions": list(opened.signatures)},
+        "producer": {
+            "read with": f"{PACKAGE} {version}",
+            "functions": list(opened.signatures),
+            "unseen_state": list(opened.keeping),
+        },
     }
 
 

@@ -135,8 +135,8 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
 
 def _unreadable(name: str, trace: Trace, other: Trace) -> str:
     return (
-        f"{other.backend} assigned the variable {name}, which cannot be read on {trace.backend}: it is no variable that "
-        "was created with the module, nor one that a tf.function uses"
+        f"{other.backend} assigned the variable {name}, which cannot be read on {trace.backend}: it was not created "
+        "with the module, and no tf.function uses it"
     )
 
 

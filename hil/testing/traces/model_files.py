@@ -78,6 +78,12 @@ class FileSubject:
         """The names of its methods."""
         return tuple(self._files)
 
+    @property
+    def unseen(self) -> str:
+        """The state that its files keep to themselves."""
+        notes = {name: model.unseen for name, model in self._models.items()}
+        return "; ".join(f"{name}: {note}" for name, note in notes.items() if note)
+
     def model(self, method: str, shop: Workshop) -> Model:
         """A method's model.
 

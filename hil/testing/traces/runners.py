@@ -114,6 +114,10 @@ class Subject(Protocol):
     def methods(self) -> tuple[str, ...]:
         """Names of the methods that can be called."""
 
+    @property
+    def unseen(self) -> str:
+        """What comparing its calls says nothing about, for people; known once they were made."""
+
     def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
         """What runs it on a backend.
 

@@ -48,6 +48,8 @@ class TargetResult:
         """For people: the outcome, and what is wrong with which call and output."""
         record = self.record
         lines = [f"{record.flow}: {record.outcome}{record.message and f': {record.message}'}"]
+        if note := record.notes.get("text"):
+            lines.append(f"  note: {note}")
         if record.hint and record.outcome != Outcome.PASS.value:
             lines.append(f"  hint: {record.hint}")
         for comparison in self.comparisons:
@@ -196,6 +198,7 @@ class ModuleTraces:
             message=message,
             hint=error.hint if error is not None else "",
             detail=error.detail if error is not None else "",
+            notes={"text": self._subject.unseen} if self._subject.unseen else {},
             outputs=tuple(jsonable(asdict(output)) for one in comparisons for output in one.outputs),
             against=wanted.trace.ran_by,
         )
@@ -250,4 +253,5 @@ def told(results: Sequence[TargetResult], reference: str) -> str:
 def _all_lines(result: TargetResult) -> list[str]:
     record = result.record
     lines = [f"{record.outcome}{record.message and f': {record.message}'}"]
+    lines += [note] if (note := record.notes.get("text")) else []
     return [*lines, *(line for comparison in result.comparisons for line in comparison.lines())]

@@ -41,6 +41,7 @@ class TfSubject:
 
     reference = TF
     references: tuple[str, ...] = ()
+    unseen = ""
 
     def __init__(self, module_class: Callable[[], Any], exported_names: Sequence[str] | None) -> None:
         self.version = needed_version("tensorflow", "tensorflow")

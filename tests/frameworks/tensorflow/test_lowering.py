@@ -119,7 +119,7 @@ def test_the_variables_that_a_function_may_assign_are_told_from_its_graph():
     # XLA sees that the second keeps its value, and returns no new one: whoever asks for it gets that all the same.
     live = lower(lambda x: [set_.assign(set_), x][1], (np.ones(1, np.float32),))
     program = freeze(live.function, live.values(), "main", ["v1"])
-    assert [float(value) for value in call(program, "main", np.full(1, 7, np.float32))] == [7.0, 1.0]
+    assert [value.item() for value in call(program, "main", np.full(1, 7, np.float32))] == [7.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_module_is_made_anew_for_each_trace_and_keeps_its_state_within():
         results = compare_backends(counted, Counter, target_backends=["iree_llvmcpu", "board:sim", "tf"])
         assert [result.outcome for result in results] == [Outcome.PASS] * 3, results
     outputs = [output.name for output in results[0].comparisons[1].outputs]
-    assert outputs == ["0.now", "0.parts.0", "0.parts.1.0", "0.parts.1.1"]
+    assert outputs == ["0.now", "0.parts.0", "0.parts.1.0", "0.parts.1.1", "variable count"]
 
 
 def test_training_steps_carry_the_weights_from_call_to_call():
@@ -208,7 +208,7 @@ def test_a_wrong_board_is_found_at_the_call_and_output_where_it_is_wrong(place):
     assert bad.outcome is Outcome.FAIL
     assert bad.record.message.startswith("call 0 (train): output 1: 1 of 24 values out of tolerance (rtol 1e-05")
     first = bad.comparisons[0].outputs
-    assert [(output.name, output.passed, output.mismatches) for output in first] == [("0", True, 0), ("1", False, 1)]
+    assert [(output.name, output.mismatches) for output in first if not output.passed] == [("1", 1)]
     assert len(Trace.load(bad.folder).calls) == 2
     assert "call 0 (train): WRONG" in (bad.folder / "log.txt").read_text()
 
@@ -272,9 +272,7 @@ def test_variables_have_the_same_names_in_every_making_of_a_module():
     def learned(module):
         module.step(uniform([2, 6, 4]), rtol=1e-4)
 
-    [first] = compare_backends(learned, Recurrent, exported_names=["step"])
-    [other] = compare_backends(learned, Recurrent, exported_names=["step"], reference_backend="iree_llvmcpu")
-    for result in (first, other):
+    for result in compare_backends(learned, Recurrent, target_backends="iree_llvmcpu,tf", exported_names=["step"]):
         assert result.outcome is Outcome.PASS, result.lines()
         names = [output.name.partition("/")[2] for output in result.comparisons[0].outputs]
         assert len(names) == 20 and "lstm/lstm_cell/kernel" in " ".join(names) and "iteration" in names
