@@ -21,7 +21,7 @@ from hil.compare.verdict import compare, judge, too_far
 from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop, staged
 from hil.controller.choice import BoardChoice
 from hil.controller.compilers import compile_model
-from hil.controller.element_types import comparable, other_types
+from hil.controller.element_types import comparable, tool_differs
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.opening import AnyBoard, AnyProgram
@@ -237,13 +237,12 @@ def conclude(case: Case, shop: Workshop) -> Case:
         start = time.monotonic()
         shop.watch(case, Stage.COMPARE, "")
         tolerance = {"rtol": case.options.rtol, "atol": case.options.atol}
-        case.verdicts = [
-            compare(comparable(case.result, reference, case.model), reference, **tolerance)
-            for reference in case.references
-        ]
+        results = [comparable(case.result, reference, case.model) for reference in case.references]
+        pairs = list(zip(results, case.references, strict=True))
+        case.verdicts = [compare(result, reference, **tolerance) for result, reference in pairs]
         between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
         case.outcome, case.reason = judge(case.verdicts, between)
-        if case and (reason := other_types(case.result, case.options.element_types, case.inputs or {})):
+        if case and (reason := tool_differs(*pairs[0], case.options.element_types, case.inputs or {})):
             case.outcome, case.reason = Outcome.FAIL, reason
         if case.plain_reference is not None:
             case.plain_verdict = compare(case.result, case.plain_reference)
