@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.bundle import Model
+from hil.controller.flagfile_tolerance import ATOLS
 from hil.results import RunResult
-from hil.tensors import Array, dtype_name, load_npy, read_as
+from hil.tensors import Array, dtype_name, load_npy, read_as, to_bytes
 
 _TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")
 
@@ -27,26 +28,35 @@ def element_type(text: str) -> str:
     """
     if text.startswith("@") and text.endswith(".npy"):
         dtype = load_npy(Path(text[1:]), mmap=True).dtype
+        if dtype.kind in "bc":
+            return "i1" if dtype.kind == "b" else f"complex<f{4 * dtype.itemsize}>"
         sign = {"i": "si", "u": "ui", "f": "f"}.get(dtype.kind)
-        return "i1" if dtype.kind == "b" else f"{sign}{8 * dtype.itemsize}" if sign else ""
+        return f"{sign}{8 * dtype.itemsize}" if sign else ""
     typed = _TYPED.match(text)
     return typed[1] if typed else ""
 
 
-def other_types(result: RunResult, wanted: Sequence[str], inputs: Mapping[str, Array]) -> str:
+def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str], inputs: Mapping[str, Array]) -> str:
     """Why iree-run-module would call a program's outputs different though their values agree; "" where it would not.
 
     Args:
-        result: what the program gave.
+        result: what the program gave, as it is :func:`comparable`.
+        reference: what is expected.
         wanted: of each output what :func:`element_type` says of the expected tensor; none are none that is looked at.
         inputs: what the program was given: an output that is equal to one may be that one, with the sign it came with.
     """
-    for (name, array), kind in zip(result.outputs.items(), wanted, strict=False):
-        if array.dtype.kind not in "iub" or not kind:
+    ignored = reference.provenance.get("ignored", ())
+    kinds = [kind for place, kind in enumerate(wanted) if place not in ignored]
+    for (name, array), other, kind in zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False):
+        if array.dtype.kind not in "iub":
+            if kind and dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
+                return (
+                    f"output {name}: the values agree, but not the bits of a NaN or zero, as iree-run-module compares"
+                )
             continue
         own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
         signed = array.dtype.kind in "iu" and kind in (f"s{own}", f"u{own}")
-        if kind != own and not (signed and any(_same(array, one) for one in inputs.values())):
+        if kind not in ("", own) and not (signed and any(_same(array, one) for one in inputs.values())):
             return (
                 f"output {name}: the values agree, but the elements expected are {kind} and the program's are {own}, "
                 f"which iree-run-module calls different: write --expected_output=SHAPEx{own}=..."

@@ -21,7 +21,7 @@ from hil.compare.verdict import compare, depends_on_noise, judge, too_far
 from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop, staged
 from hil.controller.choice import BoardChoice
 from hil.controller.compilers import compile_model
-from hil.controller.element_types import comparable, other_types
+from hil.controller.element_types import comparable, tool_differs
 from hil.controller.importers import import_model
 from hil.controller.inputs import make_inputs
 from hil.controller.opening import AnyBoard, AnyProgram
@@ -252,7 +252,8 @@ def conclude(case: Case, shop: Workshop) -> Case:
             case.verdicts = _verdicts(case, case.result, tolerance)
         between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
         case.outcome, case.reason = judge(case.verdicts, between)
-        if case and (reason := other_types(case.result, case.options.element_types, case.inputs or {})):
+        first = comparable(case.result, case.references[0], case.model)
+        if case and (reason := tool_differs(first, case.references[0], case.options.element_types, case.inputs or {})):
             case.outcome, case.reason = Outcome.FAIL, reason
         if case.plain_reference is not None:
             case.plain_verdict = compare(case.result, case.plain_reference)

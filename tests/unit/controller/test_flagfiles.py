@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hil.controller.flagfile_tolerance import tool_tolerance
 from hil.controller.flagfiles import FlagFile, parse_flagfile, read_flagfile, write_flagfile
 from hil.controller.jobs import Job
 from hil.errors import UsageError
@@ -20,7 +22,7 @@ def test_what_is_written_is_read_again(tmp_path):
         parameters=(tmp_path / "w.irpa",),
         device="local-sync",
         rtol=1e-4,
-        atol=0.0,
+        atols={"float32": 1e-3, "bfloat16": 0.0},
     )
     write_flagfile(tmp_path / "new" / "flagfile", flags)
     assert parse_flagfile(tmp_path / "new" / "flagfile") == flags
@@ -62,7 +64,9 @@ def test_integers_stay_exact_beside_a_tolerance_as_the_tools_have_it(tmp_path):
         ("module=m", (), "is not --flag=value"),
         ("--print", (), "is not --flag=value"),
         ("--expected_rtol=wide", (), "is no number"),
-        ("--expected_f16_threshold=1\n--expected_f32_threshold=2", (), "one absolute tolerance"),
+        ("--equality_mode=some", (), "approximate, exact"),
+        ("--module=a.vmfb\n--module=b.vmfb", (), "2 modules"),
+        ("", ("--task_topology_mode=x",), "--task_topology_mode is none of hil's flags"),
         ("--parameters=model=w.irpa", (), "files of parameters"),
         ("", ("--device=cuda",), "--device is none of hil's flags"),
         ("", ("--benchmark_min_time=1s",), "--benchmark_min_time is none"),
@@ -77,3 +81,45 @@ def test_what_hil_cannot_honour_is_refused(tmp_path, text, later, said):
 def test_a_flag_file_that_is_missing_is_told(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         parse_flagfile(tmp_path / "none")
+
+
+ONE, TINY, WHOLE = np.ones(2, np.float32), np.full(2, 1e-6, np.float32), np.array([7, 2_000_000])
+
+
+@pytest.mark.parametrize(
+    ("rtol", "atols", "expected", "found"),
+    [
+        (None, {}, [ONE], (1e-5, 1e-4)),
+        (None, {}, [ONE.astype(np.float16)], (1e-5, 1e-3)),
+        (0.1, {"float32": 0.2}, [ONE], (0.1, 0.2)),
+        (None, {"float16": 0.2}, [ONE], (1e-5, 1e-4)),
+        (None, {"float16": 0.2, "float32": 0.3}, [ONE, ONE.astype(np.float16)], (1e-5, 0.2)),
+        # Bit by bit.
+        (0.1, {}, [ONE.astype(np.complex64)], (0.0, 0.0)),
+        (0.1, {"float32": 0.2}, [WHOLE], (None, None)),
+        # The tool's own tolerance could not tell these from their opposites: hil's defaults.
+        (None, {}, [ONE, TINY], (None, None)),
+        (0.1, {}, [TINY], (0.1, None)),
+        (None, {"float32": 1e-9}, [TINY], (1e-5, 1e-9)),
+        (None, {}, [np.zeros(3, np.float32)], (1e-5, 1e-4)),
+    ],
+)
+def test_tolerances_are_the_tools_own(rtol, atols, expected, found):
+    assert tool_tolerance(rtol, atols, expected) == found
+
+
+def test_integers_beside_floats_stay_exact():
+    rtol, atol = tool_tolerance(None, {}, [ONE, WHOLE])
+    assert rtol is not None and atol == 1e-4
+    assert atol + rtol * 2_000_000 < 1
+
+
+def test_a_flag_file_says_what_element_types_it_expects(tmp_path):
+    np.save(tmp_path / "y.npy", np.zeros(2, np.int64))
+    lines = ["// a comment", "--print_statistics", "--task_topology_group_count=1", "--equality_mode=exact"]
+    lines += ["--module=m.vmfb", "--expected_output=@y.npy", "--expected_output=2xf32=1 2"]
+    more = ["--expected_output=(ignored)", "--expected_output=3"]
+    found = job(tmp_path / "flagfile", "\n".join([*lines, *more]))
+    assert found.element_types == ("si64", "f32", "", "")
+    assert (found.rtol, found.atol) == (0.0, 0.0)
+    assert job(tmp_path / "flagfile", "\n".join(lines), expected=("4xf32=1",)).element_types == ()

@@ -163,25 +163,39 @@ TENSOR, TORCH = "tensor<2xf32>", "!torch.vtensor<[2],f32>"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "inputs"),
     [
-        (f"func.func @main(%a: {TENSOR}) -> {TENSOR} {{ return %a : {TENSOR} }}", ""),
+        (f"func.func @main(%a: {TENSOR}) -> {TENSOR} {{ return %a : {TENSOR} }}", ["input0: 2 float32"]),
         # IREE's compiler writes no declaration for torch's types, which its own way from ONNX goes through.
-        (f"func.func @main(%a: {TORCH}) -> {TORCH} {{ return %a : {TORCH} }}", "'main' takes and gives"),
-        (f"func.func @main(%a: {TENSOR}) {{ return }}", "no outputs"),
+        (
+            f"func.func @main(%a: {TORCH}, %n: !torch.int) -> {TORCH} {{ return %a : {TORCH} }}",
+            ["input0: a tensor of unknown type", "input1: scalar int64"],
+        ),
+        (f"func.func @main(%a: {TENSOR}) {{ return }}", None),
     ],
 )
-def test_a_vmfb_says_what_it_takes_and_gives_or_is_refused(
-    tmp_path: Path, isolated: Isolated, text: str, words: str
+def test_a_vmfb_says_what_it_takes_as_far_as_it_knows(
+    tmp_path: Path, isolated: Isolated, text: str, inputs: list[str] | None
 ) -> None:
     from iree import compiler
 
     flags = ["--iree-llvmcpu-target-cpu=host"]
     program = compiler.compile_str(text, target_backends=["llvm-cpu"], extra_args=flags)
     (tmp_path / "m.vmfb").write_bytes(program)
-    if not words:
-        assert import_model(tmp_path / "m.vmfb", isolated=isolated).format == "vmfb"
+    if inputs is None:
+        with pytest.raises(ImportFailed, match="no outputs") as caught:
+            import_model(tmp_path / "m.vmfb", isolated=isolated)
+        assert caught.value.hint
         return
-    with pytest.raises(ImportFailed, match=words) as caught:
-        import_model(tmp_path / "m.vmfb", isolated=isolated)
-    assert caught.value.hint
+    model = import_model(tmp_path / "m.vmfb", isolated=isolated)
+    assert (model.format, model.function) == ("vmfb", "main")
+    assert list(map(str, model.inputs or ())) == inputs
+
+
+def test_torch_s_numbers_are_inputs_too(tmp_path: Path, isolated: Isolated) -> None:
+    arguments = "%a: !torch.vtensor<[?,2],si64>, %n: !torch.int, %x: !torch.float, %b: !torch.bool"
+    text = f"func.func @f({arguments}) -> !torch.int {{ return %n : !torch.int }}"
+    (tmp_path / "m.mlir").write_text(text)
+    model = import_model(tmp_path / "m.mlir", isolated=isolated, dims={"arg0.dim0": 4})
+    said = ["arg0: 4x2 int64", "arg1: scalar int64", "arg2: scalar float64", "arg3: scalar bool"]
+    assert list(map(str, model.inputs or ())) == said

@@ -1,0 +1,192 @@
+"""Programs that IREE's own tools compiled: hil runs what iree-run-module runs, and says the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.controller.isolated import Isolated
+from hil.testing.check_foreign import FAILED, SUCCESS, check, node_tests
+
+TOOLS = Path(sys.executable).parent
+CPU = [
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+]
+# Floats, bools, integers with and without a sign, several outputs, one that is passed through, none but constants.
+SAMPLE = [
+    *(
+        "sqrt",
+        "matmul_2d",
+        "isnan",
+        "mod_uint8",
+        "nonzero_example",
+        "top_k",
+        "identity",
+        "split_equal_parts_1d_opset13",
+    ),
+    *("cast_FLOAT_to_FLOAT16", "reduce_max_empty_set", "conv_with_strides_padding", "constant"),
+]
+# Torch's own: a number in, a number out, and integers without a sign.
+TORCH = """
+func.func @net(%x: !torch.vtensor<[4],ui8>, %n: !torch.int) -> (!torch.vtensor<[4],ui8>, !torch.int) {
+  %one = torch.constant.int 1
+  %0 = torch.aten.add.Scalar %x, %n, %one : !torch.vtensor<[4],ui8>, !torch.int, !torch.int -> !torch.vtensor<[4],ui8>
+  return %0, %n : !torch.vtensor<[4],ui8>, !torch.int
+}
+"""
+
+
+def compiled(source: Path, *flags: str) -> Path:
+    """A module compiled as IREE's users do."""
+    program = source.with_suffix(".vmfb")
+    subprocess.run([TOOLS / "iree-compile", source, "-o", program, *(flags or CPU)], check=True, capture_output=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def torch_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TORCH, and the program of it beside it."""
+    source = tmp_path_factory.mktemp("torch") / "net.mlir"
+    source.write_text(TORCH)
+    compiled(source)
+    return source
+
+
+def compare(tests: dict, folder: Path, jobs: int) -> list:
+    with Isolated(jobs) as isolated:
+        findings = list(check(tests, isolated, folder))
+    assert [str(one) for one in findings if not one.equal and not one.known] == []
+    return findings
+
+
+def test_a_dozen_foreign_programs_get_the_verdict_that_stock_tools_give(tmp_path, shared_cache, monkeypatch):
+    monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
+    tests = node_tests(SAMPLE, 1)
+    assert sorted(tests) == sorted(SAMPLE)
+    findings = compare(tests, tmp_path, 2)
+    assert len({one.id.split()[0] for one in findings}) >= 10
+    # A comparison that only ever passes, or only ever fails, would say nothing.
+    assert {SUCCESS, FAILED} <= {one.tool for one in findings}
+    assert all(one.tool == FAILED for one in findings if one.id == "sqrt wrong")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)  # two hundred compilations, and three runs of each
+def test_two_hundred_foreign_programs_get_the_verdict_that_stock_tools_give(tmp_path, shared_cache, monkeypatch):
+    monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
+    findings = compare(node_tests([], 6), tmp_path, 2)
+    differing = {one.id.split()[0] for one in findings if not one.equal}
+    assert len({one.id.split()[0] for one in findings} - differing) >= 200
+
+
+def test_a_program_without_a_declaration_takes_what_it_is_given(hil, simulator, torch_module, tmp_path):
+    program = torch_module.with_suffix(".vmfb")
+    np.save(tmp_path / "x.npy", np.array([1, 2, 3, 254], np.uint8))
+    np.save(tmp_path / "y.npy", np.array([2, 3, 4, 255], np.uint8))
+    call = ("run", program, "--board", simulator, "--json")
+    given = ("--input", "x.npy", "--input", "1", "--expected", "y.npy")
+    ended = hil(*call, *given, "--expected", "1")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+    assert hil(*call, *given, "--expected", "2").case["outcome"] == "FAIL"
+    ended = hil(*call, "--expected", "y.npy", "--expected", "1")
+    assert ended.code == 2
+    assert "does not say what tensor its input 'input0' is" in ended.document["error"]["message"]
+    # Its second face is there for whoever names it, but it takes two fences that nobody can give.
+    assert hil(*call, *given, "--expected", "1", "--function", "net$async").code == 2
+
+
+def test_types_come_from_the_mlir_where_it_is_there(hil, simulator, torch_module):
+    ended = hil("run", torch_module, "--board", simulator, "--input", "4xui8=1 2 3 254", "--input", "1", "--json")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+    assert [output["dtype"] for output in ended.case["verdicts"][0]["outputs"]] == ["uint8", "int64"]
+
+
+def test_a_function_with_fences_is_called_with_them(hil, simulator, tmp_path):
+    text = """func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = arith.addf %a, %a : tensor<4xf32>
+      return %0 : tensor<4xf32>
+    }"""
+    (tmp_path / "fences.mlir").write_text(text)
+    program = compiled(tmp_path / "fences.mlir", *CPU, "--iree-execution-model=async-external")
+    call = ("run", program, "--board", simulator, "--input", "4xf32=1 2 3 4", "--iterations", "3")
+    assert hil(*call, "--expected", "4xf32=2 4 6 8").code == 0
+    assert hil(*call, "--expected", "4xf32=2 4 6 9").code == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (["--expected_output=4xi8=2 3 4 -1", "--expected_output=(ignored)"], 0),
+        (["--expected_output=(ignored)", "--expected_output=1"], 0),
+        (["--expected_output=4xi8=2 3 4 -2", "--expected_output=(ignored)"], 1),
+        # Equal, but the tool calls integers with a sign others than those without.
+        (["--expected_output=4xui8=2 3 4 255", "--expected_output=(ignored)"], 1),
+        (["--expected_output=@y.npy", "--expected_output=(ignored)"], 1),
+        # Nothing is left to compare.
+        (["--expected_output=(ignored)", "--expected_output=(ignored)"], 1),
+    ],
+)
+def test_a_flag_file_s_expectations_mean_what_the_tool_means(hil, simulator, torch_module, tmp_path, flags, code):
+    np.save(tmp_path / "y.npy", np.array([2, 3, 4, 255], np.uint8))
+    head = [f"--module={torch_module.with_suffix('.vmfb')}", "--function=net", "--input=4xi8=1 2 3 -2", "--input=1"]
+    (tmp_path / "flags").write_text("\n".join([*head, *flags]))
+    assert hil("run", "--flagfile", "flags", "--board", simulator).code == code
+
+
+def test_a_bundle_of_a_program_without_a_declaration_has_its_types_from_the_cases(
+    hil, simulator, torch_module, tmp_path
+):
+    program = torch_module.with_suffix(".vmfb")
+    for name, values in (("x", [1, 2, 3, 254]), ("y", [2, 3, 4, 255]), ("wrong", [2, 3, 4, 5])):
+        np.save(tmp_path / f"{name}.npy", np.array(values, np.uint8))
+    given = ("--input", "x.npy", "--input", "1", "--expected")
+    for outputs, name, code in (("y.npy", "good", 0), ("wrong.npy", "bad", 1)):
+        made = hil("bundle", "create", program, *given, outputs, "--expected", "1", "-o", f"{name}.hilb")
+        assert made.code == 0, made.err
+        assert hil("bundle", "run", f"{name}.hilb", "--board", simulator).code == code
+        verify = [sys.executable, "-m", "hil.agent", "verify", f"{name}.hilb"]
+        assert subprocess.run(verify, cwd=tmp_path, capture_output=True).returncode == code
+
+
+def test_unsigned_integers_go_to_stock_tools_as_these_take_them(hil, tmp_path):
+    text = "func.func @f(%a: !torch.vtensor<[4],ui8>) -> !torch.vtensor<[4],ui8> { %i = torch.constant.int 1\n"
+    text += "%0 = torch.aten.add.Scalar %a, %i, %i : !torch.vtensor<[4],ui8>, !torch.int, !torch.int "
+    (tmp_path / "add.mlir").write_text(text + "-> !torch.vtensor<[4],ui8>\n return %0 : !torch.vtensor<[4],ui8> }")
+    assert hil("bundle", "create", "add.mlir", "--cases", "1", "-o", "a.hilb").code == 0
+    assert hil("bundle", "export", "a.hilb", "flags", "--to", "flagfile").code == 0
+    tool = [TOOLS / "iree-run-module", "--flagfile=seed0.flagfile"]
+    assert b"[SUCCESS]" in subprocess.run(tool, cwd=tmp_path / "flags", capture_output=True).stdout
+
+
+def has_vulkan() -> bool:
+    import iree.runtime as rt
+
+    try:
+        return bool(rt.get_driver("vulkan").query_available_devices())
+    except Exception:
+        return False
+
+
+@pytest.mark.skipif(
+    not has_vulkan(), reason="there is no Vulkan device (Debian's mesa-vulkan-drivers has one in software)"
+)
+def test_a_gpu_s_memory_is_read_though_the_host_cannot_map_it(hil, tmp_path, start_agent):
+    text = """func.func @f(%a: tensor<4x1024xf32>) -> (tensor<4x1024xf32>, tensor<0xf32>) {
+      %0 = arith.addf %a, %a : tensor<4x1024xf32>
+      %1 = arith.constant dense<> : tensor<0xf32>
+      return %0, %1 : tensor<4x1024xf32>, tensor<0xf32>
+    }"""
+    (tmp_path / "gpu.mlir").write_text(text)
+    (tmp_path / "board_configs").mkdir()
+    config = ['[board]\nhw_type = "gpu"', '[devices]\niree = "vulkan"', f'[connection]\naddress = "{start_agent()}"']
+    config.append('[compile_flags]\niree = ["--iree-hal-target-device=vulkan"]\n')
+    (tmp_path / "board_configs" / "gpu.toml").write_text("\n".join(config))
+    ended = hil("run", "gpu.mlir", "--board", "gpu", "--iterations", "3", "--json")
+    assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
+    assert "vulkan" in str(ended.case["provenance"])
