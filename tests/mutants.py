@@ -1,6 +1,6 @@
 """Mutation testing: run tests against modules with mistakes put in on purpose, which some test must notice.
 
-``python tests/mutants.py`` reads ``{"tests": FILE, "warm": [MODULE...], "mutants": [{"module": NAME, "changes":
+``python tests/mutants.py`` reads ``{"tests": [FILE...], "warm": [MODULE...], "mutants": [{"module": NAME, "changes":
 [[TEXT, INSTEAD]...], "select": EXPRESSION}...]}`` from stdin and writes a line of JSON for each mutant as it ends.
 Everything but the mutated modules is imported once; each mutant is a fork of that process.
 """
@@ -63,15 +63,15 @@ class FirstFailure:
             self.found.update(test=report.nodeid, message=crash.message if crash else str(report.longrepr))
 
 
-def run_mutant(module: str, changes: Sequence[tuple[str, str]], tests: str, select: str) -> dict[str, Any]:
+def run_mutant(module: str, changes: Sequence[tuple[str, str]], tests: Sequence[str], select: str) -> dict[str, Any]:
     """Run some of the tests until one fails; the modules that are mutated must not have been imported yet."""
     sys.meta_path.insert(0, Mutated(module, changes))
     importlib.import_module(module)
     first = FirstFailure()
-    own = ["-c", os.devnull, "--rootdir", str(Path(tests).parent), "--noconftest", "--import-mode=importlib"]
+    own = ["-c", os.devnull, "--rootdir", str(Path(tests[0]).parent), "--noconftest", "--import-mode=importlib"]
     # Rewriting the assertions for their messages takes longer than the tests.
     quiet = ["-x", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:terminal"]
-    exit_code = int(pytest.main([*own, *quiet, "-k", select, tests], plugins=[first]))
+    exit_code = int(pytest.main([*own, *quiet, "-k", select, *tests], plugins=[first]))
     return {"exit_code": exit_code, **first.found}
 
 

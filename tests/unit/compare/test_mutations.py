@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import mutants
 import pytest
 
-TESTS = Path(__file__).parent / "test_compare.py"
+TESTS = [str(Path(__file__).with_name(name)) for name in ("test_compare.py", "test_tolerance.py")]
 
 
 class Mutant(NamedTuple):
@@ -32,6 +32,10 @@ def mutant(weakness: str, noticed_by: str, module: str, *changes: tuple[str, str
 
 def stats(weakness: str, noticed_by: str, text: str, instead: str) -> Mutant:
     return mutant(weakness, noticed_by, "stats", (text, instead))
+
+
+def tolerance(weakness: str, noticed_by: str, text: str, instead: str) -> Mutant:
+    return mutant(weakness, noticed_by, "tolerance", (text, instead))
 
 
 MUTANTS = [
@@ -52,7 +56,7 @@ MUTANTS = [
         "only the first output is looked at",
         "test_one_failing_output_fails_the_run",
         "verdict",
-        ("array, wanted in pairs)", "array, wanted in pairs[:1])"),
+        ("for name, array, wanted in pairs\n", "for name, array, wanted in pairs[:1]\n"),
     ),
     mutant(
         "a missing output is nothing",
@@ -79,7 +83,7 @@ MUTANTS = [
         "empty outputs pass in silence",
         "test_a_pass_of_nothing_but_empty_outputs",
         "verdict",
-        ('_NOTHING if empty else ""', '""'),
+        ("_NOTHING if empty else ", ""),
     ),
     stats(
         "the last, partial chunk is skipped",
@@ -228,11 +232,69 @@ MUTANTS = [
         "tolerance",
         ("atol is not None and atol >= span", "False"),
     ),
+    tolerance(
+        "a given atol may hide a flipped sign",
+        "test_a_tolerance_that_zeros_or_another_order",
+        "if tolerance is None or (rtol is None and atol is None):",
+        "if True:",
+    ),
+    tolerance("zeros may agree", "test_a_tolerance_that_zeros", "if (1 - rtol) * largest <= atol:", "if False:"),
+    tolerance(
+        "any order may agree",
+        "test_a_tolerance_that_zeros",
+        "if constant < spread <= steps * (atol + rtol * scale.least_extreme):",
+        "if False:",
+    ),
+    # What cannot be judged.
+    tolerance("the default atol is for values of 1", "test_the_default_atol_is", "min(scale.rms, 1.0)", "1.0 + 0.0"),
+    tolerance("the default atol grows without end", "test_the_default_atol_is", "min(scale.rms, 1.0)", "scale.rms"),
+    tolerance(
+        "zeros make a tensor small",
+        "test_the_default_atol_is",
+        "count += int(np.count_nonzero(magnitudes))",
+        "count += magnitudes.size",
+    ),
+    tolerance(
+        "a mask makes small values large", "test_a_mask_does_not", "magnitudes < limit\n", "magnitudes < np.inf\n"
+    ),
+    tolerance(
+        "noise is not allowed for", "test_measured_noise", "NOISE_FACTOR * noise.beyond_rtol", "0.0 * noise.beyond_rtol"
+    ),
+    tolerance(
+        "a default tolerance may be as wide as the values",
+        "test_a_default_tolerance_leaves_room",
+        "if largest <= steps * atol:",
+        "if False:",
+    ),
     mutant(
-        "atol may hide a flipped sign",
-        "test_atol_that_a_flipped_sign_would_pass",
+        "an answer within noise passes",
+        "test_an_answer_within_the_references_own_noise",
         "verdict",
-        ("if tolerance is not None and atol is not None:", "if False:"),
+        ("not reason and (allowed or not doubt)", "not reason"),
+    ),
+    mutant(
+        "who may be blind may be wrong",
+        "test_an_output_may_be_blind_by_name",
+        "verdict",
+        ("not reason and (allowed or not doubt)", "allowed or not (reason or doubt)"),
+    ),
+    mutant(
+        "more error than signal passes",
+        "test_more_error_than_signal",
+        "verdict",
+        ("stats.sqnr_db is not None and stats.sqnr_db < 0", "False"),
+    ),
+    mutant(
+        "one blind output makes a wrong one blind",
+        "test_a_verdict_is_wrong_before_it_is_blind",
+        "verdict",
+        ("for outcome in (Outcome.FAIL, Outcome.BLIND)", "for outcome in (Outcome.BLIND, Outcome.FAIL)"),
+    ),
+    mutant(
+        "a reference that cannot judge says PASS",
+        "test_a_reference_that_cannot_judge",
+        "verdict",
+        ("if not failed and not agreeing:", "if False:"),
     ),
     # What is told of the difference.
     stats("cosines rise above 1", "test_cosine_is_never_above_one", "min(1.0, max(-1.0, cosine))", "cosine"),
@@ -317,7 +379,7 @@ MUTANTS = [
 def ends(chosen: list[Mutant]) -> list[dict[str, Any]]:
     """What becomes of the comparer's tests under each mutant."""
     order = {
-        "tests": str(TESTS),
+        "tests": TESTS,
         "warm": ["numpy", "ml_dtypes", "hypothesis", "hypothesis.strategies", "hil.tensors", "hil.results"],
         "mutants": [
             {"module": f"hil.compare.{one.module}", "changes": one.changes, "select": one.noticed_by} for one in chosen

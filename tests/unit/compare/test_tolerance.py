@@ -86,6 +86,14 @@ def test_an_answer_within_the_references_own_noise_cannot_be_judged() -> None:
     assert of([1, 1], reference, noise=noise).blind is False
 
 
+def test_a_default_tolerance_leaves_room_between_right_and_wrong() -> None:
+    reference = np.array([1, -1, 0.5], np.float32)
+    for size, judged in ((0.4, False), (0.1, False), (0.02, True)):
+        noise = Noise(size, size / 2)
+        found = of(reference + np.float32(size / 4), reference, noise=noise)
+        assert (found.passed, found.blind) == (judged, not judged), size
+
+
 def test_an_output_may_be_blind_by_name_but_never_wrong() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
     noise = Noise(2e-10, 2e-10)
