@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.bundle import Artifact
@@ -46,7 +46,7 @@ class Part:
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it."""
-        return {**asdict(self), "names": list(self.names)}
+        return {"device": self.device, "nodes": self.nodes, "names": list(self.names), "elsewhere": self.elsewhere}
 
 
 Placement = tuple[Part, ...]

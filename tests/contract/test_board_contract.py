@@ -106,6 +106,15 @@ def test_it_runs_and_tells_on_what(board, load):
     assert ("host_key" in result.provenance) == (board.shell is not None)
 
 
+def test_every_run_says_where_the_program_ran(load):
+    with load("add") as program:
+        for _ in range(2):  # the board itself says it once
+            result, _ = program.run({"a": A, "b": B})
+            (part,) = result.provenance["placement"]
+            assert part == {"device": "local-task", "nodes": 0, "names": [], "elsewhere": False}
+            assert result.provenance["elsewhere"] == ""
+
+
 def test_what_cannot_be_measured_is_absent(board, load):
     with load("add") as program:
         result, _ = program.run({"a": A, "b": B}, iterations=3)

@@ -40,7 +40,7 @@ from hil.errors import (
     StorageError,
     UsageError,
 )
-from hil.iree_command import PROFILE_TOOL, RUN_TOOL
+from hil.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
 from hil.iree_values import mlir_type
 from hil.placement import Part
 from hil.runtime_command import RuntimeCommand, fill, parse_runtime
@@ -879,8 +879,8 @@ def test_irees_own_command_runs_where_it_is_told_to(open_board, functions):
     assert result.provenance["notes"] == []
 
 
-def test_of_a_command_of_the_boards_own_nothing_is_known(open_board, shell, tmp_path, functions):
-    tool = iree_tool(RUN_TOOL, platform.machine(), cache=Cache(tmp_path / "cache"), board="lab")
+def test_of_a_command_of_the_boards_own_nothing_is_known(open_board, shell, functions):
+    tool = own_tool(RUN_TOOL)
     board = open_board(RuntimeCommand(kind="command", program=vendor(shell, f'exec {shlex.quote(str(tool))} "$@"')))
     artifact = artifact_of(functions, "none")
     board.push(artifact)
