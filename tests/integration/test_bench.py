@@ -251,3 +251,14 @@ def test_a_slowdown_of_10_percent_is_found(bench):
     assert found["verdict"] == "slower"
     # More than the fault's own: what waits a tenth longer lets the runtime's threads fall asleep in between.
     assert 1.03 < found["ratio"] < 1.4
+
+
+def test_a_reference_that_fails_beside_another_is_told_and_the_program_is_measured(hil, simulator, tmp_path):
+    # ONNX Runtime has no CPU kernel for a product of bfloat16; ONNX's own evaluator has.
+    values = [("a", TensorProto.BFLOAT16, [2, 3]), ("b", TensorProto.BFLOAT16, [3, 2])]
+    outputs = [("y", TensorProto.BFLOAT16, [2, 2])]
+    save_model(tmp_path / "product.onnx", [helper.make_node("MatMul", ["a", "b"], ["y"])], values, outputs)
+    named = ["--reference", "onnxruntime", "--reference", "onnx-reference"]
+    ended = hil("bench", "product.onnx", "--board", simulator, "--iterations", 20, *named)
+    assert ended.code == 0, ended.err
+    assert "as onnx reference evaluator" in ended.out and "the reference onnxruntime could not answer" in ended.out

@@ -69,7 +69,7 @@ def bars(values: Sequence[float]) -> str:
 
 def _checked(side: Mapping[str, Any]) -> str:
     if side["outcome"] == "PASS":
-        return f"as {' and '.join(side['against'])}"
+        return "; ".join(filter(None, (f"as {' and '.join(side['against'])}", side["reason"])))
     return str(side["reason"])
 
 

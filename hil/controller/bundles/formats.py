@@ -27,7 +27,8 @@ class Read(Protocol):
 
         What is untrusted or heavy is parsed through ``shop.isolated.call("module:function", {...})``. A bundle is made
         by :meth:`hil.bundles.Bundle.create`, which checks every case against the signature; it keeps the program's
-        files mapped, so a temporary folder that they lie in may go afterwards.
+        files mapped, so a temporary folder that they lie in may go afterwards. Every case there is becomes a case; what
+        cannot become one is told in ``made[LEFT_OUT]``.
 
         Args:
             path: what the user named; nobody has looked at it yet.
