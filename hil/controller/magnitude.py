@@ -11,5 +11,6 @@ def largest(array: Array) -> float:
     """The largest finite magnitude; 0 where there is none, and of texts."""
     if array.dtype.kind == "O":
         return 0.0
-    magnitudes = np.abs(array.astype(np.float64))
+    with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is cast
+        magnitudes = np.abs(array.astype(np.float64))
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))

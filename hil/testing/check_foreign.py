@@ -34,7 +34,6 @@ from hil.controller.jobs import Job, Progress, run_job
 from hil.controller.tensor_folder import load_tensors, save_tensors
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
 from hil.iree_command import give, tool_type
-from hil.packing import SUB_BYTE_BITS
 from hil.tensors import NUMPY_DTYPES, Array, dtype_name, save_npy, spec_of
 from hil.testing.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
 from hil.testing.check_operators import BOARD, KEEP_F64
@@ -123,16 +122,14 @@ def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
 def _tensor(array: Array, folder: Path, stem: str, form: str) -> str:
     """A tensor as a flag has it."""
     array, name = np.array(array, order="C"), dtype_name(array.dtype)  # the tool reads no other order
-    if array.dtype.kind == "c" or (form == "npy" and name in NUMPY_DTYPES):
+    # As text and as elements alone the tool knows neither bools nor complex numbers.
+    if array.dtype.kind in "bc" or (form == "npy" and name in NUMPY_DTYPES):
         save_npy(folder / f"{stem}.npy", array)
         return f"@{stem}.npy"
-    # The tool takes and gives no bools as i1, whose text would be bits.
-    kind = tool_type(name, array.shape) if name != "bool" else tool_type("int8", array.shape)
-    if array.size <= _AS_TEXT and array.size and name not in SUB_BYTE_BITS and name in NUMPY_DTYPES and name != "bool":
+    if 0 < array.size <= _AS_TEXT and name in NUMPY_DTYPES:
         plain = array.view(f"i{array.dtype.itemsize}") if array.dtype.kind == "u" else array
-        return f"{kind}={' '.join(map(str, plain.ravel().tolist()))}"
-    value = give(spec_of("", array), array, stem, folder, ".", tensors="bin").value
-    return f"{kind}={value.partition('=')[2]}"
+        return f"{tool_type(name, array.shape)}={' '.join(map(str, plain.ravel().tolist()))}"
+    return give(spec_of("", array), array, stem, folder, ".", tensors="bin").value
 
 
 def _wrong(outputs: Sequence[Array]) -> list[Array]:
