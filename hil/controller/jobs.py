@@ -12,13 +12,14 @@ from hil.controller.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.cases import run_cases
 from hil.controller.choice import BoardChoice, choose, pinned
 from hil.controller.flagfiles import read_flagfile
+from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated, lent
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import STAGES, begin, check_options
 from hil.controller.recorder import Recorder
 from hil.controller.runs import GO_ON, Run, RunStore, jsonable, safe_name
 from hil.controller.ways import common_runtime
-from hil.errors import StorageError, UsageError
+from hil.errors import HilError, StorageError, UsageError
 from hil.results import Stage
 
 
@@ -138,9 +139,13 @@ def _run(
     job: Job, choice: BoardChoice, store: RunStore, run: Run | None, isolated: Isolated, screen: Progress
 ) -> dict[str, Any]:
     names = _unique_names(job.models)
-    kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
     options = replace(job.options(), inputs=tuple(job.inputs))
     shop = Workshop(Cache(), isolated)
+    kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
+    for name, path in zip(names, job.models, strict=True):
+        if name in kept and _has_changed(kept[name], path, options, shop):
+            screen.note(f"{name} runs again: its model has changed")
+            del kept[name]
     # The import may still find that the command line was wrong: nothing is stored before that is known.
     todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
     cases = [replace(begin(path, options, Path(), shop), name=name) for name, path in todo]
@@ -193,6 +198,20 @@ def _run(
         screen.note(f"{GO_ON}hil run --resume {stored.id}")
         raise
     return recorder.finish()
+
+
+def _has_changed(record: Mapping[str, Any], path: Path, options: Options, shop: Workshop) -> bool:
+    """Whether the model of a case that has ended is another one by now. One that is gone cannot be asked any more."""
+    was = record["model"] and record["model"]["digest"]
+    try:
+        model = import_model(
+            path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
+        )
+    except UsageError:
+        return False
+    except HilError:
+        return was is not None
+    return bool(was != model.digest)
 
 
 def _check_profiles(job: Job) -> None:

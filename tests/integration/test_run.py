@@ -245,6 +245,20 @@ def test_resuming_keeps_what_has_ended_and_runs_the_rest(hil, simulator, doublin
     assert again.document["cases"][1]["provenance"]["finished_at"] > kept
 
 
+def test_resuming_runs_a_case_again_whose_model_has_changed(hil, simulator, doubling):
+    first = hil("run", doubling, "--board", simulator, "--json")
+    value = (FLOAT, [4])
+    negated = helper.make_node("Neg", ["x"], ["y"])
+    save_model(doubling, [negated], [("x", *value)], [("y", *value)])
+    again = hil("run", "--resume", first.document["id"], "--json")
+    assert (again.code, again.case["outcome"]) == (0, "PASS")
+    assert again.case["model"]["digest"] != first.case["model"]["digest"]
+    assert "doubling runs again: its model has changed" in again.err
+    doubling.unlink()
+    gone = hil("run", "--resume", first.document["id"], "--json")
+    assert (gone.code, gone.case) == (0, again.case)
+
+
 def test_the_library_does_the_same(simulator, doubling, monkeypatch, shared_cache):
     import hil as library
 
