@@ -13,7 +13,7 @@ COMMAND = ["run", MODEL, "--runtime-hw-type", "sim", "--iterations", "20", "--wa
 SIZE = (1400, 1000)
 LARGEST = 300_000  # bytes
 UI = "document.querySelector('iframe').contentWindow"
-LOADED = f"{UI}.app && {UI}.app.trace && !{UI}.app.isLoadingTrace"
+LOADED = "document.body.dataset.look === 'done'"
 # The board's tracks unfolded, the time line on the dispatches of one iteration, and the longest of them selected.
 LOOK = f"""(async () => {{
   const ui = {UI}, trace = ui.app.trace;

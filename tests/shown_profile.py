@@ -19,7 +19,14 @@ _OPS = (
 _PERIOD_NS = 200 * US
 
 
-def example(run: str = "digits", *, iterations: int = 3, slower: float = 1.0, timed_ns: int = 80 * US) -> Profile:
+def example(
+    run: str = "digits",
+    *,
+    iterations: int = 3,
+    slower: float = 1.0,
+    timed_ns: int = 80 * US,
+    timed_runs: int = 2,
+) -> Profile:
     """A profile of 100 us an iteration, ``slower`` times that in ``fc2``; its timed runs take ``timed_ns``."""
     rows = [
         OpRow(
@@ -44,7 +51,7 @@ def example(run: str = "digits", *, iterations: int = 3, slower: float = 1.0, ti
         for op, nodes, types, start, duration, tile_time, flops, moved, bound in _OPS
     ]
     windows = [(START + n * _PERIOD_NS, START + n * _PERIOD_NS + 100 * US) for n in range(iterations)]
-    timed = [(START - (3 - n) * timed_ns, START - (2 - n) * timed_ns) for n in range(2)]
+    timed = [(START - (timed_runs + 1 - n) * timed_ns, START - (timed_runs - n) * timed_ns) for n in range(timed_runs)]
     return Profile(
         run=run,
         model="digits_cnn",

@@ -27,7 +27,7 @@ def test_equal_layers_stand_in_one_line_and_apart_in_json(hil, tmp_path):
     lines = hil("layers", "repeated.onnx").out.splitlines()
     (row,) = (line.split() for line in lines if "MatMul_MatMul_0" in line)
     assert row[-1] == "3" and not any("MatMul_MatMul_2" in line for line in lines)
-    assert lines[-1] == "10 layers, 6 of them different"
+    assert lines[-1] == "10 layers of 6 signatures"
     rows = hil("layers", "repeated.onnx", "--json").document["layers"]
     assert [row["same_as"] for row in rows if row["name"] == "MatMul_MatMul_4"] == ["MatMul_MatMul_0"]
     assert rows[0]["inputs"] == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]

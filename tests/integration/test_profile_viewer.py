@@ -78,6 +78,25 @@ def test_the_page_shows_the_trace_and_answers_sql_and_nothing_leaves_the_machine
 
 
 @needs_browser
+def test_it_opens_unfolded_and_on_the_operations_of_one_iteration(address):
+    window = f"{UI}.app.trace.timeline.visibleWindow.toTimeSpan()"
+    with Page(str(BROWSER)) as page:
+        page.open(address)
+        page.wait("document.body.dataset.look === 'done'")
+        unfolded = page.run(f"{UI}.app.trace.workspace.flatTracks.filter(one => one.expanded).map(one => one.name)")
+        start, end = (int(page.run(f"String({window}.{side})")) for side in ("start", "end"))
+        sql = (
+            "select slice.name from slice join track on track.id = track_id where track.name = 'operations'"
+            f" and slice.ts >= {start} and slice.ts + slice.dur <= {end} order by ts"
+        )
+        shown = [name for (name,) in rows_inside(page, sql)]
+    assert any(name.startswith("board: ") for name in unfolded)
+    assert {"operations", "operations by type"} <= set(unfolded)
+    assert shown == ["matmul_0", "matmul_1", "matmul_1", "buffer.copy"], "one iteration's of three"
+    assert end - start < 2 * 100 * US, "an operation is wide enough to be seen"
+
+
+@needs_browser
 def test_a_page_that_cannot_have_the_trace_says_so(address, folder):
     trace = folder / "trace.pftrace.gz"
     hidden = trace.rename(folder / "hidden")

@@ -86,7 +86,7 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """
     from hil.controller.bench.job import run_bench
     from hil.controller.bench.model import BenchJob
-    from hil.controller.cli.screen import Screen, print_json
+    from hil.controller.cli.screen import Screen, console, print_json
     from hil.controller.flagfiles import read_flagfile
     from hil.controller.jobs import Job
 
@@ -114,11 +114,9 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     if as_json:
         print_json(document)
     else:
-        from rich.console import Console
-
         from hil.controller.bench.show import print_bench
 
-        print_bench(Console(), document)
+        print_bench(console(), document)
     return int(document["exit_code"])
 
 

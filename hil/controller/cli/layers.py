@@ -97,7 +97,7 @@ def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]
 
 
 def _print_table(found: Sequence[Layer]) -> None:
-    """Layers that are the same stand in one line, with how many they are."""
+    """Layers of one signature stand in one line, with how many they are."""
     import sys
 
     from rich.console import Console
@@ -120,7 +120,7 @@ def _print_table(found: Sequence[Layer]) -> None:
     # Whoever reads it by program wants a line a layer.
     Console(width=None if sys.stdout.isatty() else _ONE_LINE).print(table)
     total = f"{len(found)} layer{'' if len(found) == 1 else 's'}"
-    click.echo(f"{total}, {len(copies)} of them different" if len(copies) < len(found) else total)
+    click.echo(f"{total} of {len(copies)} signatures" if len(copies) < len(found) else total)
     for layer in found:
         if layer.by_chance:
             click.echo(f"note: {layer.name} draws random numbers: no two runs of it agree")

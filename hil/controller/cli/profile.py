@@ -88,7 +88,7 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 @json_option
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
     """Show where a run's time went, operation by operation; of a compilation, phase by phase."""
-    from hil.controller.cli.screen import print_json
+    from hil.controller.cli.screen import console, print_json
     from hil.controller.profile.show import print_profile, profile_record
     from hil.controller.profile.show_compile import is_compile_profile, print_compile_profile
 
@@ -96,9 +96,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
     if is_compile_profile(folder):
         if as_json or plot:
             raise UsageError("a profile of a compilation is not printed as JSON, nor drawn", hint=f"see {folder}/*.csv")
-        from rich.console import Console
-
-        print_compile_profile(Console(), folder, top=top)
+        print_compile_profile(console(), folder, top=top)
         return
     found = _read(run, case, out)
     if plot:
@@ -108,9 +106,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
     if as_json:
         print_json({"schema": 1, **profile_record(found, by=by, top=top), "plot": str(plot) if plot else None})
         return
-    from rich.console import Console
-
-    print_profile(Console(), found, by=by, top=top)
+    print_profile(console(), found, by=by, top=top)
     if plot:
         click.echo(f"drawn in {plot}")
 
@@ -152,7 +148,7 @@ def diff(
     a: str, b: str, top: int, plot: Path | None, trace: Path | None, case: str, out: Path | None, as_json: bool
 ) -> None:
     """What is slower and what is faster in B than in A, operation by operation. Each is a RUN."""
-    from hil.controller.cli.screen import print_json
+    from hil.controller.cli.screen import console, print_json
     from hil.controller.profile.diff import compare_profiles
 
     before, after = _read(a, case, out), _read(b, case, out)
@@ -169,11 +165,9 @@ def diff(
     if as_json:
         print_json({"schema": 1, **found.as_json(), **files})
         return
-    from rich.console import Console
-
     from hil.controller.profile.show_diff import print_diff
 
-    print_diff(Console(), found, top=top)
+    print_diff(console(), found, top=top)
     for name in filter(None, files.values()):
         click.echo(f"written: {name}")
 

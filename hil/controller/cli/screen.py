@@ -14,7 +14,19 @@ from hil.controller import prompts
 from hil.controller.runs import jsonable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
+
+# Wider than any line of a table, where no terminal limits it.
+_UNLIMITED = 2000
+
+
+def console() -> Console:
+    """What tables are printed on: as wide as the terminal, or where there is none as wide as they are."""
+    from rich.console import Console
+
+    found = Console()
+    return found if found.is_terminal else Console(width=_UNLIMITED)
 
 
 def print_json(document: Any) -> None:

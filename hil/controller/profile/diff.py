@@ -1,7 +1,11 @@
-"""What is slower and what is faster in one profile than in another, operation by operation.
+"""Which of two profiled runs is faster, and which of its operations are.
 
-Two runs never take the same time. So each operation's ratio has an interval of confidence, made of the ranks of its
-times in the iterations (Hodges and Lehmann, "Estimates of location based on rank tests", 1963): no bell curve is
+The runs that no profiler slowed down decide. The profiled times of operations are set beside each other only where the
+same profiler made both and costs little; elsewhere they tell what an operation's share of its own run is, and no more:
+a profiler that costs a few microseconds a node makes a fast run look slow.
+
+Two runs never take the same time. So each ratio has an interval of confidence, made of the ranks of the times in the
+iterations (Hodges and Lehmann, "Estimates of location based on rank tests", 1963): no bell curve is
 supposed, and a few outliers move nothing. All intervals together hold with the confidence asked for, however many
 operations there are; and only what lies beyond a margin as a whole is called a change. What no interval can tell is a
 whole run's bad luck, a board that was hotter: for that ``hil bench A B`` runs both in turn.
@@ -25,6 +29,7 @@ import numpy.typing as npt
 from hil.controller.profile.model import OpRow, Profile
 from hil.controller.profile.own_times import own_times
 from hil.controller.profile.rows import join_list
+from hil.controller.profile.show_totals import RunTimes, run_times, timed_runs
 
 CONFIDENCE = 0.95
 MARGIN = 0.05
@@ -56,10 +61,11 @@ class OpDiff:
 
     Attributes:
         name: the ONNX nodes, joined by ``;``, or the operation's name where it has none.
-        kind: ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all of them.
+        kind: ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all of them, ``timed`` for the timed runs.
         a_ops, b_ops: what the runtime calls it in each; empty where it is not there.
         a, b: what it costs in each; None where it is not there.
-        ratio: b's time by a's: the middle one of all iterations' ratios; None where one is missing.
+        ratio: b's time by a's: the middle one of all iterations' ratios; None where one is missing, or where the two
+            cannot be compared.
         low, high: the ratio's interval of confidence; None where there are too few iterations for any.
         change: ``slower``, ``faster``, ``only in a``, ``only in b``, or "" where no change was shown.
     """
@@ -77,7 +83,7 @@ class OpDiff:
 
     @property
     def change_ns(self) -> float:
-        """By how much an iteration takes longer in b for its sake, ns."""
+        """By how much an iteration takes longer in b for its sake, ns; of no meaning where they are not comparable."""
         return (self.b.p50_ns if self.b else 0.0) - (self.a.p50_ns if self.a else 0.0)
 
 
@@ -88,23 +94,59 @@ class ProfileDiff:
     Attributes:
         a, b: their names.
         confidence: that all intervals hold.
-        margin: 0.05 where a change of less than 5 % is none.
+        margin: 0.05 where a change of less than 5 % is none; of operations it is wider by what the profiler adds.
+        a_times, b_times: of their runs, timed and profiled.
+        timed: the timed runs, which decide; its interval holds by itself with the confidence asked for.
+        incomparable: why the profiled times of one cannot be set beside those of the other; "" where they can.
         total: of all operations' times in an iteration.
-        ops: each of them, the largest change first.
+        ops: each of them, the largest change first, or where they cannot be compared the largest share.
     """
 
     a: str
     b: str
     confidence: float
     margin: float
+    a_times: RunTimes
+    b_times: RunTimes
+    timed: OpDiff
+    incomparable: str
     total: OpDiff
     ops: Sequence[OpDiff]
 
+    @property
+    def verdict(self) -> str:
+        """Which is faster, in a line."""
+        one = self.timed
+        if one.a is None or one.b is None:
+            return "which is faster is not known: one of them has no timed run"
+        if one.low is None:
+            return "which is faster is not known: too few timed iterations"
+        if not one.change:
+            return "no difference between the timed runs was shown"
+        return f"B is {one.change} than A: its timed run takes {one.ratio:.3g} times as long"
+
     def as_json(self) -> dict[str, Any]:
-        """The same for ``json.dumps``; each operation has its ``change_ns`` besides."""
-        described = [{**dataclasses.asdict(one), "change_ns": one.change_ns} for one in (self.total, *self.ops)]
-        head = {"a": self.a, "b": self.b, "confidence": self.confidence, "margin": self.margin}
-        return {**head, "total": described[0], "ops": described[1:]}
+        """The same for ``json.dumps``; each operation has its ``change_ns`` besides, where the two can be compared."""
+        timed, *described = (
+            {
+                **dataclasses.asdict(one),
+                "change_ns": None if self.incomparable and one is not self.timed else one.change_ns,
+            }
+            for one in (self.timed, self.total, *self.ops)
+        )
+        return {
+            "a": self.a,
+            "b": self.b,
+            "confidence": self.confidence,
+            "margin": self.margin,
+            "verdict": self.verdict,
+            "a_overhead": self.a_times.overhead,
+            "b_overhead": self.b_times.overhead,
+            "timed": timed,
+            "incomparable": self.incomparable,
+            "total": described[0],
+            "ops": described[1:],
+        }
 
 
 def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, margin: float = MARGIN) -> ProfileDiff:
@@ -116,13 +158,48 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
         margin: how much of a change is none.
     """
     before, after = _Side.of(a.rows), _Side.of(b.rows)
+    a_times, b_times = run_times(a), run_times(b)
+    incomparable = _incomparable(a, a_times, b, b_times)
     pairs = _pairs(before.keys, after.keys)
     # Bonferroni: with so many intervals, and that of the total, each has to be so much surer.
     doubt = (1 - confidence) / (1 + sum(bool(mine and theirs) for mine, theirs in pairs))
-    judge = functools.partial(_judged, before, after, doubt, margin)
-    ops = sorted((judge(mine, theirs) for mine, theirs in pairs), key=lambda one: -abs(one.change_ns))
+    # A change may as well be the profiler's, up to what that adds.
+    added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
+    beyond = (1 + margin) * (1 + added) - 1
+    judge = functools.partial(_judged, before, after, None if incomparable else doubt, beyond)
+    size = _largest_share if incomparable else (lambda one: abs(one.change_ns))
+    ops = sorted((judge(mine, theirs) for mine, theirs in pairs), key=size, reverse=True)
     total = dataclasses.replace(judge(before.keys, after.keys), name="total", kind="total", a_ops=(), b_ops=())
-    return ProfileDiff(a.run, b.run, confidence, margin, total, ops)
+    timed = _timed(timed_runs(a), timed_runs(b), 1 - confidence, margin)
+    return ProfileDiff(a.run, b.run, confidence, margin, a_times, b_times, timed, incomparable, total, ops)
+
+
+def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) -> str:
+    # A runtime's name comes first, then its version and device.
+    one, other = (profile.runtime.split(" ")[0] for profile in (a, b))
+    if one != other:
+        return f"A's times are those of {one}'s profiler, B's those of {other}'s"
+    for name, times in (("A", a_times), ("B", b_times)):
+        if times.overhead is None:
+            return f"what the profiler costs {name} is not known: it has no timed run"
+        if times.is_distorted:
+            return f"the profiler adds {times.overhead:.0%} to {name}'s runs"
+    return ""
+
+
+def _largest_share(one: OpDiff) -> float:
+    return max(cost.share for cost in (one.a, one.b) if cost is not None)
+
+
+def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> OpDiff:
+    """What the runs tell that no profiler slowed down."""
+    before, after = (np.array(times, np.float64) for times in (a, b))
+    mine, theirs = (
+        Cost(float(np.median(times)), float(times.mean()), 1.0, len(times)) if len(times) else None
+        for times in (before, after)
+    )
+    one = OpDiff("timed run", "timed", (), (), mine, theirs, None, None, None, "")
+    return _compared(one, before, after, doubt, margin) if mine and theirs else one
 
 
 @dataclass(frozen=True)
@@ -205,10 +282,11 @@ def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
 
 
 def _judged(
-    before: _Side, after: _Side, doubt: float, margin: float, mine: Sequence[_Key], theirs: Sequence[_Key]
+    before: _Side, after: _Side, doubt: float | None, margin: float, mine: Sequence[_Key], theirs: Sequence[_Key]
 ) -> OpDiff:
     keys = mine or theirs
     nodes = dict.fromkeys(node for key in (*mine, *theirs) for node in key.nodes)
+    alone = "" if mine and theirs else "only in a" if mine else "only in b" if theirs else ""
     one = OpDiff(
         name=join_list(tuple(nodes)) if nodes else keys[0].name if keys else "",
         kind=keys[0].kind if keys else "",
@@ -219,11 +297,16 @@ def _judged(
         ratio=None,
         low=None,
         high=None,
-        change="only in a" if mine else "only in b" if theirs else "",
+        change=alone,
     )
-    if not mine or not theirs:
+    if doubt is None or not mine or not theirs:
         return one
-    ratio, low, high = _ratio(before.together(mine), after.together(theirs), doubt)
+    return _compared(one, before.together(mine), after.together(theirs), doubt, margin)
+
+
+def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:
+    """With the ratio of b's times to a's, and what follows from its interval."""
+    ratio, low, high = _ratio(before, after, doubt)
     change = ""
     if low is not None and high is not None:
         change = "slower" if low > 1 + margin else "faster" if high < 1 / (1 + margin) else ""

@@ -10,7 +10,7 @@ from hil.controller.pictures import new_figure, save_figure
 from hil.controller.profile.diff import OpDiff, ProfileDiff
 from hil.controller.profile.model import OpRow, Profile
 from hil.controller.profile.show import TITLES
-from hil.controller.profile.show_totals import Total, run_times, shortener, totals, typical_iteration
+from hil.controller.profile.show_totals import RunTimes, Total, run_times, shortener, totals, typical_iteration
 from hil.controller.suite.reports.texts import line, seconds
 from hil.errors import UsageError
 
@@ -48,15 +48,16 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     times = run_times(profile)
     timed = "" if times.timed_p50_ns is None else f", timed p50 {_time(times.timed_p50_ns)}"
     figure.suptitle(_text(f"{profile.model} on {profile.board}, {profile.runtime}{timed}", 150), fontsize=11)
-    _draw_bars(figure.add_subplot(panels[0, 0]), shown, by, times.iterations)
+    _draw_bars(figure.add_subplot(panels[0, 0]), shown, by, times)
     if points:
-        _draw_roofline(figure.add_subplot(panels[0, 1]), points)
-    _draw_timeline(figure.add_subplot(panels[1, :]), iteration)
+        _draw_roofline(figure.add_subplot(panels[0, 1]), points, times.mark)
+    _draw_timeline(figure.add_subplot(panels[1, :]), iteration, times.mark)
     save_figure(figure, path)
 
 
 def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
-    """Draw by how much each operation's time changed, the largest changes first.
+    """Draw by how much each operation's time changed, the largest changes first; where the profiled times cannot be
+    compared, each operation's share of its own run.
 
     Args:
         path: the file to write, PNG, SVG or PDF by its suffix.
@@ -72,7 +73,16 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
         raise UsageError(f"{diff.a} and {diff.b} have no operation to draw")
     figure = new_figure(11, 1.6 + 0.3 * len(shown))
     axes = figure.subplots()
-    axes.set_title(_text(f"{diff.a} -> {diff.b}: change of an iteration's time", 120), fontsize=10)
+    axes.set_title(f"{_text(f'{diff.a} -> {diff.b}', 120)}\n{diff.verdict}", fontsize=10)
+    if diff.incomparable:
+        for label, offset, costs in (("A", -0.2, [one.a for one in shown]), ("B", 0.2, [one.b for one in shown])):
+            shares = [100 * cost.share if cost else 0.0 for cost in costs]
+            axes.barh([place + offset for place in range(len(shown))], shares, 0.4, label=label)
+        _name_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
+        axes.set_xlabel(_text(f"% of its own run; times are not comparable: {diff.incomparable}", 120))
+        axes.legend()
+        save_figure(figure, path)
+        return
     unit, size = _unit(max(abs(one.change_ns) for one in shown))
     axes.barh(
         range(len(shown)),
@@ -81,7 +91,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     )
     _name_bars(axes, [f"{line(one.name, _NAME_LONGEST - 10)} {_ratio(one)}" for one in shown])
     axes.axvline(0, color="#444", linewidth=0.8)
-    axes.set_xlabel(f"{unit} an iteration (grey: no change was shown)")
+    axes.set_xlabel(f"change in {unit} an iteration (grey: no change was shown)")
     save_figure(figure, path)
 
 
@@ -107,8 +117,8 @@ def _name_bars(axes: Any, names: Sequence[str]) -> None:
     axes.invert_yaxis()
 
 
-def _draw_bars(axes: Any, shown: Sequence[Total], by: str, iterations: int) -> None:
-    runs = max(iterations, 1)
+def _draw_bars(axes: Any, shown: Sequence[Total], by: str, times: RunTimes) -> None:
+    runs = max(times.iterations, 1)
     unit, size = _unit(shown[0].total_ns / runs)
     bars = axes.barh(
         range(len(shown)),
@@ -120,11 +130,11 @@ def _draw_bars(axes: Any, shown: Sequence[Total], by: str, iterations: int) -> N
     short = shortener(shown)
     nodes = [f" ({', '.join(one.onnx_nodes)})" if by == "op" and one.onnx_nodes else "" for one in shown]
     _name_bars(axes, [f"{short(one.name)}{of}" for one, of in zip(shown, nodes, strict=True)])
-    axes.set_xlabel(f"{unit} a run")
+    axes.set_xlabel(f"{unit} a run{times.mark and f' under the profiler{times.mark}'}")
     axes.set_title(f"time by {TITLES[by]} (blue: bound by memory, orange: by arithmetic, estimated)", fontsize=9)
 
 
-def _draw_roofline(axes: Any, points: Sequence[Total]) -> None:
+def _draw_roofline(axes: Any, points: Sequence[Total], mark: str) -> None:
     most = max(one.share for one in points)
     axes.scatter(
         [one.intensity for one in points],
@@ -148,14 +158,14 @@ def _draw_roofline(axes: Any, points: Sequence[Total]) -> None:
     axes.grid(True, which="both", linewidth=0.3)
     axes.set_xlabel("operations a byte")
     axes.set_ylabel("operations a second")
-    axes.set_title("work (estimated) by time (measured)", fontsize=9)
+    axes.set_title(f"work (estimated) by time (measured{mark})", fontsize=9)
 
 
 def _type(row: OpRow) -> str:
     return "+".join(row.op_types) or row.kind
 
 
-def _draw_timeline(axes: Any, rows: Sequence[OpRow]) -> None:
+def _draw_timeline(axes: Any, rows: Sequence[OpRow], mark: str) -> None:
     import matplotlib
 
     start = rows[0].start_ns
@@ -179,5 +189,5 @@ def _draw_timeline(axes: Any, rows: Sequence[OpRow]) -> None:
     axes.set_yticks([0.5, 1.5], _LANES)
     axes.set_ylim(0, 2)
     axes.set_xlim(0, (end - start) / size or 1)
-    axes.set_xlabel(f"{unit} of one iteration (the one in the middle)")
+    axes.set_xlabel(f"{unit} of one iteration (the one in the middle){mark}")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES
-from hil.controller.profile.show import new_table
+from hil.controller.profile.show import Column, named_table
 from hil.controller.suite.reports.texts import plain, seconds
 from hil.errors import UsageError
 
@@ -39,11 +39,12 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     whole = sum(map(_time, phases)) or 1.0
     console.print(Text(f"compiling took {seconds(whole)}, in {len(phases)} phases", style="bold"))
     for title, shown in (("phase", phases), ("pass", passes[:top])):
-        table = new_table(title, "in phase", "time", "share")
-        for row in shown:
-            table.add_row(
-                Text(plain(row["pass"])), plain(row["phase"]), seconds(_time(row)), f"{_time(row) / whole:.1%}"
-            )
+        columns = [
+            Column("in phase", [Text(plain(row["phase"])) for row in shown], 3),
+            Column("time", [seconds(_time(row)) for row in shown], 1),
+            Column("share", [f"{_time(row) / whole:.1%}" for row in shown], 2),
+        ]
+        table = named_table(console, title, [Text(plain(row["pass"])) for row in shown], columns)
         console.print()
         console.print(table)
     dispatches, binaries = _read(folder / DISPATCHES), _read(folder / EXECUTABLES)

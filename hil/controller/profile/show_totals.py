@@ -15,6 +15,8 @@ from hil.controller.profile.own_times import own_times
 from hil.controller.suite.reports.texts import plain
 
 NOT_THE_MODEL = "(runtime)"
+# A profiler that adds more than this to a run distorts its times: they are shown with it, and judge nothing.
+MOST_OVERHEAD = 0.2
 
 _PREFIX_LEAST, _LEFT_LEAST = 10, 6
 
@@ -77,6 +79,16 @@ class RunTimes:
             return None
         return self.profiled_p50_ns / self.timed_p50_ns - 1
 
+    @property
+    def is_distorted(self) -> bool:
+        """Whether the profiler costs so much that the profiled times are told with it."""
+        return (self.overhead or 0.0) > MOST_OVERHEAD
+
+    @property
+    def mark(self) -> str:
+        """What stands behind each figure that the profiler distorts; "" where it does not."""
+        return f" ({self.overhead:+.0%})" if self.is_distorted else ""
+
 
 def _node(row: OpRow) -> str:
     return ", ".join(row.onnx_nodes) or (NOT_THE_MODEL if row.kind == "runtime" else row.op)
@@ -106,18 +118,23 @@ def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
     return sorted(found, key=lambda total: (-total.run_ns, -total.total_ns))
 
 
-def run_times(profile: Profile) -> RunTimes:
-    """How long the timed and the profiled runs took."""
-    timed, profiled = ([call for call in profile.calls if call.kind == kind] for kind in ("timed", "profiled"))
-    plain = [
+def timed_runs(profile: Profile) -> list[int]:
+    """How long each run took that no profiler slowed down, ns."""
+    return [
         time
-        for call in timed
+        for call in profile.calls
+        if call.kind == "timed"
         for time in [end - start for start, end in call.iterations_ns]
         or [call.board.end_ns - call.board.start_ns - call.warmup_ns]
     ]
+
+
+def run_times(profile: Profile) -> RunTimes:
+    """How long the timed and the profiled runs took."""
+    profiled = [call for call in profile.calls if call.kind == "profiled"]
     times = [end - start for call in profiled for start, end in call.iterations_ns]
     times = times or [end - start for start, end in _iterations(profile.rows).values()]
-    return RunTimes(_p50(plain), _p50(times), len(times))
+    return RunTimes(_p50(timed_runs(profile)), _p50(times), len(times))
 
 
 def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:

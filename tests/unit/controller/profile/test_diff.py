@@ -10,18 +10,36 @@ import pytest
 from made_profiles import US, profile, row, run_on
 
 from hil.controller.profile.diff import OpDiff, ProfileDiff, compare_profiles
-from hil.controller.profile.model import Profile
+from hil.controller.profile.model import Call, Profile, Span
 
 
-def measured(times: Mapping[str, Sequence[int]], *, nodes: Mapping[str, tuple[str, ...]] | None = None) -> Profile:
-    """A profile of operations that take these times, an iteration each; named so, as are their nodes."""
+def called(kind: str, times: Sequence[int]) -> Call:
+    """A call whose iterations take these times."""
+    windows = [(1000 * US * number, 1000 * US * number + time) for number, time in enumerate(times)]
+    whole = Span("run", 0, 1000 * US * len(times))
+    return Call(kind, whole, whole, 0, windows)
+
+
+def measured(
+    times: Mapping[str, Sequence[int]],
+    *,
+    nodes: Mapping[str, tuple[str, ...]] | None = None,
+    timed: Sequence[int] | None = None,
+    runtime: str = "iree 3.13",
+) -> Profile:
+    """A profile of operations that take these times, an iteration each; named so, as are their nodes.
+
+    The timed runs take as long as the profiled ones where nothing else is said.
+    """
     known = nodes or {}
     rows = [
         row(op, 1000 * US * iteration, time, iteration=iteration, onnx_nodes=known.get(op, (op,)))
         for op, took in times.items()
         for iteration, time in enumerate(took)
     ]
-    return profile(rows)
+    together = [sum(took) for took in zip(*times.values(), strict=True)]
+    calls = [called("timed", together if timed is None else timed), called("profiled", together)]
+    return profile(rows, calls=[call for call in calls if call.iterations_ns], runtime=runtime)
 
 
 def noisy(dice: random.Random, mean_ns: float, iterations: int, noise: float = 0.05) -> list[int]:
@@ -145,10 +163,61 @@ def test_too_few_iterations_tell_nothing():
 
 
 def test_times_of_nothing_are_no_trouble():
-    (one,) = compare_profiles(measured({"x": [0] * 9}), measured({"x": [0] * 9})).ops
+    nothing, something = measured({"x": [0] * 9}), measured({"x": [0] * 9}, timed=[5] * 9)
+    assert [one.change for one in compare_profiles(nothing, nothing).ops] == [""]
+    (one,) = compare_profiles(something, something).ops
     assert (one.ratio, one.change) == (1.0, "")
     nothing = compare_profiles(profile(), profile())
     assert (nothing.ops, nothing.total.ratio) == ([], None)
+
+
+def test_the_timed_runs_decide_whatever_the_profilers_cost():
+    """One profiler costs 5 %, the other 300 %: the faster run looks twice as slow."""
+    a = measured({"conv": [90 * US] * 12, "fc": [15 * US] * 12}, timed=[100 * US, 101 * US] * 6)
+    b = measured(
+        {"conv": [150 * US] * 12, "fc": [50 * US] * 12}, timed=[50 * US, 51 * US] * 6, runtime="onnxruntime 1.31"
+    )
+    diff = compare_profiles(a, b)
+    assert diff.verdict.startswith("B is faster than A: its timed run takes 0.50")
+    assert (diff.timed.change, diff.timed.ratio) == ("faster", pytest.approx(0.502, abs=0.01))
+    assert diff.a_times.overhead == pytest.approx(0.05, abs=0.01)
+    assert diff.b_times.overhead == pytest.approx(3.0, abs=0.1)
+    assert "iree" in diff.incomparable and "onnxruntime" in diff.incomparable
+    for one in (diff.total, *diff.ops):
+        assert (one.ratio, one.low, one.high, one.change) == (None, None, None, "")
+    assert [one.name for one in diff.ops] == ["conv", "fc"]
+    told = diff.as_json()
+    assert [one["change_ns"] for one in (told["total"], *told["ops"])] == [None] * 3
+    assert told["timed"]["change_ns"] == pytest.approx(-50 * US)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_operations_under_a_profiler_that_costs_much_are_not_compared(changed):
+    """The same runtime, but one was profiled at a price."""
+    sides = [measured({"x": [100 * US] * 12}), measured({"x": [125 * US] * 12}, timed=[100 * US] * 12)]
+    diff = compare_profiles(*(sides if changed else sides[::-1]))
+    assert (diff.timed.change, diff.ops[0].change, diff.ops[0].ratio) == ("", "", None)
+    assert diff.incomparable == f"the profiler adds 25% to {'AB'[changed]}'s runs"
+
+
+def test_what_the_profiler_may_have_added_is_no_change_of_an_operation():
+    dear = measured({"x": [115 * US] * 12}, timed=[100 * US] * 12)
+    (one,) = compare_profiles(measured({"x": [100 * US] * 12}), dear).ops
+    assert (one.ratio, one.change) == (pytest.approx(1.15), "")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ([100] * 12, [], "which is faster is not known: one of them has no timed run"),
+        ([], [], "which is faster is not known: one of them has no timed run"),
+        ([100] * 2, [900] * 2, "which is faster is not known: too few timed iterations"),
+        ([100, 101] * 9, [101, 100] * 9, "no difference between the timed runs was shown"),
+    ],
+)
+def test_nothing_is_claimed_where_the_timed_runs_do_not_tell(a, b, verdict):
+    diff = compare_profiles(measured({"x": [100] * 12}, timed=a), measured({"x": [900] * 12}, timed=b))
+    assert diff.verdict == verdict and diff.timed.change == ""
 
 
 def test_the_comparison_can_be_told_as_json():
@@ -157,5 +226,6 @@ def test_the_comparison_can_be_told_as_json():
     assert (told["a"], told["b"], told["confidence"], told["margin"]) == ("a", "b", 0.95, 0.05)
     assert (told["total"]["change"], told["total"]["name"]) == ("slower", "total")
     assert told["total"]["change_ns"] == diff.total.change_ns
+    assert told["timed"]["change"] == "slower" and told["verdict"] == diff.verdict
     assert [one["name"] for one in told["ops"]] == [one.name for one in diff.ops]
     assert sum(one["a"]["share"] for one in told["ops"]) == pytest.approx(1)

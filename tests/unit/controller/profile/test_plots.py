@@ -12,7 +12,7 @@ from shown_profile import example
 
 from hil.controller.profile.diff import Cost, OpDiff, ProfileDiff
 from hil.controller.profile.plots import plot_diff, plot_profile
-from hil.controller.profile.show_totals import GROUPS
+from hil.controller.profile.show_totals import GROUPS, RunTimes
 from hil.errors import StorageError, UsageError
 
 
@@ -27,8 +27,10 @@ def texts(path: Path) -> list[str]:
     return ["".join(one.itertext()) for one in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def difference(*ops: OpDiff) -> ProfileDiff:
-    return ProfileDiff("a", "b", 0.95, 0.05, changed("total", 100, 110), ops)
+def difference(*ops: OpDiff, incomparable: str = "") -> ProfileDiff:
+    times = RunTimes(100_000.0, 100_000.0, 9)
+    timed, total = (changed(name, 100, 110) for name in ("timed run", "total"))
+    return ProfileDiff("a", "b", 0.95, 0.05, times, times, timed, incomparable, total, ops)
 
 
 def changed(name: str, a: float, b: float, change: str = "slower") -> OpDiff:
@@ -41,7 +43,8 @@ def test_it_names_what_took_the_time_and_how_much(tmp_path, by):
     plot_profile(tmp_path / "p.svg", example(), by=by)
     found = texts(tmp_path / "p.svg")
     names = {"op": "matmul_0 (fc1, relu1)", "node": "fc1, relu1", "type": "Gemm+Relu"}
-    for text in (names[by], "60.0%", "us a run", "operations a byte", "us of one iteration (the one in the middle)"):
+    told = ("us a run under the profiler (+25%)", "us of one iteration (the one in the middle) (+25%)")
+    for text in (names[by], "60.0%", "operations a byte", *told):
         assert text in found
     assert "digits_cnn on sim, iree 3.13.0 on local-task, timed p50 80 us" in found
 
@@ -80,8 +83,16 @@ def test_what_changed_is_drawn_with_its_ratio(tmp_path):
     ops = [changed("conv1", 10, 25), changed("fc2", 9, 3, "faster"), changed("relu", 1, 1, "")]
     plot_diff(tmp_path / "d.svg", difference(*ops))
     found = texts(tmp_path / "d.svg")
-    for text in ("conv1 x2.5", "fc2 x0.333", "relu x1", "a -> b: change of an iteration's time"):
+    verdict = "B is slower than A: its timed run takes 1.1 times as long"
+    for text in ("conv1 x2.5", "fc2 x0.333", "relu x1", "a -> b", verdict):
         assert text in found
+
+
+def test_where_times_are_not_comparable_shares_are_drawn(tmp_path):
+    plot_diff(tmp_path / "d.svg", difference(changed("conv1", 10, 25), incomparable="the profiler adds 300% to B"))
+    found = texts(tmp_path / "d.svg")
+    assert {"conv1", "A", "B"} <= set(found) and "conv1 x2.5" not in found
+    assert "% of its own run; times are not comparable: the profiler adds 300% to B" in found
 
 
 def test_what_cannot_be_drawn_is_told(tmp_path, monkeypatch):

@@ -119,17 +119,39 @@ def shown(profile, *, by="op", top=20, width=80) -> str:
 
 
 def test_the_terminal_shows_head_totals_estimates_and_notes():
-    text = shown(example())
+    text = shown(example(timed_ns=100 * US))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "digits_cnn on sim, iree 3.13.0 on local-task"
-    assert lines[1] == "timed run p50 80 us"
-    assert lines[2] == "profiled run p50 100 us of 3 iterations, +25.0% beside the timed run"
+    assert lines[1] == "timed run p50 100 us"
+    assert lines[2] == "profiled run p50 100 us of 3 iterations, +0.0% beside the timed run"
     assert "matmul_0 60 us 60.0% ████████ 1 60 us 60 us 2.00" in lines
     assert "matmul_1 30 us 30.0% ████ 2 15 us 15 us 1.00" in lines
     assert "matmul_0 2 Gop/s 100 MB/s 20 compute" in lines
     assert any(line.startswith("estimates:") for line in lines)
     assert lines[-1] == "this board tells no temperature"
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_the_profiler_distorts_is_told_beside_each_figure():
+    text = shown(example(timed_ns=25 * US), width=150)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "profiled run p50 100 us of 3 iterations, +300.0% beside the timed run" in lines
+    assert "matmul_0 60 us (+300%) 60.0% ████████████████ 1 60 us (+300%) 60 us (+300%) 2.00" in lines
+    assert "matmul_0 2 Gop/s (+300%) 100 MB/s (+300%) 20 compute" in lines
+    assert "(+300%): measured under a profiler that adds so much to a run." in text
+    assert "(+" not in shown(example(timed_ns=90 * US), width=150).replace("+11", "")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100])
+@pytest.mark.parametrize("timed_ns", [80 * US, 100 * US])
+def test_a_name_is_the_last_thing_to_go(width, timed_ns):
+    rows = [replace(row, op=f"main$async_dispatch_{row.op}_elementwise_1x64x56x56") for row in example().rows]
+    text = shown(replace(example(timed_ns=timed_ns), rows=rows), width=width, by="node")
+    lines = text.splitlines()
+    for name in ("fc1, relu1", "fc2", "fc3"):
+        found = [line for line in lines if line.startswith(f"{name} ")]
+        assert max(map(len, found)) <= width
+        assert [unit in line for unit, line in zip(("us", "op/s"), found, strict=True)] == [True, True]
 
 
 def test_what_is_left_out_is_told():
@@ -298,10 +320,14 @@ def test_merge_writes_several_profiles_as_one_trace(written, tmp_path):
 
 def test_diff_tells_what_became_slower_and_writes_both_as_one_trace(tmp_path):
     for name, slower in (("a", 1.0), ("b", 3.0)):
-        write_profile(example(name, iterations=20, slower=slower), tmp_path / name)
+        # What the timed runs take is what the profiled ones do.
+        timed_ns = round((80 + 20 * slower) * US)
+        made = example(name, iterations=20, slower=slower, timed_ns=timed_ns, timed_runs=20)
+        write_profile(made, tmp_path / name)
     trace, picture = tmp_path / "both.pftrace.gz", tmp_path / "diff.png"
     words = ["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--trace", str(trace), "--plot", str(picture)]
     shown = CliRunner().invoke(command, words, env={"COLUMNS": "120"}).output
+    assert "B is slower than A: its timed run takes 1.4 times as long" in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("slower fc2")]
     assert line.split()[2:9] == ["20", "us", "60", "us", "+40", "us", "3.000"]
     assert trace.stat().st_size and picture.stat().st_size
@@ -310,3 +336,30 @@ def test_diff_tells_what_became_slower_and_writes_both_as_one_trace(tmp_path):
     assert (document["schema"], slower["name"], slower["ratio"]) == (1, "fc2", pytest.approx(3.0))
     assert (document["trace"], document["plot"]) == (str(trace), str(picture))
     check_schema(document, "profile diff")
+
+
+def test_diff_compares_no_times_of_different_profilers(tmp_path):
+    write_profile(example("a", iterations=20, timed_ns=90 * US, timed_runs=20), tmp_path / "a")
+    other = replace(example("b", iterations=20, timed_ns=25 * US, timed_runs=20), runtime="onnxruntime 1.31.1")
+    write_profile(other, tmp_path / "b")
+    words = ["diff", str(tmp_path / "a"), str(tmp_path / "b")]
+    shown = CliRunner().invoke(command, words).output
+    assert "B is faster than A: its timed run takes 0.278 times as long" in shown
+    assert "slower" not in shown and "their share of their own run" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("fc1;relu1")]
+    assert line.split() == ["fc1;relu1", "60.0%", "60.0%", "60", "us", "60", "us", "(+300%)"]
+    assert "(+300%): of B, measured under a profiler" in shown
+    document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
+    assert (document["timed"]["change"], document["ops"][0]["ratio"]) == ("faster", None)
+    assert document["b_overhead"] == pytest.approx(3.0)
+    check_schema(document, "profile diff")
+
+
+def test_in_a_pipe_no_cell_is_wrapped(tmp_path):
+    long = "main$async_dispatch_0_" + "conv_2d_nchw_" * 8 + "f32"
+    rows = [replace(row, op=long) if row.op == "matmul_0" else row for row in example().rows]
+    write_profile(replace(example(), rows=rows), tmp_path / "a")
+    for words in (["show", str(tmp_path / "a")], ["diff", str(tmp_path / "a"), str(tmp_path / "a")]):
+        lines = CliRunner().invoke(command, words).output.splitlines()
+        assert len({line for line in lines if long in line or "fc1;relu1" in line}) >= 1
+    assert sum(long in line for line in CliRunner().invoke(command, ["show", str(tmp_path / "a")]).output.splitlines())
