@@ -100,9 +100,7 @@ class CaseRun:
                 board = stack.enter_context(self.desk.borrow())
             except errors.UsageError as error:
                 # Bad usage here is a board that cannot be used that way.
-                refused = errors.BoardRefused(
-                    error.message, hint=error.hint, detail=error.detail, board=error.board
-                )
+                refused = errors.BoardRefused(error.message, hint=error.hint, detail=error.detail, board=error.board)
             except errors.HilError as error:
                 refused = error
             if refused is not None:
