@@ -293,6 +293,16 @@ def test_pytest_lets_the_prompt_through_what_it_captures(
     with terminal("-m", "pytest", "-q", *where, cwd=tmp_path, env=os.environ) as asked:
         asked.wait_for(f"passphrase of {key}: ".encode())
         assert asked.rest(2) == b""
-        asked.type(CTRL_D)
-        assert asked.ended() == 1
-    assert b"BOARD_REFUSED" in asked.shown and b"ssh-add" in asked.shown
+        asked.type(CTRL_C)
+        assert asked.ended() == pytest.ExitCode.INTERRUPTED
+
+
+def test_pytest_tells_who_cannot_be_asked(
+    sshd: Sshd, workloads: dict[str, list[object]], tmp_path: Path, fresh_cache: None
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nhil_models = models\n")
+    where = map(str, options(sshd, locked_key(tmp_path / "locked")))
+    command = [sys.executable, "-m", "pytest", "-q", *(one.replace("--", "--hil-", 1) for one in where)]
+    ended = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "BOARD_REFUSED" in ended.stdout and "ssh-add" in ended.stdout and "password: " not in ended.stdout
