@@ -26,7 +26,7 @@ from hil.controller.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import begin, check_options
 from hil.controller.runs import storing
-from hil.errors import StageError, UsageError
+from hil.errors import BoardRefused, BoardUnreachable, StageError, UsageError
 from hil.results import Outcome, Stage
 from hil.tensors import Array
 
@@ -72,6 +72,7 @@ def bisect(
     Raises:
         UsageError: something was asked for that cannot be, or the two models are not of the same layers.
         ImportFailed, ReferenceFailed, StageTimeout: there is nothing to compare with.
+        BoardRefused, BoardUnreachable: the board was never reached.
         StorageError: the folder cannot be written.
         KeyboardInterrupt: Ctrl-C.
     """
@@ -164,6 +165,8 @@ class _Bench:
                 [trial.case for trial in trials], self.choice.config, self.connect, replace(self.shop, watch=watch)
             )
             for trial, case in zip(trials, cases, strict=True):
+                if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
+                    raise case.error
                 found = finding_of(case, self.subject.options.rtol, trial.atol, trial.by_chance)
                 provenance = case.result.provenance if case.result else {}
                 placed = {name: provenance[name] for name in ("placement", "elsewhere") if name in provenance}

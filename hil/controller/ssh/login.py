@@ -212,7 +212,7 @@ class Login:
     def refused(self, tried: AuthResult, place: str, hung_up: bool) -> LoginRefused:
         """The error for a server that none of the ways was good enough for, or that ended the connection meanwhile."""
         sources = [one.source for one in tried if getattr(one.source, "came", not isinstance(one.source, NoneAuth))]
-        ways = ", ".join(dict.fromkeys(map(str, sources))) or "nothing: there was no key and no password"
+        ways = ", ".join(dict.fromkeys(map(str, sources))) or "nothing: no usable key, and no password"
         if self.locked:
             path, why = next(iter(self.locked.items()))
             hint = f"{path} {why}: `ssh-add {path}` gives it to the ssh agent; --identity FILE names another key"

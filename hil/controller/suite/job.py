@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import time
@@ -165,7 +166,7 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         "left_out": list(suite.left_out),
         "interrupted": False,
     }
-    is_new = not folder.exists()
+    is_new, is_first = not folder.exists(), not folder.parent.exists()
     run = SuiteRun.create(folder, head)
     try:
         with run.writing():
@@ -174,6 +175,9 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
         if is_new and all(record.outcome in NEVER_IN for record in run.records()):
             shutil.rmtree(folder, ignore_errors=True)
+            if is_first:
+                with contextlib.suppress(OSError):  # somebody else's run is there by now
+                    folder.parent.rmdir()
         raise
 
 

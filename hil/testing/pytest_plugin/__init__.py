@@ -63,6 +63,15 @@ def _let_prompts_through(config: pytest.Config) -> None:
     from hil.controller import prompts
 
     if capture := config.pluginmanager.getplugin("capturemanager"):
+
+        @contextlib.contextmanager
+        def pause() -> Iterator[None]:
+            capture.suspend(in_=True)
+            try:
+                yield
+            finally:
+                capture.resume()
+
         stack = contextlib.ExitStack()
-        stack.enter_context(prompts.pausing(capture.global_and_fixture_disabled))
+        stack.enter_context(prompts.pausing(pause))
         config.add_cleanup(stack.close)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Relay, Sshd, free_port, make_key
 
+from hil.controller.ssh.login import exposure
+from hil.controller.ssh.openssh import can_log_in
 from hil.controller.ssh.shell import Shell
 from hil.controller.ssh.tunnel import open_tunnel
 from hil.errors import EXIT_BOARD, BoardRefused, BoardUnreachable, UsageError
@@ -179,3 +181,24 @@ def test_a_server_that_turns_us_away_at_first_is_asked_again(sshd: Sshd, log_in:
 def test_what_is_no_address_is_refused(log_in: LogIn, text: str) -> None:
     with pytest.raises(UsageError, match="is no address for SSH"):
         log_in(text)
+
+
+def test_a_key_that_others_can_read_is_known_as_such(sshd: Sshd, log_in: LogIn, tmp_path: Path) -> None:
+    key = make_key(tmp_path / "open")
+    sshd.authorize(key)
+    shell = log_in(identity=str(key))
+    assert exposure(key) == "" and can_log_in(shell.hops)
+    key.chmod(0o640)
+    # ssh itself would not use it: neither does a tunnel of its client's.
+    assert "permissions 0640" in exposure(key) and "too open" in exposure(key)
+    assert not can_log_in(log_in(identity=str(key)).hops)
+
+
+def test_a_key_that_only_an_agent_can_use_is_told(log_in: LogIn, tmp_path: Path) -> None:
+    key = tmp_path / "token"
+    key.write_bytes(
+        subprocess.run(["openssl", "genpkey", "-algorithm", "X25519"], capture_output=True, check=True).stdout
+    )
+    with pytest.raises(BoardRefused, match="did not let us in") as refused:
+        log_in(identity=str(key))
+    assert f"ssh-add {key}" in refused.value.hint

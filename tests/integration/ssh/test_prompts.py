@@ -99,6 +99,7 @@ def test_a_wrong_passphrase_is_told_and_asked_for_anew_three_times(
     asked.answer(b"passphrase of", b"wrong")
     asked.answer(b"wrong passphrase; that of", b"wrong, too")
     asked.answer(b"wrong passphrase; that of", b"no")
+    asked.answer(b"password: ", CTRL_D)
     asked.wait_for(b"did not let us in")
     asked.answer(b"passphrase of", SESAME)
     asked.ended()
@@ -153,10 +154,10 @@ class _TwoFactors(paramiko.ServerInterface):
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self.get_allowed_auths = lambda username: "keyboard-interactive"  # type: ignore[method-assign]
         return paramiko.AUTH_PARTIALLY_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
 
     def check_auth_interactive(self, username: str, submethods: str) -> paramiko.server.InteractiveQuery:
-        self.get_allowed_auths = lambda username: "keyboard-interactive"  # type: ignore[method-assign]
         return paramiko.server.InteractiveQuery("", "", ("Verification code: ", True))
 
     def check_auth_interactive_response(self, responses: list[str]) -> int:
@@ -274,7 +275,8 @@ def test_who_cannot_be_asked_is_told_what_to_do_and_nothing_is_left_behind(
     key = locked_key(tmp_path / "locked")
     before = set(tmp_path.iterdir()) | {tmp_path / "cache"}
     command = [sys.executable, *map(str, [*workloads[name], *options(sshd, key)])]
-    ended = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    wide = {**os.environ, "COLUMNS": "1000"}
+    ended = subprocess.run(command, cwd=tmp_path, env=wide, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     said = " ".join((ended.stdout + ended.stderr).split())
     assert ended.returncode == EXIT_BOARD, said
     assert "did not let us in" in said and f"ssh-add {key}" in said and "--identity" in said
@@ -291,6 +293,16 @@ def test_pytest_lets_the_prompt_through_what_it_captures(
     with terminal("-m", "pytest", "-q", *where, cwd=tmp_path, env=os.environ) as asked:
         asked.wait_for(f"passphrase of {key}: ".encode())
         assert asked.rest(2) == b""
-        asked.type(CTRL_D)
-        assert asked.ended() == 1
-    assert b"BOARD_REFUSED" in asked.shown and b"ssh-add" in asked.shown
+        asked.type(CTRL_C)
+        assert asked.ended() == pytest.ExitCode.INTERRUPTED
+
+
+def test_pytest_tells_who_cannot_be_asked(
+    sshd: Sshd, workloads: dict[str, list[object]], tmp_path: Path, fresh_cache: None
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nhil_models = models\n")
+    where = map(str, options(sshd, locked_key(tmp_path / "locked")))
+    command = [sys.executable, "-m", "pytest", "-q", *(one.replace("--", "--hil-", 1) for one in where)]
+    ended = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "BOARD_REFUSED" in ended.stdout and "ssh-add" in ended.stdout and "password: " not in ended.stdout

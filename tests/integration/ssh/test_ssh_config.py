@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,3 +199,20 @@ def test_an_ipv6_address(log_in: LogIn, tmp_path: Path, openssh_client: bool) ->
         tunnel = open_tunnel(shell, str(tmp_path / "nothing.sock"), openssh_client=openssh_client)
         assert tunnel.alive()
         tunnel.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("no-such-program-anywhere %h %p", "there is no program 'no-such-program-anywhere'"),
+        ("/etc/passwd %h", "'/etc/passwd' cannot be run"),
+        ("false", "it ended with code 1"),
+    ],
+)
+def test_a_proxy_command_that_fails_is_named(log_in: LogIn, home: Path, command: str, said: str) -> None:
+    (home / ".ssh/config").write_text(f"Host pi\n ProxyCommand {command}\n")
+    started = time.monotonic()
+    with pytest.raises(BoardUnreachable, match=f"the ProxyCommand to pi failed: {said}") as refused:
+        log_in("root@pi")
+    assert time.monotonic() - started < 10
+    assert command.split()[0] in refused.value.hint
