@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,17 +97,19 @@ def output_names(program: Any) -> list[tuple[str, Any]]:
 def new_values(program: Any) -> list[tuple[str, Any]]:
     """Name and ``InputSpec`` of each buffer, parameter and input that a call changes: its new value is an output too.
 
-    It is called as its module calls it, ``bn.running_mean``, with ``_out`` behind it where something else has that
-    name.
+    It is called as its module calls it, with ``_out`` behind: ``bn.running_mean_out``; the name itself is the weight's.
     """
     if not any(map(_may_write, program.graph.nodes)):
         return []
     places = (node.name for node in program.graph.nodes if node.op == "placeholder")
     held = {spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)}
-    functional = program.run_decompositions({})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch thinks of its own copying
+        functional = program.run_decompositions({})
     targets = [str(functional.graph_signature.output_specs[at].target) for at in changed(functional)]
     taken = [name for name, _ in (*user_inputs(program), *output_names(program))]
-    return list(zip(_unique(targets, taken), (held[target] for target in targets), strict=True))
+    names = _unique([f"{target}_out" for target in targets], taken)
+    return [(name, held[target]) for name, target in zip(names, targets, strict=True)]
 
 
 def changed(program: Any) -> list[int]:

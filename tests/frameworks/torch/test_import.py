@@ -230,10 +230,10 @@ def test_compiled_code_bombs_and_absurd_shapes_are_refused(net):
 
 def test_the_state_that_a_call_changes_is_an_output(tmp_path):
     found = describe(str(save(tmp_path / "c.pt2", Counting(), torch.zeros(3))), "", {})
-    assert found["outputs"] == [["output", "float32", [3]], ["seen", "float32", [3]]]
+    assert found["outputs"] == [["output", "float32", [3]], ["seen_out", "float32", [3]]]
     found = describe(str(save(tmp_path / "k.pt2", Keeping(), torch.zeros(3), torch.zeros(3))), "", {})
     assert [name for name, *_ in found["inputs"]] == ["x", "kept"]
-    assert [name for name, *_ in found["outputs"]] == ["inner.total", "kept_out"]
+    assert [name for name, *_ in found["outputs"]] == ["inner.total_out", "kept_out"]
 
 
 def test_a_training_module_is_taken_as_it_is(tmp_path):
@@ -241,9 +241,9 @@ def test_a_training_module_is_taken_as_it_is(tmp_path):
     torch.export.save(program, tmp_path / "t.pt2")
     assert describe(str(tmp_path / "t.pt2"), "", {})["outputs"] == [
         ["output", "float32", [2, 2]],
-        ["bn.num_batches_tracked", "int64", []],
-        ["bn.running_mean", "float32", [4]],
-        ["bn.running_var", "float32", [4]],
+        ["bn.num_batches_tracked_out", "int64", []],
+        ["bn.running_mean_out", "float32", [4]],
+        ["bn.running_var_out", "float32", [4]],
     ]
 
 
