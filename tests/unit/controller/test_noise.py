@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from models import save_model
+from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.cache import Cache
 from hil.controller.importers import import_model
@@ -94,4 +95,20 @@ def test_what_cancels_is_noise_and_what_is_only_passed_on_is_not(tmp_path, setti
     # What a user expects has no noise of its own: the model's does.
     given = expected_result({"zero": np.zeros((), np.float32), "same": inputs["x"]}, model.outputs)
     assert measure_noise(model, inputs, given, **settings) == found
-    assert measure_noise(model, {"x": np.zeros((4, 1000), np.float32)}, result, **settings) == {}
+    assert measure_noise(model, {"x": np.zeros((4, 1000), np.float32)}, result, **settings) == {}, "no weights either"
+
+
+def test_where_only_integers_go_in_the_weights_are_moved(tmp_path, settings):
+    table = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["rows"], axis=0),
+        helper.make_node("ReduceSum", ["rows"], ["y"], keepdims=0),
+    ]
+    values = [("x", TensorProto.INT64, [8])], [("y", TensorProto.FLOAT, [])]
+    weights = [numpy_helper.from_array(table, "table")]
+    path = save_model(tmp_path / "embedding.onnx", nodes, *values, weights)
+    model = import_model(path, isolated=settings["isolated"], cache=settings["cache"])
+    inputs = {"x": np.arange(8)}
+    result = refer("onnxruntime", model, inputs, **settings)
+    found = measure_noise(model, inputs, result, **settings)["y"]
+    assert 0 < found.absolute < 1e-4
