@@ -72,7 +72,9 @@ def compare_output(
     stats = measure(actual, reference, tolerance, kind) if comparable else None
     reason = _reason(actual, reference, tolerance, stats)
     doubt = ""
-    if stats is not None and tolerance is not None and not reason and stats.max_abs:
+    if stats is not None and tolerance is not None and not reason and _is_all_nan(reference, scale):
+        doubt = "every value is NaN on both sides: no number was compared"
+    elif stats is not None and tolerance is not None and not reason and stats.max_abs:
         doubt = blindness(tolerance, scale, noise=noise, given=given) or _more_error_than_signal(stats, scale, given)
         if doubt and noise is not None and not given:
             closer = narrowed(scale, noise)
@@ -281,6 +283,10 @@ def _reason_values(actual: Array, reference: Array, tolerance: Tolerance | None,
         return f"{share} {'differs' if stats.mismatches == 1 else 'differ'}, worst {where}"
     masked = f"; SQNR, cosine and RMSE leave out {_count(stats.masked, 'masked value')}" if stats.masked else ""
     return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}{masked}"
+
+
+def _is_all_nan(reference: Array, scale: Scale) -> bool:
+    return bool(reference.size and not scale.largest and np.isnan(reference).all())
 
 
 def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:

@@ -27,7 +27,7 @@ from hil.controller.inputs import make_inputs
 from hil.controller.opening import AnyBoard, AnyProgram
 from hil.controller.profile.capture import Capture
 from hil.controller.references import default_references, expected_result, refer_each, refer_with_fallback
-from hil.controller.references.noise import measure_noise
+from hil.controller.references.noise import largest_noise, measure_noise
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause
 from hil.controller.ways import compiler_for, runtime_for
@@ -248,8 +248,7 @@ def conclude(case: Case, shop: Workshop) -> Case:
         case.verdicts = _verdicts(case, case.result, tolerance)
         if case.options.atol is None and any(map(depends_on_noise, case.verdicts)):
             shop.watch(case, Stage.COMPARE, "measuring the reference's own noise")
-            case.references = [_with_noise(case, reference, shop) for reference in case.references]
-            case.verdicts = _verdicts(case, case.result, tolerance)
+            _allow_for_noise(case, case.result, tolerance, shop)
         between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
         case.outcome, case.reason = judge(case.verdicts, between)
         first = comparable(case.result, case.references[0], case.model)
@@ -284,11 +283,21 @@ def _noting(verdict: Verdict, note: str) -> Verdict:
     return replace(verdict, reason="; ".join(filter(None, (verdict.reason, note))))
 
 
-def _with_noise(case: Case, reference: RunResult, shop: Workshop) -> RunResult:
-    if reference.noise or case.model is None or case.inputs is None:
-        return reference
+def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], shop: Workshop) -> None:
+    """Judge once more within the references' noise. Where that changes nothing, the verdicts stay as they are.
+
+    Of several references the largest noise counts for each: it is the computation's, not one oracle's.
+    """
+    if case.model is None or case.inputs is None:
+        return
     settings = _reference_settings(case.options, shop, case.folder / "logs" / "noise.log")
-    return replace(reference, noise=measure_noise(case.model, case.inputs, reference, **settings))
+    noise = largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
+    first, case.references = case.references, [replace(one, noise=one.noise or noise) for one in case.references]
+    verdicts = _verdicts(case, result, tolerance)
+    if [one.outcome for one in verdicts] == [one.outcome for one in case.verdicts]:
+        case.references = first
+    else:
+        case.verdicts = verdicts
 
 
 def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:

@@ -107,9 +107,9 @@ def import_model(
     if is_file(path / SAVED_MODEL):
         name, path = path.name, path / SAVED_MODEL
     _check_file(path)
-    for name, size in dims.items():
+    for symbol, size in dims.items():
         if size < 0:
-            raise UsageError(f"--dim {name}={size}: a dimension cannot be negative")
+            raise UsageError(f"--dim {symbol}={size}: a dimension cannot be negative")
     chosen = format or _format_of(path)
     importer = pick("model format", importers(), chosen)
     if path.stat().st_size == 0:
@@ -121,7 +121,7 @@ def import_model(
         check_names(inputs or (), outputs or ())
     except LoadFailed as error:
         raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
-    files = {path.name: path} | {name: _external(path, name) for name in found["external"]}
+    files = {path.name: path} | {file: _external(path, file) for file in found["external"]}
     digests = {path.name: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
     return Model(
         name=name,

@@ -10,7 +10,7 @@ so that every format has it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,16 @@ def noise_between(outputs: Mapping[str, Array], runs: list[Mapping[str, Array]])
                 absolute = max(absolute, float(error.max(initial=0.0, where=ok)))
                 beyond = max(beyond, float((error - allowed).max(initial=0.0, where=ok)))
         found[name] = Noise(absolute, beyond)
+    return found
+
+
+def largest_noise(measured: Sequence[Mapping[str, Noise]]) -> dict[str, Noise]:
+    """Of each output the largest noise that any reference has."""
+    found: dict[str, Noise] = {}
+    for noise in measured:
+        for name, one in noise.items():
+            known = found.get(name, one)
+            found[name] = Noise(max(known.absolute, one.absolute), max(known.beyond_rtol, one.beyond_rtol))
     return found
 
 

@@ -119,6 +119,13 @@ def test_values_that_hardly_differ_are_compared_within_their_noise_alone() -> No
     assert of(np.float32([1, 1.0000001, 1]), np.float32([1, 1, 1.0000001])).passed, "one constant, rounded twice"
 
 
+def test_an_output_of_nothing_but_nan_was_not_compared() -> None:
+    nan = [math.nan] * 3
+    assert of(nan, nan).blind and not of(nan, nan).passed and of(nan, nan, allow_blind=["y"]).passed
+    assert of([*nan, 0], [*nan, 0]).passed and of([math.inf] * 3, [math.inf] * 3).passed
+    assert compare_output("y", np.array(nan, np.float16), np.array(nan, np.float16)).blind
+
+
 def test_more_error_than_signal_never_passes() -> None:
     reference = np.array([10, *[0.1] * 2000], np.float32)
     wrong = np.array([10, *[-0.35] * 2000], np.float32)
