@@ -668,7 +668,9 @@ def test_every_statistic_is_that_of_a_naive_computation(
 def test_a_tensor_always_agrees_with_itself(pair: tuple[Any, Any]) -> None:
     for array in pair:
         found = compare_output("y", array, array.copy())
-        assert found.passed and found.mismatches == 0 and found.rmse == 0.0 and found.cosine == 1.0
+        # Of NaN alone nobody can tell.
+        assert found.passed is not bool(array.size and np.isnan(array).all())
+        assert found.mismatches == 0 and found.rmse == 0.0 and found.cosine == 1.0
 
 
 @settings(max_examples=100, deadline=None)
