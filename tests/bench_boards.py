@@ -61,7 +61,7 @@ class PacedBoard:
     now_ns: int = 10**9
     name: str = "paced"
 
-    def load(self, artifact: Artifact, *, timeout: float) -> PacedProgram:
+    def load(self, artifact: Artifact, *, timeout: float, no_fallback: bool) -> PacedProgram:
         self.loads.append(artifact.main)
         self.loaded.append(artifact.main)
         return PacedProgram(self, artifact.main, self.paces[artifact.main])

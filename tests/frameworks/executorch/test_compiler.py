@@ -19,12 +19,13 @@ from rich.console import Console
 import hil
 from hil.bundle import Artifact
 from hil.controller.cache import Cache
-from hil.controller.case import Workshop
+from hil.controller.case import Case, Workshop
 from hil.controller.compilers import compile_model
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
 from hil.controller.report import case_record, print_case
 from hil.errors import CompileFailed, UsageError
+from hil.results import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 
@@ -118,6 +119,41 @@ def test_what_a_program_writes_into_its_inputs_is_no_output(shop: Workshop, tmp_
             flags = (f"--backend={backend}",)
             case = hil.run(path, board, shop=shop, runtime="executorch", compile_flags=flags, iterations=3)
             assert case, (case.reason, case.error)
+
+
+class Erf(torch.nn.Module):
+    """Of which XNNPACK takes what is around erf, or nothing."""
+
+    def __init__(self, *, alone: bool) -> None:
+        super().__init__()
+        self.alone = alone
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.erf(x if self.alone else torch.sigmoid(x * 2) + x)
+
+
+def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(shop: Workshop, tmp_path: Path):
+    alone, within = (
+        save_pt2(tmp_path / f"{name}.pt2", export(Erf(alone=name == "alone"), [torch.ones(4)]))
+        for name in ("alone", "within")
+    )
+    with hil.connect("sim") as board:
+
+        def run(path: Path, *flags: str, **more: Any) -> Case:
+            return hil.run(path, board, shop=shop, runtime="executorch", compile_flags=flags, **more)
+
+        case = run(alone, "--backend=xnnpack")
+        assert case.outcome is Outcome.FALLBACK
+        assert case.reason == "1 of 1 node ran on portable, not on XnnpackBackend"
+        assert [part["device"] for part in case.result.provenance["placement"]] == ["portable"]
+        for flags in ((), ("--backend=xnnpack,portable",), ("--backend=portable",)):
+            assert run(alone, *flags).outcome is Outcome.PASS
+        assert run(alone, no_fallback=True).outcome is Outcome.FALLBACK
+        case = run(within, "--backend=xnnpack")
+        assert case.outcome is Outcome.PASS
+        assert "ran on portable, not on XnnpackBackend" in case.result.provenance["elsewhere"]
+        assert "aten::erf.out" in case.result.provenance["elsewhere"]
+        assert run(within, "--backend=xnnpack", no_fallback=True).outcome is Outcome.FALLBACK
 
 
 def test_what_cannot_be_lowered_says_why(compiled, tmp_path: Path):
