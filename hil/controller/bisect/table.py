@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.bisect.result import WAYS, Bisection, Finding, listed
@@ -14,6 +15,9 @@ _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.BLIND: "yellow", 
 _REASONS_SHOWN = 10
 # A terminal below this many columns has no room for operators and nodes: a layer's name tells both, if shortened.
 _ROOMY = 110
+# The least that a layer's name has: before it gets less, numbers are left out.
+_NAME_LEAST = 14
+_NUMBERS = {"max abs": 8, "SQNR dB": 7}
 # What nobody looks at in a terminal needs no wrapping.
 _UNBOUNDED = 1000
 
@@ -27,22 +31,23 @@ def print_bisection(console: Console, found: Bisection) -> None:
     if not console.is_terminal:
         console.width = _UNBOUNDED
     roomy = console.width >= _ROOMY
+    numbers = _fitting(console.width, found, ways)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("depth", justify="right", no_wrap=True)
-    table.add_column("layer", overflow="fold")
+    table.add_column("layer", overflow="fold", min_width=_NAME_LEAST)
     if roomy:
         table.add_column("op", overflow="fold")
         table.add_column("nodes", overflow="fold")
     for way in ways:
         table.add_column(way, no_wrap=True)
-        table.add_column("max abs", justify="right", no_wrap=True)
-        table.add_column("SQNR dB", justify="right", no_wrap=True)
+        for title in numbers:
+            table.add_column(title, justify="right", no_wrap=True)
     for layer in found.layers:
         cells: list[Any] = [str(layer.depth), Text(layer.name)]
         if roomy:
             cells += [Text(layer.op), Text(listed(layer.nodes))]
         for way in ways:
-            cells += _cells(layer.by(way))
+            cells += _cells(layer.by(way))[: 1 + len(numbers)]
         table.add_row(*cells)
     _head(console, found)
     console.print(table)
@@ -51,6 +56,18 @@ def print_bisection(console: Console, found: Bisection) -> None:
         console.print(" ".join(text.split()), style="dim", markup=False, highlight=False, soft_wrap=True)
     style = "bold green" if found.exit_code == 0 else "bold red"
     console.print(found.verdict, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fitting(width: int, found: Bisection, ways: Sequence[str]) -> list[str]:
+    """The columns of numbers for which there is room beside depth, name and outcomes."""
+    outcomes = [
+        max(len(way), *(len(one.outcome.value) for layer in found.layers if (one := layer.by(way)))) for way in ways
+    ]
+    room = width - len("depth ") - _NAME_LEAST - 1 - sum(outcomes) - len(ways)
+    numbers = list(_NUMBERS)
+    while numbers and len(ways) * sum(_NUMBERS[title] + 1 for title in numbers) > room:
+        numbers.pop()
+    return numbers
 
 
 def _head(console: Console, found: Bisection) -> None:

@@ -21,6 +21,7 @@ from typing import IO
 from hil.controller.profile.compile_time import CompileProfile
 from hil.controller.profile.model import Profile, Span
 from hil.controller.profile.rows import replacing
+from hil.controller.profile.show_totals import run_times
 from hil.controller.profile.trace_board import BoardClock, BoardTracks
 from hil.controller.profile.trace_file import Lanes, Stream, TraceFile
 from hil.errors import HilError, StorageError
@@ -168,6 +169,8 @@ class _Writer:
         profile = part.profile
         name = f"{part.before}board: {self._name(part)} - agent"
         labels = [profile.model, profile.runtime, f"clock known to {profile.clock.error_ns} ns"]
+        if (times := run_times(profile)).is_distorted:
+            labels.append(f"the profiler adds {times.overhead:.0%}")
         if profile.clock.jumped_ns:
             labels.append(f"the clock jumped by {profile.clock.jumped_ns} ns")
         process = self._trace.process(name, labels)

@@ -56,6 +56,17 @@ def shown(width: int | None, found: Bisection) -> str:
     return file.getvalue()
 
 
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_a_narrow_terminal_leaves_out_numbers_before_a_name(width):
+    found = bisection()
+    lines = shown(width, replace(found, layers=found.layers[:2])).splitlines()
+    assert max(map(len, lines[1:4])) <= width
+    for number, layer in enumerate(found.layers[:2]):
+        (line,) = [line for line in lines if layer.name in line]
+        assert line.split()[:2] == [str(number), layer.name] and line.split().count("PASS") == 2
+    assert ("max abs" in lines[1]) is (width >= 60) and ("SQNR dB" in lines[1]) is (width >= 80)
+
+
 def test_each_layer_has_its_line_with_both_ways():
     lines = shown(None, bisection()).splitlines()
     assert "compiled from received.onnx" in lines[0]

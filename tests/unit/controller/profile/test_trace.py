@@ -379,6 +379,15 @@ def test_what_is_known_of_a_board_stands_beside_its_name(traced):
     assert names(labels, "string_value") == known
 
 
+def test_a_profiler_that_distorts_the_times_is_told_beside_them(traced):
+    times = {"timed": 25 * US, "profiled": 100 * US}
+    whole = Span("run", 0, MS)
+    calls = [Call(kind, whole, whole, 0, [(1000, 1000 + time)]) for kind, time in times.items()]
+    ask = traced(profile(calls=calls))
+    labels = ask("SELECT string_value FROM args WHERE key GLOB 'chrome.process_label*'")
+    assert "the profiler adds 300%" in names(labels, "string_value")
+
+
 def test_a_profile_of_nothing_is_a_trace(traced):
     ask = traced(profile())
     assert ask("SELECT COUNT(*) AS n FROM slice") == [{"n": 0}]
