@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,25 @@ def test_a_server_that_is_too_busy_to_accept_is_there(nowhere: Path, monkeypatch
         server.listen(0)
         waiting.connect("busy.sock")
         assert direct.connect("unix:busy.sock", load_board("generic")).target.address == "unix:busy.sock"
+
+
+def test_a_port_where_nobody_listens_is_told_at_once() -> None:
+    began = time.monotonic()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        refused(f"127.0.0.1:{port}", "Connection refused")
+        refused(f"localhost:{port}", "Connection refused")
+    refused("no-such-host.invalid:80", "there is no such host")
+    assert time.monotonic() - began < 8  # gRPC would try for 10 s each
+
+
+def test_a_port_that_does_not_answer_yet_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    assert direct.connect("10.0.0.1:7701", load_board("generic")).target.address == "10.0.0.1:7701"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:0"])
