@@ -287,9 +287,11 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
         print(json.dumps({**told, "different": [asdict(one) for one in different]}))
     else:
         print(f"{len(tests)} tests, {len(programs)} of them compiled, {len(findings)} flag files")
+        died = counts.pop(DIED)
         print(
-            "; ".join(f"both say {word}: {count}" for word, count in counts.items()), f"; different: {len(different)}"
+            *(f"both say {word}: {count};" for word, count in counts.items()), f"iree-run-module died: {died};", end=" "
         )
+        print(f"different: {len(different)}, and as is known (see docs/running.md): {known}")
         for one in different[:_SHOWN]:
             print(f"{one.id}\n  iree-run-module: {one.tool}\n  hil:             {one.hil}: {one.reason[:200]}")
     return EXIT_FAIL if different else EXIT_OK if findings else EXIT_NOTHING_RAN
