@@ -3,7 +3,8 @@
 Each of ONNX's node tests goes through iree-import-onnx and iree-compile. What that gives is called from flag files of
 three forms: ``npy`` (tensors in .npy files, as far as numpy knows their dtypes), ``typed`` (``2x3xf32=@x.bin`` and
 ``2x3xf32=1 2 ...``) and ``wrong`` (as typed, and the last element of the first output is another). Equal means that hil
-says PASS where the tool says [SUCCESS], FAIL where it says [FAILED], and an error where it says neither.
+says PASS where the tool says [SUCCESS], FAIL where it says [FAILED], and an error where it says neither. Where the tool
+died (it does where it is to print a NaN of 8 bits that differs), there is nothing to compare.
 
 One difference is known: the tool calls equal integers different where those expected have a sign and the program's have
 none. hil does so too, but for an output that is equal to an input: it may be that one, which the tool then accepts.
@@ -40,7 +41,7 @@ from hil.testing.check_operators import BOARD, KEEP_F64
 
 _HERE = "hil.testing.check_foreign"  # which is also run as a command
 FORMS = ("npy", "typed", "wrong")
-SUCCESS, FAILED, REFUSED = "SUCCESS", "FAILED", "refused"
+SUCCESS, FAILED, REFUSED, DIED = "SUCCESS", "FAILED", "refused", "died"
 _WORDS = {"PASS": SUCCESS, "FAIL": FAILED}
 # Up to so many elements a tensor of the typed form is written as text.
 _AS_TEXT = 12
@@ -53,7 +54,7 @@ class Finding:
 
     Attributes:
         id: the test's name and the form.
-        tool: SUCCESS, FAILED or refused.
+        tool: SUCCESS, FAILED, refused or died.
         hil: the same words, or another outcome of hil's.
         reason: why hil said so.
         like_input: an output of integers that is expected is equal to an input.
@@ -67,8 +68,8 @@ class Finding:
 
     @property
     def equal(self) -> bool:
-        """Whether they are the same."""
-        return self.tool == self.hil
+        """Whether they are the same, or the tool says nothing."""
+        return self.tool in (self.hil, DIED)
 
     @property
     def known(self) -> bool:
@@ -115,7 +116,8 @@ def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
             check=False,
         )
         said = done.stdout.decode(errors="replace")
-        found[form] = SUCCESS if "[SUCCESS]" in said else FAILED if "[FAILED]" in said else REFUSED
+        word = SUCCESS if "[SUCCESS]" in said else FAILED if "[FAILED]" in said else REFUSED
+        found[form] = word if done.returncode in (0, 1) else DIED
     return found
 
 
@@ -276,7 +278,8 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
         shown = track(found, "flag files", total=None, console=errors, transient=True, disable=not errors.is_terminal)
         findings = sorted(shown, key=lambda one: one.id)
     programs = {one.id.split()[0] for one in findings}
-    counts = {word: sum(one.tool == word and one.equal for one in findings) for word in (SUCCESS, FAILED, REFUSED)}
+    words = (SUCCESS, FAILED, REFUSED, DIED)
+    counts = {word: sum(one.tool == word and one.equal for one in findings) for word in words}
     known = sum(one.known for one in findings)
     different = [one for one in findings if not one.equal and not one.known]
     if as_json:
@@ -284,9 +287,11 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
         print(json.dumps({**told, "different": [asdict(one) for one in different]}))
     else:
         print(f"{len(tests)} tests, {len(programs)} of them compiled, {len(findings)} flag files")
+        died = counts.pop(DIED)
         print(
-            "; ".join(f"both say {word}: {count}" for word, count in counts.items()), f"; different: {len(different)}"
+            *(f"both say {word}: {count};" for word, count in counts.items()), f"iree-run-module died: {died};", end=" "
         )
+        print(f"different: {len(different)}, and as is known (see docs/running.md): {known}")
         for one in different[:_SHOWN]:
             print(f"{one.id}\n  iree-run-module: {one.tool}\n  hil:             {one.hil}: {one.reason[:200]}")
     return EXIT_FAIL if different else EXIT_OK if findings else EXIT_NOTHING_RAN

@@ -900,3 +900,38 @@ def test_a_command_that_is_not_told_of_the_device_is_told_apart(open_board, func
     result, _, _ = run(open_board(RuntimeCommand(kind="command", flags=flags)), artifact_of(functions, "none"))
     assert result.provenance["placement"] is None
     assert any("local-sync" in note and "{device}" in note for note in result.provenance["notes"])
+
+
+@pytest.fixture(scope="session")
+def torch_functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Functions in torch's dialect, of which IREE's compiler writes down neither inputs nor outputs."""
+    tensor, half = "!torch.vtensor<[4],ui8>", "!torch.vtensor<[2],bf16>"
+    text = f"""
+    func.func @main(%x: {tensor}, %n: !torch.int) -> ({tensor}, !torch.int) {{
+      %one = torch.constant.int 1
+      %0 = torch.aten.add.Scalar %x, %n, %one : {tensor}, !torch.int, !torch.int -> {tensor}
+      return %0, %n : {tensor}, !torch.int
+    }}
+    func.func @half(%x: {half}) -> {half} {{ return %x : {half} }}
+    """
+    return compile_mlir(text, tmp_path_factory.mktemp("torch"), "torch")
+
+
+def test_a_program_without_a_declaration_takes_what_it_is_given(open_board, torch_functions):
+    given = np.array([1, 2, 3, 254], np.uint8), np.array(1, np.int64)
+    result, _, program = run(open_board(), artifact_of(torch_functions, "main"), *given)
+    assert [spec.dtype for spec in program.loaded.inputs] == ["", "int64"]
+    tensor, number = result.outputs.values()
+    # A command's file tells no sign either: whoever compares it knows.
+    assert (tensor.dtype, tensor.tolist()) == (np.int8, [2, 3, 4, -1])
+    assert (number.dtype, number.shape, int(number)) == (np.int64, (), 1)
+    with pytest.raises(UsageError, match="takes 2 inputs, got 1"):
+        run(open_board(), artifact_of(torch_functions, "main"), given[0])
+
+
+def test_an_output_of_unknown_type_needs_a_file_that_tells_it(open_board, torch_functions):
+    with pytest.raises(RunFailed, match="unsupported data encoding"):
+        run(open_board(), artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))
+    board = open_board(RuntimeCommand(kind="command", tensors="bin"))
+    with pytest.raises(LoadFailed, match="not its type"):
+        run(board, artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))
