@@ -275,7 +275,9 @@ class _Meter:
             if isinstance(call, Invocation) and call.cpu_ns:
                 side.cpu_ns += call.cpu_ns
                 side.ran_ns += int(stamps[-1, 1] - stamps[0, 0])
-            return stamps[:, 0], stamps[:, 1] - stamps[:, 0]
+            # By command it is not known when each ran, only that they did one after the other.
+            base = 0 if isinstance(call, Invocation) else begun
+            return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0]
         # A run by command: what is known is how long each command took, with the start of its process.
         side.clock = "host"
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
