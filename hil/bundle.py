@@ -25,6 +25,7 @@ class Model:
         ranges: input name -> (low, high) where the model itself bounds its input's values.
         dims: the values the user gave to symbolic dimensions.
         producer: what wrote the model, opset versions and the like; for the record.
+        cached: whether what is known of it came out of the cache.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Model:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     producer: Mapping[str, Any] = field(default_factory=dict)
+    cached: bool = False
 
 
 @dataclass(frozen=True)

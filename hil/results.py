@@ -94,6 +94,7 @@ class RunResult:
         iterations_ns: (start, end) of every timed iteration on the device's own monotonic clock; one after the other
             from 0 where it is known how long each took, but not when.
         peak_memory_bytes: the worker's peak resident memory, or None where it was not measured.
+        cold: whether the first of the iterations was the program's first run since it was loaded.
         provenance: board, runtime, agent, clocks, temperatures: whatever is needed to know what was measured.
     """
 
@@ -102,6 +103,7 @@ class RunResult:
     iterations_ns: tuple[tuple[int, int], ...] = ()
     peak_memory_bytes: int | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    cold: bool = False
 
     @property
     def device_ns(self) -> list[int]:

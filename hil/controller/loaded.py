@@ -28,6 +28,7 @@ class LoadedProgram:
         self._artifact = artifact
         self._device = device
         self.loaded = loaded
+        self._ran = False
 
     def run(
         self,
@@ -73,7 +74,9 @@ class LoadedProgram:
             "clock": {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns},
         }
         source = f"{self._board.name}: {name} {version} {device}".strip()
-        result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
+        peak_memory_bytes = invocation.peak_memory_bytes or None
+        cold, self._ran = not (warmup or self._ran), True
+        result = RunResult(source, outputs, invocation.iterations_ns, peak_memory_bytes, provenance, cold)
         return result, invocation
 
     def profile(

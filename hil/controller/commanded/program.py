@@ -123,7 +123,7 @@ class CommandProgram:
                 times, problem = self._times(argv_timed, local, remote, timeout, left)
             cold_ns = sum(times[:warmup]) if timer else round(sum(walls.pop(0) for _ in range(warmup)) * 1e9)
             notes = [*board.look(), *([f"the device time could not be measured: {problem}"] if problem else [])]
-        return self._result(outputs, argv, walls, times[warmup:], notes), CommandCall(cold_ns, fetch_s)
+        return self._result(outputs, argv, walls, times[warmup:], notes, cold=not warmup), CommandCall(cold_ns, fetch_s)
 
     def _times(self, argv: list[str], local: Path, remote: str, timeout: float, left: float) -> tuple[list[int], str]:
         """What each run took by the timing tool, in nanoseconds; or why that is not known: the answer is there."""
@@ -305,7 +305,14 @@ class CommandProgram:
         return local / file
 
     def _result(
-        self, outputs: dict[str, Array], argv: list[str], walls: list[float], times: list[int], notes: list[str]
+        self,
+        outputs: dict[str, Array],
+        argv: list[str],
+        walls: list[float],
+        times: list[int],
+        notes: list[str],
+        *,
+        cold: bool,
     ) -> RunResult:
         board, runtime = self._board, self._artifact.runtime
         device, version, lacking = board.device(runtime), board.version, board.not_measured
@@ -323,4 +330,4 @@ class CommandProgram:
         source = " ".join(part for part in (f"{board.name}: {runtime}", version, device, "by command") if part)
         # The tool tells how long each took, not when.
         ends = list(accumulate(times))
-        return RunResult(source, outputs, tuple(zip([0, *ends], ends, strict=False)), None, provenance)
+        return RunResult(source, outputs, tuple(zip([0, *ends], ends, strict=False)), None, provenance, cold)

@@ -107,15 +107,15 @@ def import_model(
     if is_file(path / SAVED_MODEL):
         name, path = path.name, path / SAVED_MODEL
     _check_file(path)
-    for name, size in dims.items():
+    for dim, size in dims.items():
         if size < 0:
-            raise UsageError(f"--dim {name}={size}: a dimension cannot be negative")
+            raise UsageError(f"--dim {dim}={size}: a dimension cannot be negative")
     chosen = format or _format_of(path)
     importer = pick("model format", importers(), chosen)
     if path.stat().st_size == 0:
         raise ImportFailed(f"{path.name} is empty")
     digest = digest_file(path)
-    found = _describe(importer, path, digest, function, dims, isolated, cache)
+    found, cached = _describe(importer, path, digest, function, dims, isolated, cache)
     files = {path.name: path} | {name: _external(path, name) for name in found["external"]}
     digests = {path.name: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
     return Model(
@@ -130,6 +130,7 @@ def import_model(
         ranges={name: (low, high) for name, (low, high) in found["ranges"].items()},
         dims=dims,
         producer=found["producer"],
+        cached=cached,
     )
 
 
@@ -179,7 +180,8 @@ def _describe(
     dims: Mapping[str, int],
     isolated: Isolated | None,
     cache: Cache | None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bool]:
+    """What the importer says of the model, and whether the cache had it."""
     key = Cache.key(
         "import", digest=digest, describe=importer.describe, function=function, dims=dict(dims), version=_VERSION
     )
@@ -202,10 +204,10 @@ def _describe(
         (folder / _FOUND).write_text(json.dumps(ask()))
 
     if cache is None:
-        return ask()
-    entry, _ = cache.get_or_make(key, {"model": path.name}, keep)
+        return ask(), False
+    entry, cached = cache.get_or_make(key, {"model": path.name}, keep)
     found: dict[str, Any] = json.loads((entry / _FOUND).read_text())
-    return found
+    return found, cached
 
 
 def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:

@@ -92,6 +92,8 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "op": record.op,
         **record.timings,
         "device_p50_ns": record.device_p50_ns,
+        "device_cold": record.cold or None,
+        "agentless": record.agentless,
     }
     if record.outcome not in ("PASS", "XFAIL"):
         named |= {"repeat": record.repeat}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hil.controller.suite.record import CaseRecord
@@ -51,6 +51,7 @@ class Totals:
         confirmed: how many mismatches that were run again turned out "always wrong", "flaky", "one bad board".
         retries: how often a case was tried again because the infrastructure failed; of these, ``retried`` cases.
         delegated: how much of the programs a backend took over, in words; "" where no compiler told.
+        agentless: why boards have no agent -> how many cases ran there by command.
     """
 
     outcomes: Mapping[str, int]
@@ -63,6 +64,7 @@ class Totals:
     retries: int
     retried: int
     delegated: str = ""
+    agentless: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: SuiteResults) -> Totals:
@@ -86,6 +88,7 @@ class Totals:
             retries=sum(retries),
             retried=len(retries),
             delegated=summary_words(records),
+            agentless=_counts(record.agentless for record in records if record.agentless),
         )
 
     @property
@@ -105,6 +108,7 @@ class Totals:
         if self.retries:
             times = "once" if self.retries == 1 else f"{self.retries} times"
             said.append(f"the infrastructure failed {times}: {counted(self.retried, 'case')} tried again")
+        said += [f"{counted(count, 'case')} ran without an agent: {why}" for why, count in self.agentless.items()]
         if self.delegated:
             said.append(self.delegated)
         return said
