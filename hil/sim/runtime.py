@@ -184,7 +184,7 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
         there = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
         raise UsageError(
             f"fault corrupt: the program has no output {which}",
-            hint=f"output=N with one of: {there}; or others=spare, which leaves programs without it alone",
+            hint=f"{there and f'output=N with one of: {there}; or '}others=spare, which leaves programs without it alone",
         )
     if outputs[position].dtype == "string":
         raise UsageError(

@@ -14,7 +14,7 @@ import iree.runtime as rt
 import numpy as np
 
 from hil.agent.runtimes import profiling
-from hil.errors import LoadFailed, RunFailed
+from hil.errors import LoadFailed, RunFailed, one_of
 from hil.iree_command import (
     NUMBERS,
     PARAMETER_SCOPE,
@@ -107,8 +107,14 @@ class IreeProgram:
         names = [name for name in module.function_names if not name.startswith("__") and "$" not in name]
         chosen = function or (names[0] if len(names) == 1 else "main" if "main" in names else "")
         if chosen not in names:
-            wanted = f"no function {function!r}" if function else "several functions and none chosen"
-            raise LoadFailed(f"the module has {wanted}", hint=f"--function with one of: {', '.join(names)}")
+            wanted = (
+                "no function"
+                if not names
+                else f"no function {function!r}"
+                if function
+                else "several functions and none chosen"
+            )
+            raise LoadFailed(f"the module has {wanted}", hint=one_of(names, "--function with one of: "))
         self.function = chosen
         self._function = module.lookup_function(chosen)
         declaration = self._function.reflection.get("iree.abi.declaration", "")

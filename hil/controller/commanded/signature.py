@@ -8,7 +8,7 @@ from typing import Any
 from hil.bundle import Artifact
 from hil.controller.commanded.values import Signature
 from hil.controller.isolated import Isolated, IsolatedError
-from hil.errors import LoadFailed
+from hil.errors import LoadFailed, one_of
 from hil.iree_values import parse_declaration
 
 _READ_S = 60.0
@@ -46,8 +46,10 @@ def _read_iree(artifact: Artifact, isolated: Isolated, log: Path) -> Signature:
     names = list(functions)
     chosen = artifact.function or (names[0] if len(names) == 1 else "main" if "main" in names else "")
     if chosen not in functions:
-        wanted = f"no function {chosen!r}" if chosen else "several functions and none chosen"
-        raise LoadFailed(f"the module has {wanted}", hint=f"--function with one of: {', '.join(names)}")
+        wanted = (
+            "no function" if not names else f"no function {chosen!r}" if chosen else "several functions and none chosen"
+        )
+        raise LoadFailed(f"the module has {wanted}", hint=one_of(names, "--function with one of: "))
     # The compiler writes the function's name as it is, spaces and brackets and all.
     inputs, outputs = parse_declaration(functions[chosen].replace(f"func @{chosen}(", "func @f(", 1))
     return Signature(chosen, inputs, outputs)
