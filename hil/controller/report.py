@@ -241,11 +241,11 @@ def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
 def _device_time(device: dict[str, Any]) -> str:
     count, cold = device["iterations"], device.get("cold_ns")
     if count == 1:
-        return together(f"{_ns(device['min_ns'])} (1 {'iteration' if cold is None else 'cold iteration'})")
+        return f"{_ns(device['min_ns'])} (1 {'iteration' if cold is None else 'cold iteration'})"
     times = ", ".join(together(f"{name} {_ns(device[f'{name}_ns'])}") for name in ("p50", "p90", "min", "stdev"))
     if cold is None:
         return f"{times} {together(f'({count} iterations)')}"
-    return f"{times} ({together(f'{count} iterations')}; {together(f'the first, cold: {_ns(cold)}')}, is left out)"
+    return f"{times} ({together(f'{count} iterations')}; the first, cold: {_ns(cold)}, is left out)"
 
 
 def _how(case: dict[str, Any]) -> str:

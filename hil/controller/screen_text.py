@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# Stands for a space at which no line is broken: rich breaks lines at every kind of space that there is. It is as wide as
-# one, in a range that no text uses, and never comes to the terminal.
+# Stands for a space at which no line is broken: rich breaks lines at every kind of space that there is. It is as wide
+# as one, in a range that no text uses, and never comes to the terminal.
 _GLUE = "\ue000"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nmu]?s|min|h|bytes|[kKMG]i?B|B|dB|[kMG]?Hz|%|[KMG]?op/s)(?![\w]))")
 

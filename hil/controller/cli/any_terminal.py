@@ -11,7 +11,17 @@ import sys
 
 _ERRORS = "hil-plain"
 # One sign for one, so that columns stay columns. Whatever else there is, such as a letter of a file's name, is escaped.
-_PLAIN = {"…": "~", "·": ".", "→": ">", "•": "*", "—": "-", "–": "-", "×": "x", "µ": "u", "\N{NO-BREAK SPACE}": " "}
+_PLAIN = {
+    "…": "~",
+    "·": ".",
+    "→": ">",
+    "•": "*",
+    "—": "-",
+    "\N{EN DASH}": "-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "µ": "u",
+    "\N{NO-BREAK SPACE}": " ",
+}
 _PLAIN |= dict.fromkeys("─━═╸╺╌┄", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("├└┌┐┘┤┬┴┼╭╮╰╯╞╡", "+")
 _PLAIN |= dict(zip("▁▂▃▄▅▆▇█", "._-=+*##", strict=True))
 _SPINNER = range(0x2800, 0x2900)
