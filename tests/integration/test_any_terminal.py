@@ -48,9 +48,6 @@ def test_no_command_needs_a_terminal_that_is_utf_8(call, tmp_path):
         done = call(*command, **ASCII)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr, command
-    assert "\\xfc" in (tmp_path / "suite" / "report.html").read_text(encoding="utf-8") or "ü" in (
-        tmp_path / "suite" / "report.html"
-    ).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
