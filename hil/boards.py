@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hil.errors import UsageError, did_you_mean
+from hil.errors import UsageError, did_you_mean, one_of
 from hil.power import Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
 
@@ -153,12 +153,13 @@ def load_board(name: str) -> BoardConfig:
     Raises:
         UsageError: there is none, or it is not a board config.
     """
-    path = Path(name) if name.endswith(".toml") else known_boards().get(name)
+    known = known_boards()
+    path = Path(name) if name.endswith(".toml") else known.get(name)
     if path is None:
+        names = did_you_mean(name, known) + one_of(known)
         raise UsageError(
             f"unknown board {name!r}",
-            hint=f"{did_you_mean(name, known_boards())}one of {', '.join(known_boards())}; "
-            "or USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT",
+            hint=f"{names}{names and '; or '}USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT, farm:SELECTOR",
         )
     try:
         text = path.read_text()

@@ -26,6 +26,7 @@ class Model:
         dims: the values the user gave to symbolic dimensions.
         producer: what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it
             keeps from run to run and does not return.
+        cached: whether what is known of it came out of the cache.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Model:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     producer: Mapping[str, Any] = field(default_factory=dict)
+    cached: bool = False
 
     @property
     def unseen(self) -> str:

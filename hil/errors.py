@@ -23,8 +23,9 @@ The tree, with the outcome and the exit code each ends in::
         ├── BoardUnreachable  BOARD_UNREACHABLE  it never answered
         ├── BoardBusy         BOARD_LOST       somebody else holds it
         ├── SessionEnded      BOARD_LOST       our session was ended by another
-        └── FarmError         BOARD_LOST       the farm failed, or has no such board
-            └── FarmUnreachable  BOARD_LOST    no gateway of the farm answers
+        └── FarmError         BOARD_LOST       the farm failed
+            ├── NoSuchBoard      BOARD_REFUSED  no board of the farm is as asked for
+            └── FarmUnreachable  BOARD_UNREACHABLE  no gateway of the farm answers
 
 "You used it wrongly" and "the board failed" are different families, so that neither is ever blamed for the other.
 """
@@ -208,11 +209,25 @@ class SessionEnded(BoardError):
 
 
 class FarmError(BoardError):
-    """The farm failed, or no board of it will do."""
+    """The farm failed."""
+
+
+class NoSuchBoard(FarmError):
+    """No board of the farm is as asked for, or the one that is cannot do what is asked."""
+
+    outcome = "BOARD_REFUSED"
 
 
 class FarmUnreachable(FarmError):
     """No gateway of the farm answers."""
+
+    outcome = "BOARD_UNREACHABLE"
+
+
+def one_of(known: Iterable[str], intro: str = "one of ") -> str:
+    """The end of a hint, ``one of a, b``; "" where there are none to choose from."""
+    listed = ", ".join(known)
+    return f"{intro}{listed}" if listed else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

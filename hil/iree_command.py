@@ -7,6 +7,7 @@ numbers as text.
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, save_npy, to_bytes
 
 RUN_TOOL = "iree-run-module"
 PROFILE_TOOL = "iree-benchmark-module"
-# What the profiling tool writes.
+# What the profiling tool writes: a profile, or what each run took.
 PROFILE_FILE = "profile.ireeprof"
+TIMES_FILE = "times.json"
 PARAMETER_SCOPE = "model"
 _LIBRARIES = "iree._runtime_libs"
+_UNIT_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 # Of the profiler's kinds of event those that CPU devices have.
 _EVENTS = "queue-events,host-execution,memory-events,executable-metadata"
 # The tools pass these numbers as they are; what their ABI makes of others is not the number that was given.
@@ -146,6 +149,30 @@ def profile_command(
         f"--device_profiling_mode={_EVENTS}",
         f"--device_profiling_output={output}",
     ]
+
+
+def timing_flags(runs: int, output: str) -> list[str]:
+    """The flags that have the :data:`PROFILE_TOOL` write what each of so many runs took; it makes no others.
+
+    Args:
+        runs: how many.
+        output: the file to write, for :func:`times_ns`.
+    """
+    flags = {"min_time": "1x", "repetitions": runs, "out": output, "out_format": "json"}
+    return [f"--benchmark_{name}={value}" for name, value in flags.items()]
+
+
+def times_ns(data: bytes) -> list[int]:
+    """What each run took, in nanoseconds, in order: of a file that :func:`timing_flags` asked for.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    try:
+        rows = [row for row in json.loads(data)["benchmarks"] if row["run_type"] == "iteration"]
+        return [round(row["real_time"] * _UNIT_NS[row["time_unit"]]) for row in rows]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it has no {error}") from error
 
 
 def _text(array: Array) -> str:

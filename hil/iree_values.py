@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hil.errors import LoadFailed, UsageError
+from hil.errors import LoadFailed, UsageError, one_of
 from hil.tensors import Dim, TensorSpec
 
 # MLIR's name -> ours -> IREE's element type. MLIR's f8E4M3FN is ml_dtypes' float8_e4m3fn.
@@ -210,7 +210,7 @@ def choose_function(functions: Mapping[str, Function], name: str) -> Function:
     chosen = name or (offered[0] if len(offered) == 1 else "main" if "main" in offered else "")
     if chosen not in functions:
         wanted = f"no function {name!r}" if name else "several functions and none chosen" if offered else "no functions"
-        raise LoadFailed(f"the module has {wanted}", hint=f"--function with one of: {', '.join(offered)}")
+        raise LoadFailed(f"the module has {wanted}", hint=one_of(offered, "--function with one of: "))
     return functions[chosen]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -12,6 +13,8 @@ from typing import Any
 import grpc
 
 from hil.errors import UsageError
+
+_LAST_PORT = (1 << 16) - 1
 
 
 def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None:
@@ -30,11 +33,9 @@ def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None
         if listen == "unix:":
             raise UsageError("unix: needs a path")
         return
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit():
-        raise UsageError(f"cannot listen on {listen!r}", hint="unix:PATH or HOST:PORT")
+    host, _ = host_port(listen)
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
     if not loopback and not protected:
@@ -42,6 +43,27 @@ def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None
             f"{listen} can be reached from other machines: that needs {needs}",
             hint=f"{hint}, or listen on 127.0.0.1 or a Unix socket",
         )
+
+
+def host_port(
+    text: str, *, what: str = "address to listen on", hint: str = "unix:PATH or HOST:PORT"
+) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 address is without its brackets.
+
+    Args:
+        text: the address.
+        what: what it is to be, for the message.
+        hint: what is taken instead.
+
+    Raises:
+        UsageError: it is no such address, or the port is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()):
+        raise UsageError(f"{text!r} is no {what}", hint=hint)
+    if int(port) > _LAST_PORT:
+        raise UsageError(f"{text!r} is no {what}: ports end at {_LAST_PORT}", hint=hint)
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def refuse_if_served(path: str) -> None:
@@ -53,6 +75,28 @@ def refuse_if_served(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.connect(path)
         raise UsageError(f"another process serves unix:{path} already", hint="stop it, or listen elsewhere")
+
+
+def refuse_if_taken(listen: str) -> None:
+    """Find out what gRPC tells in words of its own, and to stderr: that a port cannot be had.
+
+    Raises:
+        UsageError: another process has it, it is not ours to have, or the host is not this machine.
+    """
+    host, port = host_port(listen)
+    try:
+        kind, _, _, _, place = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        hint = "another process listens there: stop it, or take another port; port 0 is any free one"
+        raise UsageError(
+            f"cannot listen on {listen}: {error.strerror or error}",
+            hint=hint if error.errno == errno.EADDRINUSE else "",
+        ) from error
 
 
 def listen_on(
@@ -75,6 +119,8 @@ def listen_on(
     kind, _, path = listen.partition(":")
     if kind == "unix":
         refuse_if_served(path)
+    else:
+        refuse_if_taken(listen)
     before = os.umask(0o077)
     try:
         if kind == "unix":

@@ -111,8 +111,10 @@ class RunResult:
     Attributes:
         source: who computed it, with version: ``sim: iree 3.13.0 local-task`` or ``onnxruntime 1.31.1``.
         outputs: output name -> tensor, in the program's order.
-        iterations_ns: (start, end) of every timed iteration on the device's own monotonic clock.
+        iterations_ns: (start, end) of every timed iteration on the device's own monotonic clock; one after the other
+            from 0 where it is known how long each took, but not when.
         peak_memory_bytes: the worker's peak resident memory, or None where it was not measured.
+        cold: whether the first of the iterations was the program's first run since it was loaded.
         provenance: board, runtime, agent, clocks, temperatures: whatever is needed to know what was measured.
         noise: output name -> a reference's own noise, for those where it was measured.
     """
@@ -122,6 +124,7 @@ class RunResult:
     iterations_ns: tuple[tuple[int, int], ...] = ()
     peak_memory_bytes: int | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    cold: bool = False
     noise: Mapping[str, Noise] = field(default_factory=dict)
 
     @property

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hil.controller.deploy.ensure import AgentPlace, Recipe, put_agent
 
 Small = Callable[..., Recipe]
+
+
+def empty_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pip look into a package index that has nothing."""
+    simple = folder / "simple"
+    simple.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", simple.as_uri())
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 
 def put(shell: Any, recipe: Recipe, say: Callable[[str], None] = print, folder: str = "") -> AgentPlace:

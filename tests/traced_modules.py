@@ -121,6 +121,10 @@ class Sums(tf.Module):
     def total(self, values):
         return tf.reduce_sum(values) + tf.reduce_sum(self.table)
 
+    @tf.function
+    def joined(self, left, right):
+        return tf.matmul(left, right)
+
     @tf.function(input_signature=[tf.TensorSpec([2], tf.uint8), tf.TensorSpec([2], tf.bool)])
     def kinds(self, small, flags):
         return small + tf.cast(flags, tf.uint8), tf.logical_not(flags)

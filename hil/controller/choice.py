@@ -55,16 +55,12 @@ def choose(
         UsageError: there is no such board or type, or the two do not fit.
     """
     board = board or named_board(hw_type)
-    if not board:
-        choice = BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
-    elif is_farm(board):
-        choice = _of_farm(board, hw_type)
-    elif is_address(board):
-        choice = BoardChoice(load_board(hw_type or GENERIC), board)
-    else:
-        choice = BoardChoice(load_board(board))
-        if hw_type and choice.config.hw_type != hw_type:
-            raise UsageError(f"board {board} is of type {choice.config.hw_type}, not {hw_type}")
+    try:
+        choice = _chosen(board, hw_type)
+    except UsageError as error:
+        if board and board == os.environ.get(BOARD_VARIABLE):
+            error.add(f"the variable {BOARD_VARIABLE} names it")
+        raise
     given: dict[str, Any] = {
         "identity": _absolute(identity),
         "known_hosts": _absolute(known_hosts),
@@ -72,6 +68,19 @@ def choose(
     }
     connection = replace(choice.config.connection, **{key: value for key, value in given.items() if value})
     return replace(choice, config=replace(choice.config, connection=connection))
+
+
+def _chosen(board: str, hw_type: str) -> BoardChoice:
+    if not board:
+        return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
+    if is_farm(board):
+        return _of_farm(board, hw_type)
+    if is_address(board):
+        return BoardChoice(load_board(hw_type or GENERIC), board)
+    choice = BoardChoice(load_board(board))
+    if hw_type and choice.config.hw_type != hw_type:
+        raise UsageError(f"board {board} is of type {choice.config.hw_type}, not {hw_type}")
+    return choice
 
 
 def named_board(hw_type: str) -> str:

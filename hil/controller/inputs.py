@@ -65,6 +65,7 @@ def make_inputs(
             f"the program does not say what tensor its input {unknown[0].name!r} is, and none is given",
             hint="--input, one for each input in order: x.npy, or 4x8xf32=@x.bin, or 4x8xf32=1 2 3",
         )
+    _refuse_open([spec for spec in specs if spec.name not in chosen], sizes)
     return {
         spec.name: chosen[spec.name]
         if spec.name in chosen
@@ -145,18 +146,27 @@ def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None
             raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
 
 
+def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
+    """Say of every dimension at once that nobody knows its size.
+
+    Raises:
+        UsageError: there is one.
+    """
+    told: list[str] = []
+    options: dict[str, None] = {}
+    for spec in specs:
+        open_dims = [dim for dim in spec.shape if not isinstance(dim, int) and not (dim and dim in sizes)]
+        if open_dims:
+            told.append(f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}")
+            options |= dict.fromkeys(f"--dim {dim}=1" if dim else f"--input {spec.name}=x.npy" for dim in open_dims)
+    if told:
+        names = [option.removeprefix("--dim ").removesuffix("=1") for option in options if option.startswith("--dim")]
+        what = f"dimension{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}" if names else "a dimension"
+        raise UsageError(f"{', '.join(told)}: {what} {'are' if len(names) > 1 else 'is'} open", hint=" ".join(options))
+
+
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    shape = []
-    for dim in spec.shape:
-        size = sizes.get(dim) if isinstance(dim, str) else dim
-        if size is None:
-            name = dim or "N"
-            raise UsageError(
-                f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}: dimension {name!r} is open",
-                hint=f"--dim {name}=1" if dim else f"--input {spec.name}=x.npy",
-            )
-        shape.append(size)
-    return tuple(shape)
+    return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in spec.shape)
 
 
 def _signature(specs: Sequence[TensorSpec]) -> str:

@@ -13,9 +13,11 @@ from pathlib import Path, PurePosixPath
 from hil.controller import versions
 from hil.controller.cache import Cache
 from hil.errors import BoardError, LoadFailed
-from hil.iree_command import own_tool
+from hil.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
 
 PACKAGE = "iree-base-runtime"
+# What hil takes out of it, at once: who has one of them can have the other without the network.
+_TOOLS = (RUN_TOOL, PROFILE_TOOL)
 _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 # What a board is taken to have that does not tell: whether the program starts there will show.
 _LIBC = "glibc-2.35"
@@ -50,25 +52,27 @@ def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache:
         )
     wanted = version or versions.version(PACKAGE)
     newest = libc.replace(" ", "-") or _LIBC
-    key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, file=tool)
+    key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, files=_TOOLS)
     meta = {"package": PACKAGE, "version": wanted, "arch": family}
-    entry, _ = cache.get_or_make(key, meta, lambda folder: _fill(folder, tool, wanted, family, newest, board))
+    entry, _ = cache.get_or_make(key, meta, lambda folder: _fill(folder, wanted, family, newest, board))
     return entry / tool
 
 
-def _fill(folder: Path, tool: str, wanted: str, arch: str, libc: str, board: str) -> None:
-    own = _own(tool, wanted, arch)
-    if own is not None:
-        shutil.copyfile(own, folder / tool)
+def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
+    own = {tool: _own(tool, wanted, arch) for tool in _TOOLS}
+    if all(own.values()):
+        for tool, path in own.items():
+            shutil.copyfile(str(path), folder / tool)
         return
     with tempfile.TemporaryDirectory(prefix="hil-wheel-") as place:
         wheel = _download(Path(place), wanted, arch, libc, board)
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if PurePosixPath(name).name == tool]
-            if not names:
-                raise BoardError(f"{wheel.name} holds no {tool}", board=board)
-            with archive.open(names[0]) as source, (folder / tool).open("wb") as target:
-                shutil.copyfileobj(source, target)
+            for tool in _TOOLS:
+                names = [name for name in archive.namelist() if PurePosixPath(name).name == tool]
+                if not names:
+                    raise BoardError(f"{wheel.name} holds no {tool}", board=board)
+                with archive.open(names[0]) as source, (folder / tool).open("wb") as target:
+                    shutil.copyfileobj(source, target)
 
 
 def _own(tool: str, wanted: str, arch: str) -> Path | None:

@@ -33,6 +33,7 @@ class LoadedProgram:
         self._no_fallback = no_fallback
         self._placement: Placement | None = None
         self.loaded = loaded
+        self._ran = False
 
     def run(
         self,
@@ -79,7 +80,9 @@ class LoadedProgram:
             "clock": {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns},
         }
         source = f"{self._board.name}: {name} {version} {device}".strip()
-        result = RunResult(source, outputs, invocation.iterations_ns, invocation.peak_memory_bytes or None, provenance)
+        peak_memory_bytes = invocation.peak_memory_bytes or None
+        cold, self._ran = not (warmup or self._ran), True
+        result = RunResult(source, outputs, invocation.iterations_ns, peak_memory_bytes, provenance, cold)
         self._placement = self._placement if invocation.placement is None else invocation.placement
         told = Told.by(self._artifact, device)
         return placed(result, self._placement, told, no_fallback=self._no_fallback), invocation

@@ -51,24 +51,26 @@ def open_board(
     def connect() -> AnyBoard:
         if choice.config.command.kind == "command":
             refuse_faults(faults)
-            return _by_command(choice, runtime, wait_s, say)
+            return _by_command(choice, runtime, wait_s, say, "its config asks for none")
         from hil.controller.deploy.trouble import COMMAND_HINT, NoAgentHere
 
         try:
             return Board(choice, runtime=runtime, purpose=purpose, faults=faults, wait_s=wait_s, say=say)
-        except NoAgentHere as error:
+        except BoardError as error:
             wanted = runtime or choice.config.runtime
-            if not choice.config.command.runs(wanted):
+            served = choice.config.command.runs(wanted)
+            if not served:
                 instead = f"no command runs programs of {wanted} instead: --runtime iree, or another board"
                 error.hint = error.hint.replace(COMMAND_HINT, instead)
+            if not (served and isinstance(error, NoAgentHere)):
                 raise
             say(f"{error.message}: going on without an agent")
-            return _by_command(choice, runtime, wait_s, say)
+            return _by_command(choice, runtime, wait_s, say, error.message)
 
     return recover(connect, choice.config.power, board=choice.name, say=say)
 
 
-def _by_command(choice: BoardChoice, runtime: str, wait_s: float, say: Say) -> AnyBoard:
+def _by_command(choice: BoardChoice, runtime: str, wait_s: float, say: Say, why: str) -> AnyBoard:
     from hil.controller.commanded import CommandBoard
     from hil.controller.ssh.address import is_ssh_address
     from hil.controller.ssh.shell import open_shell
@@ -84,7 +86,7 @@ def _by_command(choice: BoardChoice, runtime: str, wait_s: float, say: Say) -> A
     def login() -> Shell:
         return open_shell(where, connection, board=choice.name, base=choice.config.path.parent)
 
-    return CommandBoard(choice, login(), runtime=runtime, wait_s=wait_s, say=say, reopen=login)
+    return CommandBoard(choice, login(), runtime=runtime, wait_s=wait_s, say=say, reopen=login, why=why)
 
 
 def regain(lost: AnyBoard, error: BoardError, reopen: Callable[[], AnyBoard]) -> AnyBoard | None:

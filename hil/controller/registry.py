@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoints, entry_points
 from typing import TypeVar
 
-from hil.errors import UsageError, did_you_mean
+from hil.errors import UsageError, did_you_mean, one_of
 
 T = TypeVar("T")
 
@@ -48,6 +48,6 @@ def pick(group: str, found: Mapping[str, T], name: str) -> T:
         UsageError: there is none.
     """
     if name not in found:
-        hint = f"{did_you_mean(name, found)}one of {', '.join(sorted(found))}"
+        hint = f"{did_you_mean(name, found)}{one_of(sorted(found))}"
         raise UsageError(f"there is no {group} {name!r}", hint=hint)
     return found[name]

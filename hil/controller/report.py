@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.case import Case
+from hil.controller.screen_text import say, together
 from hil.placement import placement_text
 from hil.results import RunResult, Verdict
 from hil.tensors import TensorSpec, type_text
@@ -23,18 +24,23 @@ _NAME_LEAST = 10
 
 
 def device_statistics(result: RunResult) -> dict[str, Any]:
-    """Device time in nanoseconds: iterations, p50, p90, min, mean, stdev and the samples (at most 10,000)."""
+    """Device time in nanoseconds: iterations, p50, p90, min, mean, stdev and the samples (at most 10,000).
+
+    A cold iteration, the program's first since it was loaded, is told apart (``cold_ns``, else None): it is in no
+    statistic unless there is no other.
+    """
     samples = result.device_ns
     if not samples:
         return {"iterations": 0}
-    ordered = sorted(samples)
+    ordered = sorted(samples[1:] if result.cold and len(samples) > 1 else samples)
     return {
         "iterations": len(samples),
+        "cold_ns": samples[0] if result.cold else None,
         "p50_ns": statistics.median(ordered),
         "p90_ns": ordered[min(int(0.9 * len(ordered)), len(ordered) - 1)],
         "min_ns": ordered[0],
-        "mean_ns": statistics.fmean(samples),
-        "stdev_ns": statistics.stdev(samples) if len(samples) > 1 else 0.0,
+        "mean_ns": statistics.fmean(ordered),
+        "stdev_ns": statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
         "samples_ns": samples[:_SAMPLES_KEPT],
     }
 
@@ -76,6 +82,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
             "notes": dict(artifact.notes),
         },
         "timings": asdict(case.timings),
+        "cached": cached_stages(case),
         "pushed_bytes": case.pushed_bytes,
         "device": device_statistics(case.result) if case.result else None,
         "peak_memory_bytes": case.result.peak_memory_bytes if case.result else None,
@@ -94,6 +101,17 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         "worker_log": case.worker_log[-200:],
         "profiles": case.profiles,
     }
+
+
+def cached_stages(case: Case) -> list[str]:
+    """The stages that came out of the cache, whole."""
+    sources = [reference.provenance.get("cached", False) for reference in case.references]
+    found = {
+        "import": case.model is not None and case.model.cached,
+        "compile": case.artifact is not None and case.artifact.cached,
+        "refer": bool(sources) and all(sources),
+    }
+    return [stage for stage, cached in found.items() if cached]
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
@@ -124,32 +142,35 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     # What one verdict alone has to say stands below its table, and so do the references that could not answer.
     is_told = case["reason"] and len(case["verdicts"]) != 1
     if is_told:
-        _say(console, "", case["reason"])
+        say(console, "", case["reason"])
     if case["error"]:
         _print_error(console, case)
     for verdict in case["verdicts"]:
         print_verdict(console, verdict)
     for reference in case["references"]:
         for name, why in reference["provenance"].get("fallback", ()):
-            _say(console, "note", f"the reference {name} could not answer: {why}")
+            say(console, "note", f"the reference {name} could not answer: {why}")
     for one in () if is_told else case.get("unanswered", ()):
-        _say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
+        say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
     for note in (*case["provenance"].get("notes", ()), *filter(None, [case["provenance"].get("elsewhere")])):
-        _say(console, "note", note)
+        say(console, "note", note)
     if (placement := case["provenance"].get("placement")) is not None:
-        _say(console, "ran on", placement_text(placement) or "nothing: it has no nodes")
+        say(console, "ran on", placement_text(placement) or "nothing: it has no nodes")
     if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
-        _say(console, "compiled", text)
+        say(console, "compiled", text)
     if command := case["provenance"].get("command"):
-        _say(console, "by command", f"not measured: {', '.join(command['not_measured'])}")
+        said = [command.get("why", ""), f"not measured: {', '.join(command['not_measured'])}"]
+        say(console, "no agent", "; ".join(filter(None, said)))
     if case["device"] and case["device"]["iterations"]:
-        _say(console, "device time", _device_time(case["device"]))
-    spent = [f"{key[:-2]} {_seconds(value)}" for key, value in case["timings"].items() if value is not None]
+        say(console, "device time", _device_time(case["device"]))
+    spent = {key[:-2]: _seconds(value) for key, value in case["timings"].items() if value is not None}
     if spent:
-        _say(console, "host time", ", ".join(spent))
+        cached = case.get("cached", ())
+        words = [f"{stage} {text}{' (cached)' if stage in cached else ''}" for stage, text in spent.items()]
+        say(console, "host time", ", ".join(map(together, words)))
     for profile in case.get("profiles", ()):
         for note in profile["notes"]:
-            _say(console, "note", note)
+            say(console, "note", note)
         label = "profile" if profile["kind"] == "run" else "compiling"
         console.print(f"  {label:<12} {_escape(profile['folder'])}", highlight=False, soft_wrap=True)
     if where:
@@ -161,7 +182,7 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    _say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
+    say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
     rows = [_COLUMNS, *(_row(output) for output in verdict["outputs"])]
     # The names get what is left of the terminal's width. Where that is too little, the columns move together, and then
     # those go that tell the least beside the others; the record has them all.
@@ -182,15 +203,15 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         console.print(_indented(table))
     failed = [output for output in verdict["outputs"] if not output["passed"]]
     for output in failed[:_REASONS_SHOWN]:
-        _say(console, "", f"{output['name']}: {output['reason']}", style="red")
+        say(console, "", f"{output['name']}: {output['reason']}", style="red")
     if len(failed) > _REASONS_SHOWN:
-        _say(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
+        say(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
     if not verdict["outputs"] and verdict["reason"]:
-        _say(console, "", verdict["reason"], style="red")
+        say(console, "", verdict["reason"], style="red")
     if verdict["outcome"] == "PASS" and verdict["reason"]:
-        _say(console, "note", verdict["reason"])
+        say(console, "note", verdict["reason"])
     if verdict["outcome"] == "BLIND":
-        _say(console, "hint", "--allow-blind OUTPUT passes an output that nobody can judge, docs/results.md says when")
+        say(console, "hint", "--allow-blind OUTPUT passes an output that nobody can judge, docs/results.md says when")
 
 
 def _room(console: Console, rows: list[list[str]], gap: int) -> int:
@@ -230,10 +251,13 @@ def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
 
 
 def _device_time(device: dict[str, Any]) -> str:
-    if device["iterations"] == 1:
-        return f"{_ns(device['min_ns'])} (1 iteration)"
-    times = ", ".join(f"{name} {_ns(device[f'{name}_ns'])}" for name in ("p50", "p90", "min", "stdev"))
-    return f"{times} ({device['iterations']} iterations)"
+    count, cold = device["iterations"], device.get("cold_ns")
+    if count == 1:
+        return f"{_ns(device['min_ns'])} (1 {'iteration' if cold is None else 'cold iteration'})"
+    times = ", ".join(together(f"{name} {_ns(device[f'{name}_ns'])}") for name in ("p50", "p90", "min", "stdev"))
+    if cold is None:
+        return f"{times} {together(f'({count} iterations)')}"
+    return f"{times} ({together(f'{count} iterations')}; the first, cold: {_ns(cold)}, is left out)"
 
 
 def _how(case: dict[str, Any]) -> str:
@@ -242,35 +266,22 @@ def _how(case: dict[str, Any]) -> str:
         return ""
     board = provenance.get("board") or (case["error"] or {}).get("board")
     words = (artifact["runtime"], provenance.get("runtime_version"), board and f"on {board}")
-    return " ".join(word for word in words if word)
+    without = ", without an agent" if provenance.get("command") else ""
+    return " ".join(word for word in words if word) + without
 
 
 def _print_error(console: Console, case: dict[str, Any]) -> None:
     error = case["error"]
-    _say(console, "stage", case["stage"] + (f" on board {error['board']}" if error["board"] else ""))
+    say(console, "stage", case["stage"] + (f" on board {error['board']}" if error["board"] else ""))
     lines = error["detail"].strip().splitlines()
     if len(lines) > _DETAIL_SHOWN:
         # Python tells of a crash at the beginning, other programs at the end.
         half = _DETAIL_SHOWN // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines more in run.json ...", *lines[-half:]]
     for line in lines:
-        _say(console, "", line, style="dim", indent=4)
+        say(console, "", line, style="dim", indent=4, whole=True)
     if error["hint"]:
-        _say(console, "hint", error["hint"])
-
-
-def _say(console: Console, label: str, text: str, *, style: str = "", indent: int = 2) -> None:
-    """A labelled line; what does not fit goes on below the text, not below the label."""
-    from rich.table import Table
-    from rich.text import Text
-
-    line = Table.grid(padding=0)
-    if label:
-        line.add_column(width=13)
-    line.add_column(overflow="fold")
-    body = Text(text, style=style)
-    line.add_row(label, body) if label else line.add_row(body)
-    console.print(_indented(line, indent), highlight=False)
+        say(console, "hint", error["hint"], whole=True)
 
 
 def _indented(what: RenderableType, by: int = 2) -> RenderableType:

@@ -208,15 +208,20 @@ class RunStore:
 
 
 @contextlib.contextmanager
-def storing(folder: Path) -> Iterator[None]:
-    """Turn a failed write into an error that says where and what to do."""
+def storing(folder: Path, option: str = "--out") -> Iterator[None]:
+    """Turn a failed write into an error that says where and what to do.
+
+    Args:
+        folder: what is written.
+        option: the option that names another place; "" where none does.
+    """
     try:
         yield
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be written: {error.strerror or error}",
             stage="report",
-            hint="free some space or name another folder with --out",
+            hint="make room there, or see who may write to it" + (f"; {option} names another place" if option else ""),
         ) from error
 
 

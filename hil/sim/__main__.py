@@ -16,7 +16,7 @@ from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.boards import BoardConfig, load_board
 from hil.errors import HilError, UsageError
-from hil.listening import refuse_if_served
+from hil.listening import refuse_if_served, refuse_if_taken
 from hil.sim import faults
 from hil.sim.clock import SimClock
 from hil.sim.link import FaultyLink
@@ -109,6 +109,8 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
     )
     if public.startswith("unix:"):
         refuse_if_served(public[len("unix:") :])
+    else:
+        refuse_if_taken(public)
     agent = Agent(config)
     if not link_wanted:
         return agent, agent.address

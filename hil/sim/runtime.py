@@ -15,7 +15,7 @@ import numpy as np
 
 from hil.agent.runtimes import known, profiling, resolve
 from hil.clock import CLOCK_FILE
-from hil.errors import UsageError
+from hil.errors import UsageError, one_of
 from hil.iree_values import SCALAR_PREFIX
 from hil.placement import Part, Placement
 from hil.sim.clock import SimClock
@@ -210,10 +210,10 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
     if position is None:
         if fault.keys["others"] == "spare":
             return
-        there = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
+        there = one_of((f"{number} ({name})" for number, name in enumerate(names)), "output=N with one of: ")
         raise UsageError(
             f"fault corrupt: the program has no output {which}",
-            hint=f"output=N with one of: {there}; or others=spare, which leaves programs without it alone",
+            hint=f"{there}{there and '; or '}others=spare, which leaves programs without it alone",
         )
     if outputs[position].dtype == "string":
         raise UsageError(

@@ -157,10 +157,11 @@ def test_a_program_runs_on_a_board_of_either_kind(connect, board, artifact_for):
     doubled, number = result.outputs.values()
     np.testing.assert_array_equal(doubled, [0, 2, 4, 6])
     assert number == 42
-    assert result.iterations_ns == () and result.peak_memory_bytes is None
+    assert len(result.device_ns) == 2 and all(0 < time < 10e9 for time in result.device_ns)
+    assert result.peak_memory_bytes is None
     assert result.provenance["machine"]["boot_id"]
     assert result.provenance["runtime_version"].startswith("3.")
-    assert any("device time" in text for text in said)
+    assert any("peak memory and clock are not measured" in text for text in said)
     assert connect(board).push(artifact) == 0
 
 
@@ -325,12 +326,17 @@ def test_hil_run_serves_a_board_without_python(hil, make_board, tmp_path):
     ended = hil("run", DIGITS / "digits_cnn.onnx", *options)
     assert ended.code == 0, ended.err
     assert ended.case["outcome"] == "PASS"
-    assert "device time" in ended.err
-    assert ended.case["device"] == {"iterations": 0}
+    assert "peak memory and clock are not measured" in ended.err
+    device = ended.case["device"]
+    assert device["iterations"] == 1 and 0 < device["p50_ns"] == device["cold_ns"] < 10e9
+    assert "no Python" in ended.case["provenance"]["command"]["why"]
     assert ended.case["peak_memory_bytes"] is None
     assert "clock" not in ended.case["provenance"]
     schema = json.loads((Path(__file__).parents[2] / "docs" / "run.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(ended.document)
+    shown = hil("run", DIGITS / "digits_cnn.onnx", *options[:-1]).out
+    assert "without an agent" in shown.splitlines()[0] and "cold iteration" in shown
+    assert "the board has no Python" in " ".join(shown.split())
     again = hil("run", DIGITS / "digits_cnn.onnx", *options)
     assert (again.code, again.case["pushed_bytes"]) == (0, 0)
     output = np.load(Path(tmp_path, ended.document["folder"], ended.case["outputs"][0]["file"]))
@@ -347,5 +353,7 @@ def test_a_config_can_ask_for_the_command(hil, board_aarch64, tmp_path):
     ended = hil("run", DIGITS / "digits_cnn.onnx", "--board", "lab.toml", "--iterations", 2, "--json")
     assert ended.code == 0, ended.err
     assert ended.case["outcome"] == "PASS"
-    assert len(ended.case["provenance"]["command"]["wall_s"]) == 2
+    assert len(ended.case["provenance"]["command"]["wall_s"]) == 1
+    assert ended.case["provenance"]["command"]["why"] == "its config asks for none"
+    assert ended.case["device"]["iterations"] == 2
     assert ended.case["provenance"]["host_key"].startswith("SHA256:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -148,6 +149,7 @@ def test_a_folder_and_an_unknown_kind_of_file(hil, simulator, tmp_path):
 
 def test_an_unknown_board_type_runtime_or_fault(hil, doubling):
     refused(hil("run", doubling, "--board", "nonesuch", "--json"), "nonesuch")
+    refused(hil("board", "show", "root@somewhere", "--json"), "is an address", "hil board info root@somewhere")
     refused(hil("run", doubling, "--board", "sim-small1", "--json"), "did you mean 'sim-small'?")
     refused(hil("run", doubling, "--reference", "onnxruntme", "--json"), "did you mean 'onnxruntime'?")
     refused(hil("run", doubling, "--runtime-hw-type", "nonesuch", "--json"), "nonesuch")
@@ -225,6 +227,37 @@ def test_options_that_cannot_be_meant(hil, simulator, doubling, options):
 def test_an_open_dimension_asks_for_its_value(hil, simulator):
     ended = hil("run", DIGITS / "digits_cnn_batch.onnx", "--board", simulator, "--json")
     refused(ended, "--dim N=1", "Nx1x8x8 float32")
+
+
+def test_all_open_dimensions_are_asked_for_at_once(hil, simulator, tmp_path):
+    node = helper.make_node("MatMul", ["a", "b"], ["y"])
+    values = [("a", FLOAT, ["N", "K"]), ("b", FLOAT, ["K", "M"])]
+    save_model(tmp_path / "open.onnx", [node], values, [("y", FLOAT, ["N", "M"])])
+    refused(
+        hil("run", "open.onnx", "--board", simulator, "--json"),
+        "dimensions 'N' and 'K' and 'M' are open", "--dim N=1 --dim K=1 --dim M=1",
+    )  # fmt: skip
+    sizes = ("--dim", "N=2", "--dim", "K=3")
+    refused(hil("run", "open.onnx", "--board", simulator, *sizes, "--json"), "dimension 'M' is open", "--dim M=1")
+    ended = hil("run", "open.onnx", "--board", simulator, *sizes, "--dim", "M=4", "--json")
+    ends(ended, 0, "PASS")
+    assert ended.case["name"] == "open"
+    listed = hil("cache", "ls", "--json").document["entries"]
+    assert {entry["meta"]["model"] for entry in listed if entry["kind"] in ("artifact", "reference")} >= {"open"}
+    assert not {entry["meta"].get("model") for entry in listed} & {"N", "K", "M"}
+
+
+def test_a_pytorch_program_without_pytorch_says_how_to_have_it(hil, tmp_path):
+    if importlib.util.find_spec("torch"):
+        pytest.skip("torch is installed here")
+    (tmp_path / "net.pt2").write_bytes(b"PK")
+    refused(hil("run", "net.pt2", "--json"), "takes PyTorch", "pip install 'hil[torch]'")
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_an_option_that_there_is(hil, doubling):
+    ended = hil("compile", doubling, "--json", cwd=Path("/proc"))
+    assert ended.document["error"]["hint"].endswith("-o names another place")
+    assert "--out" not in ended.err and "/proc" in ended.err
 
 
 def test_a_board_that_is_not_there_is_exit_4(hil, doubling, tmp_path):

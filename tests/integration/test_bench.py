@@ -210,13 +210,22 @@ def test_programs_run_at_the_same_time_and_what_they_do_under_load_is_told(bench
 
 
 @pytest.mark.board
-def test_a_board_without_an_agent_is_measured_by_the_host_and_says_so(bench, hil, board_x86, tmp_path):
+def test_a_board_without_an_agent_is_measured_there_and_by_a_command_of_its_own_from_the_host(
+    bench, hil, board_x86, tmp_path
+):
     config = (DOCS.parent / "board_configs" / "command.toml").read_text()
     where = f'[connection]\naddress = "{board_x86.address}"\nidentity = "{board_x86.identity}"\n'
     where += f'known_hosts = "{board_x86.known_hosts}"\nfolder = "bench-by-command"\n'
     (tmp_path / "lab.toml").write_text(f"{config}\n{where}")
     document = bench(DIGITS_CNN, "--board", "lab.toml", "--iterations", 3, "--warmup", 1)
     (side,) = document["sides"]
+    assert (side["clock"], side["outcome"], side["times"]["iterations"]) == ("board", "PASS", 3)
+    assert side["timings"]["first_run_s"] > 0 and side["peak_memory_bytes"] is None
+    tool = board_x86.run(["sh", "-c", "ls /root/bench-by-command/command/programs/*-iree-run-module"]).stdout.strip()
+    vendors = config.replace('kind = "command"', f'kind = "command"\nprogram = "{tool}"')
+    assert tool in vendors
+    (tmp_path / "lab.toml").write_text(f"{vendors}\n{where}")
+    (side,) = bench(DIGITS_CNN, "--board", "lab.toml", "--iterations", 3, "--warmup", 1)["sides"]
     assert (side["clock"], side["outcome"], side["times"]["iterations"]) == ("host", "PASS", 3)
     assert side["times"]["min_ns"] > 1e6  # a process was started for each
     assert (side["peak_memory_bytes"], side["timings"]["first_run_s"]) == (None, None)

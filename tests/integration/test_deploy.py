@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from boards import MakeBoard
+from deploying import empty_index
 
 from hil.boards import BoardConfig, Connection
 from hil.controller import deploy
@@ -102,9 +103,7 @@ def test_a_runtime_that_is_not_published_for_the_board_is_the_reason_that_is_tol
     connection = Connection(identity=str(board.identity), known_hosts=str(board.known_hosts))
     choice = BoardChoice(BoardConfig("lab", "lab", connection=connection, path=tmp_path / "lab.toml"), board.address)
     # An index of nothing: what the agent itself needs is there already, as for any board that was deployed to before.
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    empty_index(tmp_path, monkeypatch)
     monkeypatch.setitem(wheels._RUNTIMES, "unheard-of", ("no-such-runtime",))
 
     with pytest.raises(

@@ -49,6 +49,8 @@ VARIES = [
     (r"\b\d+\.\d+\.\d+\.\d+\b", "<address>"),
     (r"\b\d+\.\d+\.\d+\b", "<version>"),
     (r"\b[\d.]+(e[+-]\d+)?\s+(ns|us|ms|s)\b", "<time>"),
+    # What the cache holds depends on what ran before.
+    (r" \(cached\)", ""),
     (r"\b[\d.]+\s+(MB|MiB)\b", "<size>"),
     (r"SHA256:[\w+/]{43}", "<fingerprint>"),
     (r"\b(build|agent) +[0-9a-f]{12,16}\b", r"\1 <build>"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -36,6 +38,25 @@ def test_an_arm_board_runs_the_model_and_all_its_layers(project, board_aarch64):
     assert len(tested.outcomes) == 1 + DIGITS_LAYERS and set(tested.outcomes.values()) == {"passed"}
     assert all(name.endswith("-generic") for name in tested.outcomes)
     assert boards_of(tested) == {f"root@{board_aarch64.ip}"}
+
+
+def test_a_board_that_is_no_ssh_server_fails_in_a_few_lines(project, small):
+    def babble(server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(b"this is no SSH server\r\n" * 3)
+
+    project.set_up(small)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=babble, args=(server,), daemon=True).start()
+        tested = project.test("--board", f"root@127.0.0.1:{server.getsockname()[1]}", "-k", "full")
+    assert tested.code == 1, tested.out
+    assert "does not go on with SSH" in tested.out and "hint:" in tested.out
+    assert "paramiko" not in tested.out and "Traceback" not in tested.out, tested.out
 
 
 def test_each_xdist_worker_has_a_simulator_of_its_own(project, small):

@@ -55,7 +55,7 @@ def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[Side])
     Raises:
         StorageError: it cannot be written there.
     """
-    with storing(path):
+    with storing(path, "--benchmark-out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(google_document(document, sides), indent=2) + "\n")
 

@@ -200,6 +200,7 @@ class _Bench:
                     side.result,
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
+                    cold=False,
                 )
         self.recorder.write()
         document = self._document(run, finished=not interrupted, interrupted=interrupted)

@@ -18,7 +18,7 @@ from hil.controller.bench.stats import compare_rounds, is_precise, round_log_rat
 from hil.controller.case import Case, end_case
 from hil.controller.opening import AnyBoard, AnyProgram
 from hil.controller.streams import Invocation
-from hil.errors import HilError, UsageError
+from hil.errors import HilError, RunFailed, UsageError
 from hil.results import RunResult, Stage
 
 # Rounds of a comparison. Fewer make its interval wide, more cost loading time.
@@ -276,10 +276,15 @@ class _Meter:
             if isinstance(call, Invocation) and call.cpu_ns:
                 side.cpu_ns += call.cpu_ns
                 side.ran_ns += int(stamps[-1, 1] - stamps[0, 0])
-            return stamps[:, 0], stamps[:, 1] - stamps[:, 0]
-        # A run by command: what is known is how long each command took, with the start of its process.
+            # By command it is not known when each ran, only that they did one after the other.
+            base = 0 if isinstance(call, Invocation) else begun
+            return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0]
+        # A run by a board's own command: what is known is how long each took, with the start of its process.
         side.clock = "host"
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
+        if len(walls) != iterations:
+            with _blamed(case, Stage.RUN):
+                raise RunFailed("; ".join(result.provenance["notes"]), hint="without its times there is no bench")
         return begun + np.cumsum(walls) - walls, walls
 
 

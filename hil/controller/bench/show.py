@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.screen_text import show, together, units
 from hil.placement import placement_text
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
     for label, cell in _ROWS:
         texts = [cell(side) for side in sides]
         if any(texts):
-            table.add_row(label, *map(Text, texts))
+            table.add_row(label, *(Text(units(text)) for text in texts))
     for side in sides:
         outcome = side["outcome"] or "UNFINISHED"
         line = Text(outcome, style=f"bold {_COLOURS.get(outcome, 'magenta')}")
@@ -43,7 +44,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
         line.append(f"  {where} on {side['board']}" if side["board"] else "", style="default")
         line.append(f"  {_checked(side)}", style="dim")
         console.print(line, soft_wrap=True)
-    console.print(table)
+    show(console, table)
     _print_notes(console, document)
     if document["comparison"]:
         _print_comparison(console, document["comparison"])
@@ -141,7 +142,8 @@ def _parallelism(side: Mapping[str, Any]) -> str:
 def _stages(*names: str) -> Callable[[Mapping[str, Any]], str]:
     def told(side: Mapping[str, Any]) -> str:
         spent = [(name, side["timings"][f"{name}_s"]) for name in names]
-        return ", ".join(f"{name.replace('_', ' ')} {time_text(s * 1e9)}" for name, s in spent if s is not None)
+        texts = [f"{name.replace('_', ' ')} {time_text(s * 1e9)}" for name, s in spent if s is not None]
+        return ", ".join(map(together, texts))
 
     return told
 

@@ -175,7 +175,10 @@ def _statistics(case: Mapping[str, Any]) -> list[str]:
 
 def _device(case: Mapping[str, Any]) -> str:
     device = case["device"]
-    return f"{device['p50_ns'] / 1e6:.3g} ms" if device and device["iterations"] else "-"
+    if not device or not device["iterations"]:
+        return "-"
+    cold = " cold" if device["iterations"] == 1 and device.get("cold_ns") is not None else ""
+    return f"{device['p50_ns'] / 1e6:.3g} ms{cold}"
 
 
 def _say(console: Console, label: str, text: str, style: str = "") -> None:

@@ -47,7 +47,12 @@ def show(name: str, as_json: bool) -> None:
 
     from hil.boards import load_board
     from hil.controller.cli.screen import print_json
+    from hil.controller.links import is_address
+    from hil.errors import UsageError
 
+    if is_address(name):
+        hint = f"hil board info {name} asks the board itself; hil board show generic is the config of any address"
+        raise UsageError(f"{name} is an address: there is no config of that name", hint=hint)
     config = load_board(name)
     if as_json:
         print_json({"schema": 1, "board": asdict(config)})

@@ -125,7 +125,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} is there already", hint="name a place where nothing is")
     opened = open_bundle(bundle)
-    with _workshop() as shop, storing(path):
+    with _workshop() as shop, storing(path, ""):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_format(form, opened, path, shop=shop)
     count = sum(len(method.cases) for method in opened.methods)
@@ -181,7 +181,7 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.controller.cli.screen import print_json
     from hil.controller.runs import storing
 
-    with storing(path.parent):
+    with storing(path.parent.absolute(), "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
     head = bundle.save(path, key=key)
     if as_json:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from hil.controller.cli.options import json_option
+
+_SHOWN = 20
 
 
 @click.group(epilog="Example: hil cache gc --max-mb 500")
@@ -15,10 +19,11 @@ def cache() -> None:
     """List and clean the cache of compiled programs and reference results."""
 
 
-@cache.command(epilog="Example: hil cache ls --json")
+@cache.command(epilog="Example: hil cache ls --all")
+@click.option("--all", "every", is_flag=True, help="All entries, and not only those used last.")
 @json_option
-def ls(as_json: bool) -> None:
-    """List the entries, the one used last first."""
+def ls(every: bool, as_json: bool) -> None:
+    """List the entries, the one used last first, and how much there is of each kind."""
     from hil.controller.cache import Cache
     from hil.controller.cli.screen import print_json
 
@@ -28,11 +33,25 @@ def ls(as_json: bool) -> None:
         rows = [{**asdict(entry), "kind": entry.kind} for entry in entries]
         print_json({"schema": 1, "root": str(held.root), "entries": rows})
         return
-    for entry in entries:
+    shown = entries if every else entries[:_SHOWN]
+    for entry in shown:
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.last_used))
-        model = entry.meta.get("model", "")
-        click.echo(f"{entry.kind:10} {entry.key[len(entry.kind) + 1 :][:8]}  {entry.size:>13,} bytes  {used}  {model}")
+        key = entry.key[len(entry.kind) + 1 :][:8]
+        click.echo(f"{entry.kind:12} {key}  {entry.size:>13,} bytes  {used}  {_what(entry.meta)}".rstrip())
+    if len(shown) < len(entries):
+        click.echo(f"... {_count(len(entries) - len(shown))} more: hil cache ls --all")
+    kinds: dict[str, list[int]] = {}
+    for entry in entries:
+        kinds.setdefault(entry.kind, []).append(entry.size)
+    for kind, sizes in sorted(kinds.items(), key=lambda pair: -sum(pair[1])):
+        click.echo(f"{kind:12} {_count(len(sizes))}, {sum(sizes):,} bytes")
     click.echo(f"{_count(len(entries))}, {sum(entry.size for entry in entries):,} bytes in {held.root}")
+
+
+def _what(meta: Mapping[str, Any]) -> str:
+    """What an entry is of, as people call it: the model, then whatever else was noted in a word or two."""
+    notes = [value for name, value in meta.items() if name != "model" and isinstance(value, str) and value]
+    return "  ".join([*([str(meta["model"])] if meta.get("model") else []), ", ".join(notes)]).strip()
 
 
 @cache.command(epilog="Example: hil cache gc --max-mb 500 --older-than 30")

@@ -82,7 +82,7 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
         click.echo(f"hil: no picture was drawn: {'; '.join(why[:3])}", err=True)
         return False
     _, _, output, actual, reference = max(drawable, key=lambda item: item[:2])
-    with storing(plot.parent):
+    with storing(plot.parent.absolute(), "--plot"):
         plot_difference(plot, output.name, actual, reference, output)
     return True
 

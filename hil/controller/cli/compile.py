@@ -73,7 +73,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     for note in (note for profile in profiles for note in profile["notes"]):
         click.echo(f"note: {note}", err=True)
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
-    with storing(target.parent):
+    with storing(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)
         written = []
         for name, path in artifact.files.items():

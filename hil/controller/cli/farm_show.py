@@ -125,10 +125,11 @@ def _print_job(job: dict[str, Any]) -> None:
 
 @click.command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
 @click.option("--select", "text", default="", metavar="SELECTOR", help="Only boards that this selector matches.")
+@click.option("--wide", is_flag=True, help="All labels, whole: the CPU's features, kernel, libc, ...")
 @json_option
-def boards(text: str, as_json: bool) -> None:
+def boards(text: str, wide: bool, as_json: bool) -> None:
     """List the boards: how they are and why, what runs on them, and their labels."""
-    from hil.controller.cli.farm_tables import boards_table, console, show, utc_now
+    from hil.controller.cli.farm_tables import boards_table, console, plain, said_labels, show, utc_now
     from hil.controller.cli.screen import print_json
     from hil.controller.farm import selector
     from hil.controller.farm.client import FarmClient
@@ -142,7 +143,9 @@ def boards(text: str, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "boards": found})
     elif found:
-        show(boards_table(found, utc_now(), console().width))
+        show(boards_table(found, utc_now(), console().width, labels=not wide))
+        for row in found if wide else ():
+            click.echo(f"{plain(row['name'])}: {plain(said_labels(row['labels'], wide=True))}")
     elif not rows:
         click.echo("the farm has no boards: hil farm host serves those of a machine", err=True)
     else:

@@ -31,7 +31,8 @@ _STYLES = {
 }
 _OWN_COLUMN = ("name", "site", "host", "hw_type")
 _BYTES = ("mem", "memory", "disk")
-_ELEMENTS = 4
+# What nobody looks for in a table of boards; selectors know them all the same.
+_DETAILS = ("agent", "devices", "features", "kernel", "libc", "system")
 _GOOD = ("PASS", "XFAIL", "SKIP", "")
 
 
@@ -137,7 +138,7 @@ def attempts_table(rows: Sequence[Row], now: datetime, width: int) -> Table:
 
 
 def boards_table(rows: Sequence[Row], now: datetime, width: int, *, labels: bool = True) -> Table:
-    """Boards: how they are and why, what runs there, and with ``labels`` what selectors see."""
+    """Boards: how they are and why, what runs there, and with ``labels`` what people look for of what selectors see."""
     columns = [
         Column("BOARD", lambda board: (board["name"], "bold"), firm=True),
         Column("STATE", lambda board: _styled(board["state"]), firm=True),
@@ -199,8 +200,8 @@ def latency(stats: Mapping[str, Any]) -> Text:
     return line(("waited: ", "bold"), told)
 
 
-def said_labels(labels: Mapping[str, Any]) -> str:
-    """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; the beginning of long lists."""
+def said_labels(labels: Mapping[str, Any], wide: bool = False) -> str:
+    """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; ``wide``: also technical ones."""
     from hil.controller.farm.selector_text import quoted
     from hil.controller.farm.selector_values import said
 
@@ -209,10 +210,10 @@ def said_labels(labels: Mapping[str, Any]) -> str:
             return name
         if not isinstance(value, (list, tuple)):
             return f"{name}={quoted(said(value, ('1B',) if name in _BYTES else ()))}"
-        some = ",".join(quoted(said(each)) for each in value[:_ELEMENTS])
-        return f"{name}={some}" + (f"...({len(value)})" if len(value) > _ELEMENTS else "")
+        return f"{name}={','.join(quoted(said(each)) for each in value)}"
 
-    return " ".join(one(name, value) for name, value in sorted(labels.items()) if name not in _OWN_COLUMN)
+    left_out = _OWN_COLUMN if wide else (*_OWN_COLUMN, *_DETAILS)
+    return " ".join(one(name, value) for name, value in sorted(labels.items()) if name not in left_out)
 
 
 def duration(seconds: float) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import sys
 
 import click
 
+from hil.controller.cli.any_terminal import speak_any_locale
 from hil.controller.cli.lazy import LazyGroup
-from hil.errors import EXIT_INTERRUPTED, HilError
+from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
 
 # verb -> its line in `hil --help`. The verb's module has a command of the same name.
 VERBS = {
@@ -33,6 +36,8 @@ VERBS = {
 
 
 _DETAIL_LINES = 12
+# As of any Unix tool whose reader has gone (`hil cache ls | head -1`): that is no verdict on a model.
+_EXIT_UNREAD = 128 + signal.SIGPIPE
 _TOLD = ("outcome", "hint", "stage", "board", "detail")
 
 
@@ -72,6 +77,34 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command and end with its exit code; an error is told, never traced back."""
+    speak_any_locale()
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _stop_writing()
+        code = _EXIT_UNREAD
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _stop_writing()
+        print(f"hil: cannot write: {error.strerror}", file=sys.stderr)
+        code = EXIT_USAGE
+    sys.exit(code)
+
+
+def _stop_writing() -> None:
+    """Python itself would try once more to write what is left, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run() -> int:
+    """The command's exit code.
+
+    Raises:
+        BrokenPipeError: whoever read along has stopped reading.
+        OSError: there is no room for the output.
+    """
     wants_json = "--json" in sys.argv
     try:
         code = cli.main(prog_name="hil", standalone_mode=False)
@@ -84,12 +117,10 @@ def main() -> None:
         code = _tell(error.format_message(), wants_json, 2, usage=error)
     except HilError as error:
         code = _tell(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # Whoever read along stopped reading: that is no verdict on a model.
-        code = EXIT_INTERRUPTED
-    sys.stdout.flush()
-    sys.exit(code if isinstance(code, int) else 0)
+    except SystemExit as ended:
+        # No command ends that way, but Click and rich do it for them once their reader has gone.
+        raise BrokenPipeError from ended
+    return code if isinstance(code, int) else 0
 
 
 def _tell(

@@ -19,7 +19,7 @@ from hil.controller.cache import Cache
 from hil.controller.care.conditions import changed
 from hil.controller.choice import BoardChoice, with_target
 from hil.controller.commanded import machine, scripts
-from hil.controller.commanded.calls import NOT_MEASURED
+from hil.controller.commanded.calls import DEVICE_TIME, NOT_MEASURED
 from hil.controller.commanded.program import CommandProgram
 from hil.controller.commanded.signature import signature_of
 from hil.controller.commanded.store import Item, Store, find_program
@@ -52,6 +52,7 @@ class CommandBoard:
         wait_s: how long a run waits while another one holds the board.
         say: told what goes on.
         reopen: makes a new shell where the link broke during a push; None: such a break is final.
+        why: why it has no agent, in a line.
         cache: where the command for the board's platform is kept; None is the user's.
 
     Attributes:
@@ -63,6 +64,7 @@ class CommandBoard:
         command: how programs are run there.
         folder: hil's folder for this on the board, absolute.
         payload_bytes_sent: bytes of programs sent so far.
+        why: why it has no agent.
 
     Raises:
         UsageError: the config names a runtime that has no command.
@@ -78,6 +80,7 @@ class CommandBoard:
         wait_s: float = 60.0,
         say: Say = lambda text: None,
         reopen: Reopen | None = None,
+        why: str = "its config asks for none",
         cache: Cache | None = None,
     ) -> None:
         self.name = choice.name
@@ -86,6 +89,7 @@ class CommandBoard:
         self.command = choice.config.command
         self.wait_s = wait_s
         self.payload_bytes_sent = 0
+        self.why = why
         self._runtime = runtime or choice.config.runtime
         self._say = say
         self._reopen = reopen
@@ -97,7 +101,7 @@ class CommandBoard:
         except BaseException:
             self.close()
             raise
-        *first, last = NOT_MEASURED
+        *first, last = self.not_measured
         say(
             f"no agent on {self.name}: programs are run by the command {posixpath.basename(self.title)}; "
             f"{', '.join(first)} and {last} are not measured"
@@ -118,6 +122,11 @@ class CommandBoard:
     def title(self) -> str:
         """The name of the command."""
         return self.command.program or Path(self.command.file).name or RUN_TOOL
+
+    @property
+    def not_measured(self) -> tuple[str, ...]:
+        """What results from here lack: of a command that is not IREE's own, the device time too."""
+        return NOT_MEASURED if self.command.is_ours else (DEVICE_TIME, *NOT_MEASURED)
 
     @property
     def version(self) -> str:
@@ -148,7 +157,7 @@ class CommandBoard:
             "machine": shown,
             "readings": machine.readings(parts["readings"]),
             "runtimes": [{"name": self._runtime, "version": self.version, "command": self.title}],
-            "not_measured": list(NOT_MEASURED),
+            "not_measured": list(self.not_measured),
         }
         return parts["folder"], info
 
@@ -174,8 +183,7 @@ class CommandBoard:
             BoardLost: the link broke again and again.
         """
         items = [Item(path, artifact.digests[name]) for name, path in artifact.files.items()]
-        if tool := self._tool():
-            items.append(tool)
+        items += [tool for tool in (self._tool(), self._timer()) if tool]
         return self._send(items, progress)
 
     def push_profiler(self, runtime: str) -> str:
@@ -192,10 +200,15 @@ class CommandBoard:
                 board=self.name,
                 hint="only the tool that hil puts on a board can: leave program and file out of [runtime]",
             )
-        path = self._iree(PROFILE_TOOL)
-        item = Item(path, digest_file(path), executable=True)
+        item = self._timer()
+        assert item is not None
         self._send([item], lambda sent, total: None)
         return self.store.place(item)
+
+    def timer(self) -> str:
+        """Where the tool that times programs lies on the board, once one was pushed; "" where there is none."""
+        item = self._timer()
+        return self.store.place(item) if item else ""
 
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
         """Nothing is told: that takes an agent."""
@@ -247,6 +260,15 @@ class CommandBoard:
     def _tool(self) -> Item | None:
         path = self._tool_path
         return Item(path, digest_file(path), executable=True) if path else None
+
+    def _timer(self) -> Item | None:
+        """The tool that times and profiles programs: IREE's, so only beside IREE's own command."""
+        path = self._timer_path
+        return Item(path, digest_file(path), executable=True) if path else None
+
+    @functools.cached_property
+    def _timer_path(self) -> Path | None:
+        return self._iree(PROFILE_TOOL) if self.command.is_ours else None
 
     def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> CommandProgram:
         """Take a pushed program: its signature is read here; that the board can load it shows when it is run.

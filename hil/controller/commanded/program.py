@@ -9,13 +9,14 @@ import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
 from hil.clock import now_ns
 from hil.controller.commanded import scripts
-from hil.controller.commanded.calls import NOT_MEASURED, CommandCall, CommandLoaded
+from hil.controller.commanded.calls import DEVICE_TIME, CommandCall, CommandLoaded
 from hil.controller.commanded.values import (
     Signature,
     check_inputs,
@@ -28,8 +29,16 @@ from hil.controller.commanded.verdicts import failure
 from hil.controller.passes import ProfilePass
 from hil.controller.profile.model import Span
 from hil.controller.provenance import placed, provenance_of
-from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageTimeout, StorageError
-from hil.iree_command import PARAMETER_SCOPE, PROFILE_FILE, PROFILE_TOOL, profile_command
+from hil.errors import BoardBusy, BoardError, BoardLost, RunFailed, StageError, StageTimeout, StorageError
+from hil.iree_command import (
+    PARAMETER_SCOPE,
+    PROFILE_FILE,
+    PROFILE_TOOL,
+    TIMES_FILE,
+    profile_command,
+    times_ns,
+    timing_flags,
+)
 from hil.placement import Part, Told
 from hil.results import RunResult
 from hil.runtime_command import RuntimeCommand, fill
@@ -87,7 +96,10 @@ class CommandProgram:
         timeout: float = 60.0,
         names: tuple[str, ...] = (),
     ) -> tuple[RunResult, CommandCall]:
-        """Run on the board: a command for each warm-up and iteration. None is ever tried again.
+        """Run on the board, and time it there. No command is ever tried again.
+
+        The outputs are of a command of its own; IREE's timing tool, where the board has it, then makes the warm-ups
+        and iterations. Without that tool each of them is a command, and how long it took on the device is not known.
 
         Args:
             inputs: name -> tensor in the program's order.
@@ -103,19 +115,38 @@ class CommandProgram:
         board = self._board
         files = output_files(self._signature, board.command)
         with self._place(inputs, board.command) as (local, remote, arguments):
-            argv = self._argv(arguments, remote)
+            argv = self._argv(self._program, arguments, output_arguments(files, board.command, remote), remote)
             left = timeout
             walls: list[float] = []
             sizes: tuple[int | None, ...] = ()
-            for _ in range(warmup + iterations):
+            timer = board.timer()
+            for _ in range(1 if timer else warmup + iterations):
                 wall, sizes = self._once(argv, files, remote, timeout, left)
                 walls.append(wall)
                 left -= wall
             start = time.monotonic()
             outputs = self._fetch(local, remote, sizes, names)
-            call = CommandCall(round(sum(walls[:warmup]) * 1e9), time.monotonic() - start)
-            notes = board.look()
-        return self._result(outputs, argv, walls[warmup:], notes), call
+            fetch_s = time.monotonic() - start
+            times: list[int] = []
+            problem = ""
+            if timer:
+                argv_timed = [*self._argv(timer, arguments, [], remote), *timing_flags(warmup + iterations, TIMES_FILE)]
+                times, problem = self._times(argv_timed, local, remote, timeout, left)
+            cold_ns = sum(times[:warmup]) if timer else round(sum(walls.pop(0) for _ in range(warmup)) * 1e9)
+            notes = [*board.look(), *([f"the device time could not be measured: {problem}"] if problem else [])]
+        return self._result(outputs, argv, walls, times[warmup:], notes, cold=not warmup), CommandCall(cold_ns, fetch_s)
+
+    def _times(self, argv: list[str], local: Path, remote: str, timeout: float, left: float) -> tuple[list[int], str]:
+        """What each run took by the timing tool, in nanoseconds; or why that is not known: the answer is there."""
+        try:
+            _, (size,) = self._once(argv, [TIMES_FILE], remote, timeout, left)
+            if not size:
+                return [], f"{PROFILE_TOOL} ended well but wrote nothing"
+            return times_ns(self._get(local, remote, TIMES_FILE, size).read_bytes()), ""
+        except StageError as error:
+            return [], error.message
+        except ValueError as error:
+            return [], f"what {PROFILE_TOOL} wrote cannot be read: {error}"
 
     def profile(
         self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0
@@ -187,9 +218,8 @@ class CommandProgram:
     def __exit__(self, *_: object) -> None:
         self.unload()
 
-    def _argv(self, inputs: list[str], remote: str) -> list[str]:
+    def _argv(self, program: str, inputs: list[str], outputs: list[str], remote: str) -> list[str]:
         board, command = self._board, self._board.command
-        outputs = output_arguments(output_files(self._signature, command), command, remote)
         weights = [fill(command.parameter, {"scope": PARAMETER_SCOPE, "file": place}) for place in self._weights()]
         several = {"{inputs}": inputs, "{outputs}": outputs, "{parameters}": weights}
         values = {
@@ -198,7 +228,7 @@ class CommandProgram:
             "function": self._signature.function,
             "folder": remote,
         }
-        argv = [self._program]
+        argv = [program]
         for flag in command.flags:
             argv += several[flag] if flag in several else [fill(flag, values)]
         return argv
@@ -249,12 +279,13 @@ class CommandProgram:
             raise BoardBusy(
                 f"another run held the board for more than {wait_s} s", hint="wait for it to end, or raise --wait"
             )
-        self._log += done.err.splitlines()
+        ours = argv[0] == self._program
+        if ours:
+            self._log += done.err.splitlines()
         if ended.how == "late":
             late.detail = done.err[-_DETAIL:]
             raise late
         if ended.code:
-            ours = argv[0] == self._program
             # A profile is taken of what has been run: the tool does not say how far it came.
             raise failure(ended, done.err, board.title if ours else PROFILE_TOOL, loads=not ours)
         if len(ended.sizes) != len(files):
@@ -284,9 +315,18 @@ class CommandProgram:
             raise BoardLost(f"{file} was damaged on its way from the board")
         return local / file
 
-    def _result(self, outputs: dict[str, Array], argv: list[str], walls: list[float], notes: list[str]) -> RunResult:
+    def _result(
+        self,
+        outputs: dict[str, Array],
+        argv: list[str],
+        walls: list[float],
+        times: list[int],
+        notes: list[str],
+        *,
+        cold: bool,
+    ) -> RunResult:
         board, runtime = self._board, self._artifact.runtime
-        device, version = board.device(runtime), board.version
+        device, version, lacking = board.device(runtime), board.version, board.not_measured
         is_passed = any("{device}" in flag for flag in board.command.flags)
         if device and not is_passed:
             notes = [*notes, f"the command is not told of the device {device}: [runtime] flags has no {{device}}"]
@@ -294,10 +334,17 @@ class CommandProgram:
             **provenance_of(
                 board.name, board.info, board.shell, runtime=runtime, version=version, device=device, notes=notes
             ),
-            "command": {"line": shlex.join(argv), "wall_s": walls, "not_measured": list(NOT_MEASURED)},
+            "command": {
+                "line": shlex.join(argv),
+                "wall_s": walls,
+                "why": board.why,
+                "not_measured": [*([] if times or DEVICE_TIME in lacking else [DEVICE_TIME]), *lacking],
+            },
         }
         source = " ".join(part for part in (f"{board.name}: {runtime}", version, device, "by command") if part)
-        result = RunResult(source, outputs, (), None, provenance)
+        # The tool tells how long each took, not when.
+        ends = list(accumulate(times))
+        result = RunResult(source, outputs, tuple(zip([0, *ends], ends, strict=False)), None, provenance, cold)
         # IREE's own tool opens the device that it is told to, or fails; of another command nothing is known.
         placement = (Part(device.split("://")[0]),) if is_passed and board.command.is_ours else None
         return placed(result, placement, Told.by(self._artifact, device), no_fallback=self._no_fallback)

@@ -48,6 +48,10 @@ _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|connection (?:error|broken)"
 )
+# What pip says of its search when it is asked for details: where it looked, and that an index refused to answer (a page
+# that an index does not have is a package that it does not have).
+_LOOKED = re.compile(r"Looking in indexes: |[1-9]\d* location\(s\) to search")
+_UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def packages_for(
 
     Raises:
         NoWheels: one of them is not published for that platform.
-        BoardError: they could not be fetched.
+        BoardError: they could not be fetched, or not even be looked for.
         StorageError: there is no room for them here.
     """
     found: list[Package] = []
@@ -141,6 +145,7 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str, pro
         command = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"]
         # Without retries pip does not say that its index cannot be reached.
         command += [
+            "-vv",
             "--progress-bar=raw",
             "--retries=3",
             "--no-deps",
@@ -166,31 +171,45 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str, pro
                 hint="make room there, or name another folder for what is fetched: TMPDIR",
             )
         missing = _NONE_FITS.search(said)
-        if not missing or _NO_NETWORK.search(said):
-            raise BoardError(
-                f"pip could not fetch the agent's packages for {interpreter.text}",
-                board=board,
-                stage=STAGE,
-                hint="pip is missing beside hil: python -m ensurepip"
-                if "No module named pip" in said
-                else "the first deploy for a platform needs a package index: see pip's words below",
-                detail=said.strip()[-4000:],
-            )
-        name = missing[1].lower().replace("_", "-")
+        name = missing[1].lower().replace("_", "-") if missing else ""
         one = next((one for one in group.wanted if one.name == name), None)
-        if one is None or one.loose in chosen:
-            raise NoWheels(
-                f"{one.loose if one else name} is not published for {interpreter.text}",
-                board=board,
-                stage=STAGE,
-                hint=_CPU_HINT if name in _CPU_BUILDS else COMMAND_HINT,
-                detail=said.strip()[-2000:],
-            )
+        if one is None or one.loose in chosen or _unreached(said):
+            raise _not_had(name, one.loose if one else name, said, interpreter, board)
         loose.add(name)
 
 
+def _unreached(said: str) -> bool:
+    """Whether an index did not answer: then nobody knows what it has."""
+    return bool(_NO_NETWORK.search(said) or _UNFETCHED.search(said))
+
+
+def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter, board: str) -> BoardError:
+    """Why a package was not to be had: nobody publishes it, or there was nowhere to look.
+
+    Args:
+        name: the package; "" where pip did not come as far as that.
+        requirement: the versions of it that would do.
+        said: what pip said.
+        interpreter, board: whom it was for.
+    """
+    where = {"board": board, "stage": STAGE, "detail": said.strip()[-4000:]}
+    looked = _LOOKED.search(said)
+    if name and looked and not _unreached(said):
+        hint = _CPU_HINT if name in _CPU_BUILDS else COMMAND_HINT
+        return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, **where)
+    if "No module named pip" in said:
+        hint = "pip is missing beside hil: python -m ensurepip"
+    else:
+        hint = f"the first deploy for a platform needs a package index: see pip's words below; or {COMMAND_HINT}"
+    if name and not looked:
+        text = f"{requirement} for {interpreter.text} is not at hand, and pip may not look into a package index"
+        return BoardError(text, hint=f"PIP_NO_INDEX, or no-index in pip's configuration, forbids it: {hint}", **where)
+    return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, **where)
+
+
 def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
-    """Run pip; its exit code, negative where it was ended for taking too long, and what it wrote to stderr."""
+    """Run pip; its exit code, negative where it was ended for taking too long, and what it said of its troubles."""
+    searched: list[str] = []
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(
@@ -204,6 +223,8 @@ def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
             for line in process.stdout:
                 if at := _PROGRESS.match(line):
                     progress.at(int(at[1]), int(at[2]))
+                elif _LOOKED.match(line) or _UNFETCHED.match(line):
+                    searched.append(line)
             code = process.wait()
         except BaseException:
             process.kill()
@@ -211,7 +232,7 @@ def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
         finally:
             guard.cancel()
         said.seek(0)
-        return code, said.read()
+        return code, "".join(searched) + said.read()
 
 
 def _wanted(name: str, allowed: str) -> Wanted:

@@ -19,6 +19,7 @@ from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import FarmStub
 from hil.controller.farm.words import Order
 from hil.digest import digest_file
+from hil.listening import host_port
 from hil.proto.v1 import farm_pb2 as pb
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ class FarmClient:
         """Queue an order's jobs, once however often it is sent; returns the submission's number and the jobs' names.
 
         Raises:
-            FarmError: no board of the farm can ever match.
+            NoSuchBoard: no board of the farm can ever match.
             UsageError: the selector cannot be read, or the order is none.
             AccessRefused: the token does not let us.
         """
@@ -236,10 +237,7 @@ def _listens(gateway: str) -> bool:
                 probe.settimeout(_CONNECT_S)
                 probe.connect(gateway.removeprefix("unix:"))
         else:
-            host, _, port = gateway.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except ValueError as error:
-        raise errors.UsageError(f"{gateway!r} is no gateway's address", hint="HOST:PORT or unix:PATH") from error
+            socket.create_connection(host_port(gateway, what="gateway's address"), _CONNECT_S).close()
     except OSError:
         return False
     return True

@@ -21,7 +21,7 @@ from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.farm.tunnel_client import FarmTunnel
 from hil.controller.farm.words import BoardCard, Grant, JobState, Order, Priority
-from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError
+from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard
 from hil.proto.v1 import farm_pb2 as pb
 
 Say = Callable[[str], None]
@@ -147,7 +147,7 @@ class Holding:
         """The leased board as a board config, for as long as the lease goes on.
 
         Raises:
-            FarmError: the board has no agent.
+            NoSuchBoard: the board has no agent.
         """
         return self._board()[0]
 
@@ -160,7 +160,7 @@ class Holding:
         text = leased_config(self.held.card, self.held.grant, self.address)
         config = parse_board(text, Path(f"{self.held.card.name}.toml"))
         if config.command.kind == "command":
-            raise FarmError(
+            raise NoSuchBoard(
                 "it has no agent, so nobody can hold it",
                 board=self.held.card.name,
                 hint="`hil farm submit` runs models on it; a selector with !agentless leaves such boards out",

@@ -7,7 +7,7 @@ from hil.controller.farm.holding import Holding
 from hil.controller.farm.leased import lease_order
 from hil.controller.farm.places import farm_address
 from hil.controller.links import Link, Say
-from hil.errors import FarmError, SessionEnded
+from hil.errors import NoSuchBoard, SessionEnded
 
 PREFIX = "farm:"
 # So long after an error of the board the farm's reason for it may come.
@@ -31,7 +31,7 @@ def connect(address: str, *, runtime: str, purpose: str, wait_s: float, say: Say
 
     Raises:
         UsageError: no farm is known here, or the selector cannot be read.
-        FarmError: no board of the farm will ever do.
+        NoSuchBoard: no board of the farm will ever do.
         BoardBusy: none was free in time.
     """
     holding = Holding(farm_address(), lease_order(selector_of(address), purpose))
@@ -39,7 +39,7 @@ def connect(address: str, *, runtime: str, purpose: str, wait_s: float, say: Say
         holding.wait_told(wait_s, say)
         config = holding.config
         if runtime and config.devices and runtime not in config.devices:
-            raise FarmError(
+            raise NoSuchBoard(
                 f"it has no runtime {runtime!r}",
                 board=config.name,
                 hint=f"its runtimes: {', '.join(config.devices)}; a narrower selector picks another board",

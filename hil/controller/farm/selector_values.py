@@ -15,6 +15,8 @@ _UNITS = {"": 1, "b": 1} | {
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmgt]i?b|b|)", re.IGNORECASE)
 _VERSION = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
+# Of a CPU's hundred features a message says this many.
+_SAID = 4
 
 
 def equal(value: Any, wanted: str) -> bool:
@@ -78,9 +80,11 @@ def as_text(value: Any) -> str:
 
 
 def said(value: Any, beside: Sequence[str] = ()) -> str:
-    """A label's value for people; a number in the units of what it stands beside."""
+    """A label's value for people; a number in the units of what it stands beside. Of a long list, its beginning."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        return " and ".join(said(one, beside) for one in value) or "empty"
+        texts = [said(one, beside) for one in value]
+        more = [f"{len(texts) - _SAID} more"] if len(texts) > _SAID + 1 else []
+        return " and ".join(texts[:_SAID] + more if more else texts) or "empty"
     number = not isinstance(value, bool) and isinstance(value, (int, float)) and 1024 <= value < 1e30
     if number and any(quantity(text)[1] for text in beside):
         power = next(power for power in (40, 30, 20, 10) if value >= 1 << power)

@@ -160,7 +160,7 @@ def submit(farm: FarmClient, load: Load, how: dict[str, Any], *, say: Callable[[
         say: told of what takes long.
 
     Raises:
-        FarmError: no board of the farm can ever match, or it does not answer.
+        NoSuchBoard: no board of the farm can ever match, or it does not answer.
         UsageError: something was asked for that cannot be.
     """
     order = Order(load.title, load.specs, **how)

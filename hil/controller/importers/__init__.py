@@ -115,7 +115,7 @@ def import_model(
     if path.stat().st_size == 0:
         raise ImportFailed(f"{path.name} is empty")
     digest = digest_file(path)
-    found = _describe(importer, path, digest, function, dims, isolated, cache)
+    found, cached = _describe(importer, path, digest, function, dims, isolated, cache)
     inputs, outputs = _specs(found["inputs"]), _specs(found["outputs"])
     try:
         check_names(inputs or (), outputs or ())
@@ -135,6 +135,7 @@ def import_model(
         ranges={name: (low, high) for name, (low, high) in found["ranges"].items()},
         dims=dims,
         producer=found["producer"],
+        cached=cached,
     )
 
 
@@ -184,7 +185,8 @@ def _describe(
     dims: Mapping[str, int],
     isolated: Isolated | None,
     cache: Cache | None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bool]:
+    """What the importer says of the model, and whether the cache had it."""
     # What a SavedModel consists of is what lies in its folder: the main file does not name it.
     beside = (
         sorted(str(file.relative_to(path.parent)) for file in path.parent.rglob("*"))
@@ -219,10 +221,10 @@ def _describe(
         (folder / _FOUND).write_text(json.dumps(ask()))
 
     if cache is None:
-        return ask()
-    entry, _ = cache.get_or_make(key, {"model": path.name}, keep)
+        return ask(), False
+    entry, cached = cache.get_or_make(key, {"model": path.name}, keep)
     found: dict[str, Any] = json.loads((entry / _FOUND).read_text())
-    return found
+    return found, cached
 
 
 def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:

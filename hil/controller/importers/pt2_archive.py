@@ -21,7 +21,7 @@ from typing import Any
 
 from hil.controller.importers.pt2_graph import AGAIN, check_graph, read_json
 from hil.controller.said import first_line
-from hil.errors import ImportFailed
+from hil.errors import ImportFailed, UsageError
 
 _MODEL = "models/model.json"
 _CONFIGS = {
@@ -42,9 +42,13 @@ def load_program(path: str) -> Any:
         ImportFailed: it is no such archive, is damaged, was written for another torch, or holds what only running code
             from the file could read.
     """
-    import torch
-
     name = Path(path).name
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"reading {name} takes PyTorch, which is not installed here", hint="pip install 'hil[torch]'"
+        ) from error
     _check(path)
     with _weights_only(), _torch_trouble() as trouble:
         try:

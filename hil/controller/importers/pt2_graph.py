@@ -9,6 +9,7 @@ import operator
 import re
 from typing import Any
 
+from hil.controller.said import first_line, import_hint
 from hil.errors import ImportFailed
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -158,10 +159,15 @@ class _Checker:
         if module and module not in self._imported:
             try:
                 importlib.import_module(module)
-            except ImportError as error:
+            except ModuleNotFoundError as error:
                 raise ImportFailed(
                     f"{self._name} uses {target}, which needs {module}: it is not installed here",
                     hint=f"pip install {module.partition('.')[0]}",
+                ) from error
+            except Exception as error:  # of its libraries, where they are not made for this torch
+                raise ImportFailed(
+                    f"{self._name} uses {target}, which needs {module}: it cannot be imported: {first_line(error)}",
+                    hint=import_hint(error),
                 ) from error
             self._imported.add(module)
         found: Any = torch.ops

@@ -51,7 +51,7 @@ def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> 
     sides = {"input": layer_inputs(layer, activations), "output": layer_outputs(layer, activations)}
     values = folder / layer.name
     files: dict[str, tuple[Path, ...]] = {}
-    with storing(folder):
+    with storing(folder, "--save"):
         values.mkdir(parents=True, exist_ok=True)
         model = Path(shutil.copyfile(layer.path, folder / layer.path.name))
         if (data := layer.path.with_name(f"{layer.path.name}.data")).exists():

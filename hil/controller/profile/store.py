@@ -71,7 +71,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
         HilError: the trace could not be made of it.
         StorageError: the folder cannot be written.
     """
-    with storing(folder):
+    with storing(folder, "--profile"):
         folder.mkdir(parents=True, exist_ok=True)
         # Not to stand beside the table of another profile.
         for name in (HEAD, TRACE, PARQUET):

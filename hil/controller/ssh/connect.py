@@ -29,8 +29,10 @@ from hil.controller.ssh.ssh_config import read_ssh_config, route, settings_for
 from hil.controller.ssh.transport import Transport
 from hil.errors import BoardUnreachable, UsageError
 
-# paramiko tells of every lost connection with a traceback; without a handler those would be printed.
+# paramiko tells of every lost connection with a traceback: neither a terminal nor a test's report (pytest shows what
+# comes to the root logger) is the place for it. Whoever wants them adds a handler to this logger.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
 
 _TRIES = 3
 # paramiko's words for a server, or for one behind a jump, that said nothing until the time was over.

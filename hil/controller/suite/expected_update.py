@@ -61,7 +61,7 @@ def update(
     before = read_text(path)
     after = updated(before, path, records, ids=ids, today=today or date.today())
     if write and after != before:
-        with storing(path):
+        with storing(path, ""):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(after, encoding="utf-8")
     old, new = (text.splitlines(keepends=True) for text in (before, after))

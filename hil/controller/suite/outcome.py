@@ -71,6 +71,8 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         device_p50_ns=statistics.get("p50_ns"),
         device_p90_ns=statistics.get("p90_ns"),
         iterations=statistics.get("iterations", 0),
+        cold=statistics.get("iterations") == 1 and statistics["cold_ns"] is not None,
+        agentless=case.result.provenance.get("command", {}).get("why", "") if case.result else "",
         artifact_bytes=_size(case),
         program=case.artifact.digests[case.artifact.main] if case.artifact else "",
         cached=case.artifact.cached if case.artifact is not None and _is_compiled(case) else None,

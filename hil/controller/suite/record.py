@@ -23,6 +23,8 @@ class CaseRecord:
         timings: seconds of the host's clock: the fields of :class:`hil.results.Timings`; None is a stage that was not.
         device_p50_ns, device_p90_ns: median and 90th percentile of an iteration's device time, or None.
         iterations: how many were timed.
+        cold: whether that was one alone, the program's first run since it was loaded.
+        agentless: why the board has no agent, where programs are run by command; "" where it has one.
         artifact_bytes: size of the program's files, or None.
         program: digest of the file that the runtime opens; "" where there is none. What was compiled together has
             the same.
@@ -65,6 +67,8 @@ class CaseRecord:
     device_p50_ns: float | None = None
     device_p90_ns: float | None = None
     iterations: int = 0
+    cold: bool = False
+    agentless: str = ""
     artifact_bytes: int | None = None
     program: str = ""
     cached: bool | None = None

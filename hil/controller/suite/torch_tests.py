@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hil.controller.said import first_line
+from hil.controller.said import first_line, import_hint
 from hil.controller.tensor_folder import save_tensors
 from hil.errors import ImportFailed, UsageError
 from hil.torch_values import from_torch
@@ -112,8 +112,7 @@ def find_tests(package: str, quantize: bool) -> list[dict[str, Any]]:
     try:
         root = importlib.import_module(package)
     except ImportError as error:
-        hint = f"pip install {error.name}" if error.name else ""
-        raise UsageError(f"{package} cannot be imported: {error}", hint=hint) from error
+        raise UsageError(f"{package} cannot be imported: {error}", hint=import_hint(error)) from error
     found: list[dict[str, Any]] = []
     for name in sorted(one.name for one in pkgutil.iter_modules(root.__path__) if one.name.startswith(_TEST)):
         found += _tests_of(f"{package}.{name}", quantize)
@@ -126,8 +125,9 @@ def _tests_of(module: str, quantize: bool) -> Iterator[dict[str, Any]]:
     about |= {"depends": False, "skipped": "", "problem": ""}
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
-        yield {**about, "id": op, "problem": f"{module} cannot be imported: {error}"}
+    except Exception as error:  # torchvision beside a torch that it was not built for raises a RuntimeError
+        told = f"{module} cannot be imported: {error}"
+        yield {**about, "id": op, "problem": "; ".join(filter(None, (told, import_hint(error))))}
         return
     for variant in _variants(found):
         about |= {"function": variant.function, "choice": variant.choice}

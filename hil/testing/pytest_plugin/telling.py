@@ -95,6 +95,8 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "device_p50_ns": record.device_p50_ns,
         "placement": placement_text(record.placement or ()),
         "elsewhere": record.elsewhere,
+        "device_cold": record.cold or None,
+        "agentless": record.agentless,
     }
     if record.outcome not in ("PASS", "XFAIL"):
         named |= {"repeat": record.repeat}

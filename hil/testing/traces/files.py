@@ -15,7 +15,7 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    with storing(path):
+    with storing(path, ""):
         path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         part = Path(name)

@@ -14,6 +14,7 @@ from typing import Any
 
 from hil.controller.case import Workshop
 from hil.controller.conversions import needed_version
+from hil.controller.said import first_line
 from hil.controller.tensorflow.lower import Live, flatten, lower
 from hil.controller.tensorflow.structure import replace_leaves
 from hil.controller.tensorflow.variables import is_variable
@@ -117,10 +118,13 @@ class _Made:
         """As TensorFlow takes them: where the method has a signature, in its dtypes."""
         signature = getattr(getattr(self.module, method), "input_signature", None)
         if signature is not None:
+            takes = f"{method} takes {_told(signature) or 'nothing'}"
+            if len(args) != len(signature):
+                raise UsageError(f"{takes}: {len(args)} given")
             try:
                 args = [_cast(spec, value) for spec, value in zip(signature, args, strict=True)]
             except (TypeError, ValueError, LookupError) as error:
-                raise UsageError(f"{method} takes {_told(signature)}: {str(error)[:300]}") from error
+                raise UsageError(f"{takes}: {first_line(error)}") from error
         return recorded(method, args)
 
     def close(self) -> None:
@@ -139,7 +143,7 @@ class _Eager(_Made):
             outputs = function(*tensors)
             if hasattr(function, "get_concrete_function"):
                 self._variables.add(function.get_concrete_function(*tensors).graph.variables)
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, TypeError, ValueError) as error:
             raise RunFailed(f"TensorFlow: {words(error)}", stage=Stage.RUN.value, detail=str(error)) from error
         return Called(as_numpy(f"what {method} returned", outputs), f"tensorflow {self._subject.version}")
 
@@ -208,7 +212,10 @@ def _cast(spec: Any, value: Any) -> Any:
         return {name: _cast(spec[name], item) for name, item in value.items()}
     if isinstance(spec, (list, tuple)):
         return tuple(_cast(one, item) for one, item in zip(spec, value, strict=True))
-    return tf.convert_to_tensor(value, spec.dtype)
+    tensor = tf.convert_to_tensor(value, spec.dtype)
+    if not spec.shape.is_compatible_with(tensor.shape):
+        raise ValueError(f"a tensor of shape {tensor.shape} was given for one of {spec.shape}")
+    return tensor
 
 
 def _told(signature: Sequence[Any]) -> str:

@@ -383,6 +383,30 @@ def test_what_tensorflow_itself_refuses_comes_in_its_words():
         compare_backends(named, Edges)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [([[2, 3]], r"a tensor of shape \(2, 3\) was given"), ([[3, 3], [1]], "2 given"), ([], "0 given")],
+    ids=["a wrong shape", "too many", "too few"],
+)
+def test_what_a_method_does_not_take_is_told_beside_what_it_takes(shapes, words):
+    def given(module):
+        module.double(*map(uniform, shapes))
+
+    with pytest.raises(UsageError, match=rf"double takes \(3, 3\) float32: {words}") as caught:
+        compare_backends(given, Refused, target_backends="tf")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_shape_that_a_method_without_a_signature_cannot_use_is_an_error_of_the_run():
+    def multiplied(module):
+        module.total(uniform([2, 3]))
+        module.joined(uniform([2, 3]), uniform([2, 3]))
+
+    with pytest.raises(RunFailed, match="TensorFlow: ValueError: Dimensions must be equal") as caught:
+        compare_backends(multiplied, Sums, target_backends="tf")
+    assert len(caught.value.message.splitlines()) == 1
+
+
 def test_what_tflite_cannot_hold_is_said():
     def counted(module):
         module.add(1)

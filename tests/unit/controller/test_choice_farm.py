@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hil import boards
 from hil.boards import parse_board
 from hil.controller.choice import BoardChoice, choose, knows_target, pinned
 from hil.controller.cli.farm_lease import duration
 from hil.controller.farm.selector import parse
 from hil.controller.links import is_address, is_farm
+from hil.controller.registry import pick
 from hil.controller.suite.seats import FarmSeat, Seat, seats_of
 from hil.controller.suite.tasks import TaskQueue
 from hil.errors import UsageError
@@ -129,3 +131,23 @@ def test_a_board_that_was_lent_to_another_seat_is_left_by_the_former_first() -> 
     # A board that was named has its own name from the start.
     queue.rename("lab1-sim-1", "lab1-sim-1")
     assert queue.alive == ("farm: (1)", "lab1-sim-1")
+
+
+def test_a_bad_board_of_the_variable_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as typed:
+        choose("nonsense")
+    assert typed.value.message == "unknown board 'nonsense'"
+    monkeypatch.setenv("HIL_BOARD", "nonsense")
+    with pytest.raises(UsageError) as named:
+        choose()
+    assert named.value.message == "unknown board 'nonsense'; the variable HIL_BOARD names it"
+
+
+def test_where_there_are_no_boards_none_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boards, "known_boards", dict)
+    with pytest.raises(UsageError) as caught:
+        choose("nonsense")
+    assert caught.value.hint.startswith("USER@HOST")
+    with pytest.raises(UsageError) as caught:
+        pick("importer", {}, "nonsense")
+    assert caught.value.hint == ""

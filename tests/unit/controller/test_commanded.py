@@ -297,9 +297,9 @@ def test_a_second_run_pushes_nothing(open_board, shell, functions):
     first = open_board()
     assert first.push(artifact) == first.payload_bytes_sent > functions.stat().st_size
     assert first.push(artifact) == 0
-    assert len(shell.puts) == 2
+    assert len(shell.puts) == 3, "the program, the command, and the tool that times it"
     assert open_board().push(artifact) == 0
-    assert len(shell.puts) == 2
+    assert len(shell.puts) == 3
 
 
 def test_progress_tells_how_much_of_how_much_was_sent(open_board, functions):
@@ -351,7 +351,7 @@ def test_programs_that_nobody_uses_make_room(open_board, shell, functions):
     os.utime(old, (time.time() - 40 * 86400,) * 2)
     board.store.make_room(shell, 1, "the program")
     assert not old.exists()
-    assert len(list((Path(board.folder) / "programs").iterdir())) == 2
+    assert len(list((Path(board.folder) / "programs").iterdir())) == 3
 
 
 def test_a_program_that_had_to_make_room_is_sent_again(open_board, shell, functions, identities):
@@ -400,23 +400,52 @@ def test_what_a_killed_controller_left_goes_when_the_board_is_opened_a_day_later
 # ---- results
 
 
-def test_each_run_is_a_command_and_what_it_cannot_measure_is_absent(open_board, shell, functions):
+def test_the_answer_is_of_one_command_and_the_times_are_of_irees_tool(open_board, shell, functions):
     said: list[str] = []
     board = open_board(say=said.append)
-    artifact = artifact_of(functions, "none")
-    result, call, program = run(board, artifact, warmup=1, iterations=3)
-    assert sum("hil-run" in command for command in shell.commands) == 4
-    assert result.iterations_ns == ()
+    artifact = artifact_of(functions, "main")
+    result, call, program = run(board, artifact, F4, N7, warmup=1, iterations=3)
+    assert sum("hil-run" in command for command in shell.commands) == 2
+    assert len(result.device_ns) == 3 and all(0 < time < 1e9 for time in result.device_ns)
+    assert result.iterations_ns[0][0] == 0, "when they ran is not known"
     assert result.peak_memory_bytes is None
     assert "clock" not in result.provenance
-    assert len(result.provenance["command"]["wall_s"]) == 3
-    assert all(wall > 0 for wall in result.provenance["command"]["wall_s"])
-    assert "device time" in result.provenance["command"]["not_measured"]
+    (wall,) = result.provenance["command"]["wall_s"]
+    assert wall > 0
+    assert result.provenance["command"]["not_measured"] == ["peak memory", "clock"]
+    assert result.provenance["command"]["why"] == "its config asks for none"
     assert result.provenance["machine"]["arch"] == platform.machine()
+    assert 0 < call.warmup_ns < 1e9
+    assert not any("device time" in text for text in said)
+    assert result.source.startswith("lab: iree 3.")
+    assert program.log() == [], "what the tool says of itself is no log of the program"
+
+
+def test_a_time_that_cannot_be_measured_is_no_failure_of_the_program(open_board, shell, functions):
+    board = open_board()
+    artifact = artifact_of(functions, "main")
+    board.push(artifact)
+    for tool in (Path(board.folder) / "programs").glob(f"*-{PROFILE_TOOL}"):
+        tool.write_text("#!/bin/sh\necho the tool is broken >&2\nexit 3\n")
+    with board.load(artifact) as program:
+        result, _ = program.run({"a": F4, "n": N7})
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), F4 + F4)
+    assert result.iterations_ns == ()
+    assert "device time" in result.provenance["command"]["not_measured"]
+    assert any("device time could not be measured" in note for note in result.provenance["notes"])
+
+
+def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board, shell, functions):
+    said: list[str] = []
+    own = own_tool(RUN_TOOL)
+    board = open_board(RuntimeCommand(kind="command", program=str(own)), say=said.append)
+    result, call, _ = run(board, artifact_of(functions, "main"), F4, N7, warmup=1, iterations=3)
+    assert sum("hil-run" in command for command in shell.commands) == 4
+    assert result.iterations_ns == ()
+    assert len(result.provenance["command"]["wall_s"]) == 3
+    assert result.provenance["command"]["not_measured"] == ["device time", "peak memory", "clock"]
     assert call.warmup_ns > 0
     assert any("device time" in text for text in said)
-    assert result.source.startswith("lab: iree 3.")
-    assert program.log() == []
 
 
 def test_the_target_is_what_the_board_shows(shell):
@@ -824,8 +853,10 @@ F4, N7 = np.ones(4, np.float32), np.array(7, np.int32)
 def test_a_profile_is_what_the_tool_wrote_and_leaves_nothing_behind(open_board, shell, functions):
     board = open_board()
     artifact = artifact_of(functions, "main")
-    run(board, artifact, F4, N7)
     with board.load(artifact) as program:
+        assert board.push(artifact)
+        (Path(board.timer())).unlink()
+        board.store.forget()
         before = len(shell.puts)
         taken = program.profile({"a": F4, "n": N7}, warmup=1, iterations=2)
         assert len(taken.files["profile.ireeprof"]) > 1000

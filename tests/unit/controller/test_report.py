@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hil.compare.verdict import compare
-from hil.controller.report import print_verdict, verdict_record
+from hil.controller.report import device_statistics, print_case, print_verdict, verdict_record
 from hil.controller.runs import jsonable
 from hil.results import RunResult
 
@@ -70,3 +70,76 @@ def test_a_stored_record_shows_what_json_has_no_number_for():
     console = Console(file=io.StringIO(), width=100)
     print_verdict(console, stored)
     assert "inf" in console.file.getvalue().splitlines()[-1].split()
+
+
+CASE = {
+    "name": "net",
+    "outcome": "PASS",
+    "reason": "",
+    "stage": "compare",
+    "error": None,
+    "verdicts": [],
+    "references": [],
+    "artifact": {"runtime": "iree", "notes": {}},
+    "provenance": {"board": "b", "runtime_version": "3.13.0"},
+    "device": {"iterations": 0},
+    "timings": {"import_s": 0.0043, "compile_s": 0.0031, "refer_s": 0.5, "run_s": 0.00477, "fetch_s": 5e-5},
+    "cached": ["compile", "refer"],
+}
+
+
+def screen(width=80, **more):
+    console = Console(file=io.StringIO(), width=width)
+    print_case(console, {**CASE, **more})
+    return console.file.getvalue()
+
+
+def timed(*durations, cold):
+    ends = np.cumsum(durations).tolist()
+    stamps = tuple(zip([0, *ends], ends, strict=False))
+    return device_statistics(RunResult("b", {}, stamps, cold=cold))
+
+
+def test_a_single_iteration_says_whether_it_is_cold():
+    assert "device time  413 us (1 cold iteration)" in screen(device=timed(413_000, cold=True))
+    assert "device time  413 us (1 iteration)" in screen(device=timed(413_000, cold=False))
+
+
+def test_the_cold_one_of_several_iterations_is_named_and_left_out():
+    found = timed(9_000_000, 20_000, 30_000, 40_000, cold=True)
+    assert (found["iterations"], found["cold_ns"], found["p50_ns"], found["min_ns"]) == (4, 9_000_000, 30_000, 20_000)
+    assert found["samples_ns"][0] == 9_000_000
+    text = " ".join(screen(200, device=found).split())
+    assert "p50 30 us" in text and "(4 iterations; the first, cold: 9 ms, is left out)" in text
+    warm = timed(20_000, 30_000, 40_000, cold=False)
+    assert (warm["cold_ns"], warm["p50_ns"]) == (None, 30_000)
+
+
+@pytest.mark.parametrize("width", range(42, 121))
+def test_a_number_and_its_unit_never_part(width):
+    text = screen(width, device=timed(*range(20_000, 40_000, 100), cold=True))
+    for line in text.splitlines():
+        assert not line.rstrip().endswith(tuple("0123456789")), line
+        assert not line.strip().startswith(("ms", "us", "ns", "s,")), line
+    assert "\ue000" not in text
+
+
+def test_a_stage_that_the_cache_served_says_so():
+    assert "compile 3.1 ms (cached)" in screen(200)
+    assert "refer 500 ms (cached)" in screen(200)
+    assert "import 4.3 ms," in screen(200)
+
+
+def test_a_run_without_an_agent_says_so_where_its_outcome_stands():
+    command = {"line": "x", "wall_s": [1.0], "why": "the board has no Python", "not_measured": ["clock"]}
+    text = screen(200, provenance={**CASE["provenance"], "command": command})
+    assert "on b, without an agent" in text.splitlines()[0]
+    assert "no agent     the board has no Python; not measured: clock" in text
+
+
+def test_a_hint_and_a_tools_words_are_never_broken():
+    hint = "it can be had: hil compile a-model-of-a-long-name.onnx --board root@somewhere -o another-long-name.vmfb"
+    detail = "/usr/bin/ld: " + "word " * 40
+    error = {"kind": "LoadFailed", "hint": hint, "board": "b", "detail": detail}
+    text = screen(60, outcome="LOAD_ERROR", error=error)
+    assert hint in text and detail.strip() in text

@@ -17,7 +17,7 @@ from hil.controller.farm.desk.rows import JobRow, active_leases, alone, fetched,
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Bearer, JobState, Kind, Order, Priority, Result, Role, parse_job
-from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, UsageError, did_you_mean
+from hil.errors import EXIT_INTERRUPTED, AccessRefused, NoSuchBoard, UsageError, did_you_mean
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
 _LONGEST_PROJECT = 100
@@ -52,7 +52,7 @@ async def submit(tx: Tx, engine: Engine, who: Bearer, order: Order, trace: str, 
     """Queue an order's jobs, all of them or none, and give them boards that are free.
 
     Raises:
-        FarmError: no board of the farm can ever match.
+        NoSuchBoard: no board of the farm can ever match.
         UsageError: the order makes no sense.
         AccessRefused: the project is not this bearer's.
     """
@@ -153,14 +153,14 @@ def _satisfiable(order: Order, known: Iterable[BoardRow]) -> None:
     selector = parse(order.selector)
     if order.board:
         if order.board not in boards:
-            raise FarmError(f"the farm has no board {order.board!r}", hint=_known(order.board, boards))
+            raise NoSuchBoard(f"the farm has no board {order.board!r}", hint=_known(order.board, boards))
         boards = {order.board: boards[order.board]}
     if any(selector.matches(labels) for labels in boards.values()):
         return
     if not boards:
-        raise FarmError("the farm has no boards yet", hint="hil farm host --site S presents a machine's boards")
+        raise NoSuchBoard("the farm has no boards yet", hint="hil farm host --site S presents a machine's boards")
     close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in nearest(selector, boards))
-    raise FarmError(f"no board of the farm is {order.selector!r}", hint=f"nearest: {close}")
+    raise NoSuchBoard(f"no board of the farm is {order.selector!r}", hint=f"nearest: {close}")
 
 
 def _known(name: str, boards: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import prometheus_client as prometheus
 from prometheus_client.core import GaugeMetricFamily
 
 from hil.errors import HilError, UsageError
+from hil.listening import host_port
 
 _WAITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
 _CALLS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
@@ -66,15 +67,13 @@ class Metrics:
             UsageError: it cannot listen there.
         """
         self.registry.register(_Farm(asyncio.get_running_loop(), read))
-        host, colon, port = listen.rpartition(":")
-        if not colon or not port.isdigit():
-            raise UsageError(f"metrics cannot be served at {listen!r}", hint="HOST:PORT")
+        host, port = host_port(listen, what="address at which metrics can be served", hint="--metrics HOST:PORT")
         try:
-            self._server, thread = prometheus.start_http_server(int(port), host.strip("[]"), self.registry)
-        except (OSError, OverflowError) as error:
+            self._server, thread = prometheus.start_http_server(port, host, self.registry)
+        except OSError as error:
             raise UsageError(f"metrics cannot be served at {listen}: {error}") from error
         self._thread = thread
-        return f"{host}:{self._server.server_port}"
+        return f"{listen.rpartition(':')[0]}:{self._server.server_port}"
 
     def stop(self) -> None:
         """Stop answering."""

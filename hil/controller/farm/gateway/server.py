@@ -35,7 +35,7 @@ from hil.controller.farm.gateway.tunnel import Tunnels
 from hil.controller.farm.tasks import ended
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Bearer, Role
-from hil.listening import check_listen, listen_on, refuse_if_served
+from hil.listening import check_listen, host_port, listen_on, refuse_if_served
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_MESSAGE = 64 << 20
@@ -104,6 +104,8 @@ class Gateway:
             UsageError: it cannot listen there.
         """
         config, parts = self._config, self.parts
+        if config.advertise:
+            host_port(config.advertise, what="address where hosts reach a gateway", hint="--advertise HOST:PORT")
         self.addresses = [
             listen_on(self._server, listen, cert=config.tls_cert, key=config.tls_key) for listen in config.listen
         ]

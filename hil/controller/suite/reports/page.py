@@ -111,7 +111,18 @@ def _case(record: CaseRecord) -> dict[str, Any]:
         },
         **{
             name: getattr(record, name)
-            for name in ("message", "hint", "against", "confirmed", "repeat", "diff", "folder", "iterations")
+            for name in (
+                "message",
+                "hint",
+                "against",
+                "confirmed",
+                "repeat",
+                "diff",
+                "folder",
+                "iterations",
+                "cold",
+                "agentless",
+            )
         },
         **{name: getattr(record, name) for name in ("expectation", "attempts", "cached", "started", "params")},
         "delegated": "" if shared is None else shared.words,

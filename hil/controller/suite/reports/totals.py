@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hil.controller.suite.record import CaseRecord
@@ -52,6 +52,7 @@ class Totals:
         retries: how often a case was tried again because the infrastructure failed; of these, ``retried`` cases.
         elsewhere: the cases of which a part ran on another device than it was told to.
         delegated: how much of the programs a backend took over, in words; "" where no compiler told.
+        agentless: why boards have no agent -> how many cases ran there by command.
     """
 
     outcomes: Mapping[str, int]
@@ -65,6 +66,7 @@ class Totals:
     retried: int
     elsewhere: tuple[CaseRecord, ...] = ()
     delegated: str = ""
+    agentless: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: SuiteResults) -> Totals:
@@ -89,6 +91,7 @@ class Totals:
             retried=len(retries),
             elsewhere=tuple(record for record in records if record.elsewhere),
             delegated=summary_words(records),
+            agentless=_counts(record.agentless for record in records if record.agentless),
         )
 
     @property
@@ -111,6 +114,7 @@ class Totals:
         if self.elsewhere:
             first = self.elsewhere[0]
             said.append(f"{counted(len(self.elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}")
+        said += [f"{counted(count, 'case')} ran without an agent: {why}" for why, count in self.agentless.items()]
         if self.delegated:
             said.append(self.delegated)
         return said

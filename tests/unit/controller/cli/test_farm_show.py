@@ -234,6 +234,18 @@ def test_boards_with_their_labels(farm: Farm):
     ]
 
 
+def test_a_table_of_boards_leaves_out_what_nobody_looks_for_in_one(farm: Farm):
+    features = [f"feature{number}" for number in range(105)]
+    technical = {"features": features, "kernel": "6.1.0", "libc": "glibc 2.36", "agent": "1.0"}
+    farm.answers["boards"] = lambda: [board("rpi-1", labels={**LABELS, **technical})]
+    assert table_of(called(boards), "BOARD")[0][-1] == "chip=a72 gpu mem=4GiB runtimes=iree,ort"
+    wide = called(boards, "--wide").stdout
+    assert "feature104" in wide and "kernel=6.1.0" in wide and 'libc="glibc 2.36"' in wide
+    assert document_of(boards)["boards"][0]["labels"]["features"] == features
+    missed = called(boards, "--select", "features=avx512f").stderr
+    assert "feature3 and 101 more" in missed and "feature4" not in missed
+
+
 def test_boards_that_a_selector_matches(farm: Farm):
     farm.answers["boards"] = lambda: [board("rpi-1"), board("x86", labels={"name": "x86", "chip": "zen"})]
     assert [row[0] for row in table_of(called(boards, "--select", "chip=zen"), "BOARD")] == ["x86"]

@@ -11,6 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from deploying import empty_index
 
 from hil.controller.cache import Cache
 from hil.controller.deploy import progress
@@ -26,11 +27,10 @@ Fetch = Callable[..., list[Package]]
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that pip looks into, and nowhere else."""
+    """The folder that pip looks into; its index has nothing."""
     folder = tmp_path / "index"
     folder.mkdir()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    empty_index(tmp_path, monkeypatch)
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
 
@@ -153,7 +153,6 @@ def test_no_room_for_what_is_fetched_is_this_machines_trouble(index: Path, fetch
 def test_an_index_that_cannot_be_reached_is_no_fault_of_the_board(
     index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
 
     with pytest.raises(BoardError, match="could not fetch") as caught:
@@ -161,6 +160,44 @@ def test_an_index_that_cannot_be_reached_is_no_fault_of_the_board(
 
     assert not isinstance(caught.value, NoAgentHere)
     assert "index" in caught.value.hint and caught.value.detail
+
+
+def test_without_an_index_nothing_is_said_of_what_is_published(
+    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    publish(index, "thing", "1.4")
+
+    assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.4"]
+    with pytest.raises(BoardError, match=r"other>=1 for Python 3\.11 on aarch64, glibc 2\.31 is not at hand") as caught:
+        fetch(Wanted("other", ">=1", "1.5"))
+
+    assert not isinstance(caught.value, NoAgentHere), "a board that is served without an agent, for want of an index"
+    assert "published" not in caught.value.message
+    assert "PIP_NO_INDEX" in caught.value.hint and 'kind = "command"' in caught.value.hint
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, BoardError), (404, NoWheels)])
+def test_an_index_that_refuses_to_answer_publishes_nothing_and_lacks_nothing(
+    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, status: int, kind: type[BoardError]
+):
+    class Refusing(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        with pytest.raises(BoardError) as caught:
+            fetch(Wanted("thing", "", "1.5"))
+        server.shutdown()
+
+    assert type(caught.value) is kind
 
 
 def test_what_an_agent_needs_is_what_hil_declares():

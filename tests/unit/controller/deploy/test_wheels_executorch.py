@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from deploying import empty_index
 
 from hil.controller.cache import Cache
 from hil.controller.deploy.packages import wheel_files
@@ -26,9 +27,7 @@ def test_the_torch_of_a_board_is_a_build_without_cuda():
 
 
 def test_where_there_is_none_the_index_that_has_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    empty_index(tmp_path, monkeypatch)
     torch = runtime_group("executorch").wanted[1]
     with pytest.raises(NoWheels, match=r"torch==2\.[0-9.]+\+cpu is not published for Python 3\.11 on aarch64") as error:
         packages_for(ARM, [Group("g", (torch,))], board="b", say=lambda text: None, cache=Cache(tmp_path / "cache"))

@@ -3,6 +3,7 @@
 const STEP = 200;
 const differs = field => new Set(DATA.cases.map(one => one[field]).filter(Boolean)).size > 1;
 const groups = field => differs(field) && new Set(DATA.cases.map(one => one[field])).size < DATA.cases.length;
+const allCold = () => DATA.cases.every(one => one.cold || !one.p50);
 const COLUMNS = [
   { name: "id", title: "Case", of: one => one.id },
   { name: "outcome", title: "Outcome", of: one => one.rank },
@@ -13,7 +14,8 @@ const COLUMNS = [
   { name: "board", title: "Board", css: "wide", of: one => one.board || null, show: one => one.board, keep: () => differs("board") },
   { name: "max_abs", title: "Max abs", css: "wide middle number", of: one => one.maxAbs, show: one => digits(one.maxAbs) },
   { name: "sqnr", title: "SQNR", css: "wide number", of: one => one.sqnr, show: one => decibels(one.sqnr) },
-  { name: "p50", title: "Device p50", css: "wide number", of: one => one.p50 ?? null, show: one => duration(one.p50 && one.p50 / 1e9) },
+  { name: "p50", title: allCold() ? "Device, cold" : "Device p50", css: "wide number", of: one => one.p50 ?? null,
+    show: one => duration(one.p50 && one.p50 / 1e9) + (one.cold && !allCold() ? " cold" : "") },
   { name: "host", title: "Host", css: "wide late number", of: one => one.host ?? null, show: one => duration(one.host) },
   { name: "size", title: "Size", css: "wide last number", of: one => one.bytes ?? null, show: one => bytes(one.bytes) },
   { name: "place", title: "#", css: "wide last number", of: one => one.place, show: one => one.place + 1 },

@@ -10,7 +10,7 @@ from farm_desks import ADMIN, ANNA, BERT, Desk
 
 from hil.controller.farm.desk import submissions
 from hil.controller.farm.words import Bearer, Kind, Order, Priority, Role, Spec
-from hil.errors import AccessRefused, FarmError, UsageError
+from hil.errors import AccessRefused, NoSuchBoard, UsageError
 
 
 def deep(levels: int) -> list[Any]:
@@ -47,7 +47,7 @@ def test_anothers_key_is_refused(farm: Desk) -> None:
 
 
 def test_what_no_board_can_be_is_refused_with_the_nearest(farm: Desk) -> None:
-    with pytest.raises(FarmError, match="no board of the farm") as refused:
+    with pytest.raises(NoSuchBoard, match="no board of the farm") as refused:
         farm.submit(selector="chip=a53, mem>=2GiB")
     assert refused.value.exit_code == 4
     assert "old-rpi: mem is" in refused.value.hint
@@ -64,17 +64,17 @@ def test_a_board_of_the_farm_that_is_away_is_waited_for(farm: Desk) -> None:
 
 
 def test_a_pinned_board_must_be_known_and_match(farm: Desk) -> None:
-    with pytest.raises(FarmError, match="has no board 'rpi55'") as refused:
+    with pytest.raises(NoSuchBoard, match="has no board 'rpi55'") as refused:
         farm.submit(board="rpi55")
     assert "did you mean 'rpi5'" in refused.value.hint
-    with pytest.raises(FarmError, match="no board"):
+    with pytest.raises(NoSuchBoard, match="no board"):
         farm.submit(board="rpi5", selector="chip=a53")
     farm.submit(board="rpi5", selector="chip=a76")
     assert farm.grant("rpi5")
 
 
 def test_a_farm_without_boards_says_so(desk: Desk) -> None:
-    with pytest.raises(FarmError, match="no boards yet"):
+    with pytest.raises(NoSuchBoard, match="no boards yet"):
         desk.submit()
 
 

@@ -1,0 +1,69 @@
+"""Whatever stdout is: of another encoding than UTF-8, a pipe whose reader has gone, a full disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models import DIGITS
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+
+
+@pytest.fixture
+def call(environment: dict[str, str], tmp_path: Path) -> Call:
+    """Runs `hil ARGS...` with a stdout of one's own, or one that is not UTF-8."""
+
+    def make(*args: object, stdout: object = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hil.controller.cli.main", *map(str, args)]
+        settings = {"cwd": tmp_path, "env": {**environment, **variables}, "timeout": 400}
+        return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, encoding="ascii", **settings)
+
+    return make
+
+
+def test_no_command_needs_a_terminal_that_is_utf_8(call, tmp_path):
+    model = tmp_path / "zwölf 日本 ….onnx"
+    model.write_bytes((DIGITS / "digits_cnn.onnx").read_bytes())
+    suite = tmp_path / "models"
+    suite.mkdir()
+    (suite / "ü.onnx").write_bytes(model.read_bytes())
+    simulated = ("--runtime-hw-type", "sim")
+    for command in (
+        ("run", model, *simulated, "--profile", "prof"),
+        ("profile", "show", "prof"),
+        ("runs", "list"),
+        ("runs", "show", "latest"),
+        ("bench", model, *simulated, "--min-time", "0.05"),
+        ("suite", "run", suite, *simulated, "--no-layers", "--out", "suite"),
+        ("layers", model),
+        ("cache", "ls"),
+        ("board", "list"),
+    ):
+        done = call(*command, **ASCII)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr, command
+
+
+@pytest.mark.parametrize(
+    "command", [("cache", "ls"), ("cache", "ls", "--json"), ("board", "list"), ("flows",), ("--help",), ("run", "-h")]
+)
+def test_a_reader_that_has_gone_ends_a_command_quietly(call, command):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = call(*command, stdout=write)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, ""), "as of any Unix tool that SIGPIPE ends"
+
+
+def test_a_full_disk_is_told_in_a_line(call):
+    with Path("/dev/full").open("w") as full:
+        done = call("board", "list", stdout=full)
+    assert (done.returncode, done.stderr) == (2, "hil: cannot write: No space left on device\n")
