@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.compare.verdict import compare
+from hil.compare.verdict import compare, compare_output
 from hil.controller.tensorflow.structure import leaves
 from hil.controller.tensorflow.variables import new_value
+from hil.errors import UsageError
 from hil.results import OutputComparison, RunResult, Verdict
-from hil.tensors import type_text
+from hil.tensors import Array, type_text
 from hil.testing.traces.structure import arrays_in
 from hil.testing.traces.trace import ModuleCall, Trace
 
@@ -120,9 +121,29 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
         wanted[new_value(name)], got[new_value(name)] = reference.state[name], target.state[name]
     if not wanted:
         return CallComparison(number, target.method)
-    verdict = compare(RunResult("", got), RunResult(trace.backend, wanted), rtol=reference.rtol, atol=reference.atol)
+    verdict = _verdict(wanted, got, reference, trace.backend)
     why = "" if verdict else _other_inputs(reference, target, trace)
     return CallComparison(number, target.method, why, verdict)
+
+
+def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, backend: str) -> Verdict:
+    """All within the tolerances of the call, but for variables as small as its atol: they have their dtype's own."""
+    small = {name for name in wanted if name.startswith(new_value("")) and not _can_tell(wanted[name], call)}
+    parts = []
+    for atol, names in ((call.atol, [name for name in wanted if name not in small]), (None, sorted(small))):
+        if names:
+            one, other = ({name: arrays[name] for name in names} for arrays in (got, wanted))
+            parts.append(compare(RunResult("", one), RunResult(backend, other), rtol=call.rtol, atol=atol))
+    first = next((part for part in parts if not part), parts[0])
+    return replace(first, outputs=tuple(output for part in parts for output in part.outputs))
+
+
+def _can_tell(variable: Array, call: ModuleCall) -> bool:
+    """Whether the call's tolerances, made for what it returns, could find a variable wrong."""
+    try:
+        return call.atol is None or compare_output("", variable, variable, rtol=call.rtol, atol=call.atol).passed
+    except UsageError:
+        return False
 
 
 def _unreadable(name: str, trace: Trace, other: Trace) -> str:
