@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.compare.verdict import compare
+from hil.compare.verdict import compare, compare_output
 from hil.controller.tensorflow.structure import leaves
 from hil.controller.tensorflow.variables import new_value
+from hil.errors import VacuousTolerance
 from hil.results import Outcome, OutputComparison, RunResult, Verdict
-from hil.tensors import type_text
+from hil.tensors import Array, type_text
 from hil.testing.traces.structure import arrays_in
 from hil.testing.traces.trace import ModuleCall, Trace
 
@@ -128,9 +129,34 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
         wanted[new_value(name)], got[new_value(name)] = reference.state[name], target.state[name]
     if not wanted:
         return CallComparison(number, target.method)
-    verdict = compare(RunResult("", got), RunResult(trace.backend, wanted), rtol=reference.rtol, atol=reference.atol)
+    verdict = _verdict(wanted, got, reference, trace.backend)
     why = _other_inputs(reference, target, trace) if verdict.outcome is Outcome.FAIL else ""
     return CallComparison(number, target.method, why, verdict)
+
+
+def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, backend: str) -> Verdict:
+    """All within the tolerances of the call, but for variables that those cannot judge: they have their dtype's own."""
+    groups: dict[tuple[float | None, float | None], list[str]] = {}
+    for name in wanted:
+        is_variable = name.startswith(new_value(""))
+        groups.setdefault(_tolerance(wanted[name], call) if is_variable else (call.rtol, call.atol), []).append(name)
+    parts = []
+    for (rtol, atol), names in groups.items():
+        one, other = ({name: arrays[name] for name in names} for arrays in (got, wanted))
+        parts.append(compare(RunResult("", one), RunResult(backend, other), rtol=rtol, atol=atol))
+    gravest = (part for outcome in (Outcome.FAIL, Outcome.BLIND) for part in parts if part.outcome is outcome)
+    return replace(next(gravest, parts[0]), outputs=tuple(output for part in parts for output in part.outputs))
+
+
+def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
+    """What of the call's tolerances, made for what it returns, could find a variable wrong."""
+    for rtol, atol in ((call.rtol, call.atol), (call.rtol, None)):
+        try:
+            compare_output("", variable, variable, rtol=rtol, atol=atol)
+        except VacuousTolerance:
+            continue
+        return rtol, atol
+    return None, None
 
 
 def _unreadable(name: str, trace: Trace, other: Trace) -> str:
