@@ -103,9 +103,8 @@ class KerasTraining(tf.Module):
         super().__init__()
         layers = tf.keras.layers
         # No bias before the normalisation: its gradient is 0 but for rounding, of which Adam makes whole steps.
-        self.model = tf.keras.Sequential(
-            [tf.keras.Input([6]), layers.Dense(8, use_bias=False), layers.BatchNormalization(), layers.ReLU(), layers.Dense(4)]
-        )
+        hidden = [layers.Dense(8, use_bias=False), layers.BatchNormalization(), layers.ReLU()]
+        self.model = tf.keras.Sequential([tf.keras.Input([6]), *hidden, layers.Dense(4)])
         self.optimizer = tf.keras.optimizers.Adam(0.05)
         self.optimizer.build(self.model.trainable_variables)
 
