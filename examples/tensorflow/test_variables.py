@@ -102,9 +102,9 @@ class KerasTraining(tf.Module):
     def __init__(self):
         super().__init__()
         layers = tf.keras.layers
-        self.model = tf.keras.Sequential(
-            [tf.keras.Input([6]), layers.Dense(8), layers.BatchNormalization(), layers.ReLU(), layers.Dense(4)]
-        )
+        # No bias before the normalisation: its gradient is 0 but for rounding, of which Adam makes whole steps.
+        hidden = [layers.Dense(8, use_bias=False), layers.BatchNormalization(), layers.ReLU()]
+        self.model = tf.keras.Sequential([tf.keras.Input([6]), *hidden, layers.Dense(4)])
         self.optimizer = tf.keras.optimizers.Adam(0.05)
         self.optimizer.build(self.model.trainable_variables)
 
