@@ -225,7 +225,7 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
         return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if disputes else blind[0].reason
     if not failed:
         agreed = f"{dispute}; the board agrees with all of them within tolerance"
-        return Outcome.PASS, agreed if disputes else next(verdict.reason for verdict in verdicts if verdict)
+        return Outcome.PASS, agreed if disputes else next((verdict.reason for verdict in verdicts if verdict), "")
     if disputes and agreeing:
         return Outcome.PASS, f"{dispute}; the board agrees with {', '.join(agreeing)}"
     reason = failed[0].reason if len(verdicts) == 1 else f"differs from {failed[0].against}: {failed[0].reason}"
