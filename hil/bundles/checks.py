@@ -9,7 +9,7 @@ import numpy as np
 
 from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
-from hil.errors import LoadFailed, UsageError
+from hil.errors import LoadFailed, UsageError, VacuousTolerance
 from hil.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of, type_text
 
 # A bare number has no dtype of its own: it may be given for a tensor whose dtype's name begins so.
@@ -65,6 +65,8 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         for output, array in expected.items():
             tolerance, scale = fitted((dtype_name(array.dtype),) * 2, array, rtol, atol)
             refuse_vacuous(output, tolerance, scale, rtol=rtol, atol=atol)
+    except VacuousTolerance as error:  # a bundle has no case that is allowed to be blind
+        raise UsageError(f"{where}: {error.message}", hint="give the case a smaller tolerance") from error
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     except (OverflowError, TypeError, ValueError) as error:

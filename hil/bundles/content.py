@@ -94,7 +94,7 @@ def to_document(
                         "atol": case.atol,
                         "inputs": tensors(case.inputs),
                         "outputs": tensors(case.expected_outputs),
-                        **({"noise": {name: astuple(one) for name, one in case.noise.items()}} if case.noise else {}),
+                        **noise_json(case.noise),
                     }
                     for case in method.cases
                 ],
@@ -153,8 +153,7 @@ def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> Met
 
 def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> MethodTestCase:
     number = (float, type(None))
-    noise = value.get("noise", {}) if isinstance(value, dict) else {}
-    value = {key: one for key, one in value.items() if key != "noise"} if noise else value
+    value, noise = take_noise(value, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number, "inputs": list}
     name, source, rtol, atol, inputs, outputs = manifest.take(value, where, **fields, outputs=list)
     return MethodTestCase(
@@ -164,11 +163,24 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
         atol,
         manifest.name_of(name, f"{where}.name"),
         manifest.name_of(source, f"{where}.source", most=manifest.MAX_TEXT, empty=True),
-        _read_noise(noise, f"{where}.noise"),
+        noise,
     )
 
 
-def _read_noise(given: Any, where: str) -> dict[str, Noise]:
+def noise_json(noise: Mapping[str, Noise]) -> dict[str, Any]:
+    """The field of a case that holds its noise; none where there is none."""
+    return {"noise": {name: list(astuple(one)) for name, one in noise.items()}} if noise else {}
+
+
+def take_noise(value: Any, where: str) -> tuple[Any, dict[str, Noise]]:
+    """A case's fields without its noise, and the noise as :func:`noise_json` wrote it.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    if not isinstance(value, dict) or not value.get("noise"):
+        return value, {}
+    where, given = f"{where}.noise", value["noise"]
     if not isinstance(given, dict):
         raise manifest.refused(where, "is of the wrong type")
     manifest.items(list(given), where, manifest.MAX_TENSORS)
@@ -176,7 +188,8 @@ def _read_noise(given: Any, where: str) -> dict[str, Noise]:
         fine = isinstance(numbers, list) and len(numbers) == 2 and all(isinstance(one, float) for one in numbers)
         if not fine or not all(0 <= one < math.inf for one in numbers):
             raise manifest.refused(f"{where}.{name}", "must be two numbers of 0 or more")
-    return {name: Noise(*numbers) for name, numbers in given.items()}
+    rest = {key: one for key, one in value.items() if key != "noise"}
+    return rest, {name: Noise(*numbers) for name, numbers in given.items()}
 
 
 def _read_tensors(given: Sequence[Any], blobs: Mapping[str, memoryview], where: str) -> dict[str, Array]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from hil.compare.tolerance import blindness, scale_of
 from hil.compare.values import EXACT_DTYPES
 from hil.controller.magnitude import largest
+from hil.results import Tolerance
 from hil.tensors import Array, dtype_name
 
 # What the tools take where no flag says otherwise. They compare all other dtypes bit by bit.
@@ -22,8 +24,8 @@ def tool_tolerance(
     """rtol and atol with which hil calls different whatever the tools do.
 
     Of outputs of one dtype these are the tools' own. hil has one pair for all outputs: of several dtypes they are the
-    strictest. Where the tools' own atol, which no flag gave, could not tell an output from its opposite, it is None:
-    hil's default.
+    strictest. Where the tools' own atol, which no flag gave, could not tell an output from a wrong one, it is None: hil's
+    default.
 
     Args:
         rtol: what a flag says; None is nothing.
@@ -38,7 +40,11 @@ def tool_tolerance(
     given, rtol = rtol, RTOL if rtol is None else rtol
     floats = [(dtype, array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in ATOLS]
     exact = [largest(array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in EXACT_DTYPES]
-    if any(dtype not in atols and 0 < (2 - rtol) * largest(array) <= ATOLS[dtype] for dtype, array in floats):
+    if any(dtype not in atols and _is_blind(Tolerance(rtol, ATOLS[dtype]), array) for dtype, array in floats):
         return (None if exact else given), None
     atol = min(atols.get(dtype, ATOLS[dtype]) for dtype, _ in floats)
     return (min(rtol, _EXACT / max(1.0, *exact)), min(atol, _EXACT)) if exact else (rtol, atol)
+
+
+def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
+    return bool(blindness(tolerance, scale_of(expected), given=True))

@@ -294,10 +294,15 @@ def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any]
     noise = largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
     first, case.references = case.references, [replace(one, noise=one.noise or noise) for one in case.references]
     verdicts = _verdicts(case, result, tolerance)
-    if [one.outcome for one in verdicts] == [one.outcome for one in case.verdicts]:
+    if _judged(verdicts) == _judged(case.verdicts):
         case.references = first
     else:
         case.verdicts = verdicts
+
+
+def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
+    """How every output was judged: one that is wrong beside it must not hide what noise explains of another."""
+    return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]
 
 
 def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.compare.values import CHUNK, common_kind, reader
+from hil.compare.verdict import outcome_of
 from hil.controller.pictures import new_figure, save_figure
 from hil.errors import UsageError
 from hil.results import OutputComparison
@@ -152,7 +153,7 @@ def _title(name: str, comparison: OutputComparison) -> str:
         for key, value in statistics.items()
         if value is not None
     )
-    outcome = "PASS" if comparison.passed else "FAIL"
+    outcome = outcome_of([comparison]).value
     wrong = "out of tolerance" if comparison.tolerance else "different"
     share = f"{mismatches} of {elements} {wrong} ({100 * (comparison.mismatch_share or 0):.3g} %)"
     return f"{outcome}   {name}   {type_text(comparison.dtype, comparison.shape)}   {share}\n{numbers}"

@@ -139,8 +139,9 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     outcome = case["outcome"] or "UNFINISHED"
     colour = {"PASS": "green", "FAIL": "red"}.get(outcome, "magenta")
     console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
-    # What one verdict alone has to say stands below its table, and so do the references that could not answer.
-    is_told = case["reason"] and len(case["verdicts"]) != 1
+    # What one verdict that is the case's has to say stands below its table, and so do the references that could not
+    # answer.
+    is_told = case["reason"] and [one["outcome"] for one in case["verdicts"]] != [outcome]
     if is_told:
         say(console, "", case["reason"])
     if case["error"]:

@@ -167,6 +167,22 @@ def test_a_users_own_tests_ask_for_any_stage(project, small):
     assert "test_own_words" in again.stdout and "1 failed" in again.stdout
 
 
+def test_what_may_be_blind_may_be_so_in_a_test_of_ones_own(project, small):
+    project.set_up(small)
+    project.write(
+        "test_it.py",
+        "import dataclasses, numpy as np\n"
+        "def test_it(hil_result, hil_compare):\n"
+        "    nan = {name: value * np.float32(np.nan) for name, value in hil_result.outputs.items()}\n"
+        "    nothing = dataclasses.replace(hil_result, outputs=nan)\n"
+        "    hil_compare(nothing, nothing, rtol=1e-3)\n",
+    )
+    tested = project.test("test_it.py", "-k", "small_full")
+    assert set(tested.outcomes.values()) == {"failure"} and "no number was compared" in tested.out
+    allowed = project.test("test_it.py", "-k", "small_full", "--hil-allow-blind", "y")
+    assert set(allowed.outcomes.values()) == {"passed"}, allowed.out
+
+
 def test_fixtures_can_be_replaced(project, small):
     project.set_up(small)
     project.write(

@@ -79,7 +79,7 @@ def _draw(axes: Any, found: Bisection, what: str) -> None:
             name = _short(found.layers[wrong[0][0]].name)
             axes.annotate(name, wrong[0], (9, 4), textcoords="offset points", color=_WRONG, fontsize=8)
         for x in range(len(found.layers)):
-            if _outcome(found, x, way) not in (None, Outcome.PASS, Outcome.FAIL, Outcome.SKIP):
+            if _outcome(found, x, way) not in (None, Outcome.PASS, Outcome.FAIL, Outcome.BLIND, Outcome.SKIP):
                 axes.plot(x, best, "x", color=_COLOURS[way], markersize=8, markeredgewidth=2)
     _draw_edge(axes, best, "equal")
     if is_beyond:

@@ -96,14 +96,14 @@ def _reasons(found: Bisection) -> list[str]:
         finding = layer.by(way) if layer else None
         if layer and finding:
             said.append(f"{layer.name}, {way}: {finding.reason}")
-    if found.whole and found.whole.outcome is Outcome.FAIL:
+    if found.whole and found.whole.outcome in (Outcome.FAIL, Outcome.BLIND):
         said.append(f"the model as it is: {found.whole.reason}")
     alike: dict[str, list[str]] = {}
     for what, way, finding in found.failed():
         alike.setdefault(f"{way}: {finding.outcome.value}: {finding.reason}", []).append(what)
     for way in WAYS:
         for layer in found.layers:
-            if (skipped := layer.by(way)) and skipped.outcome is Outcome.SKIP:
+            if (skipped := layer.by(way)) and skipped.outcome in (Outcome.BLIND, Outcome.SKIP):
                 alike.setdefault(f"{way}: not judged: {skipped.reason}", []).append(layer.name)
     said += [f"{listed(names)}, {reason}" for reason, names in alike.items()]
     if len(said) > _REASONS_SHOWN:

@@ -117,7 +117,7 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
     for name, array in case.expected_outputs.items():
         dtype = dtype_name(array.dtype)
         where = f"method {method.name!r}, case {case.name!r}, output {name!r}"
-        tolerance, _ = fitted((dtype, dtype), array, case.rtol, case.atol)
+        tolerance, _ = fitted((dtype, dtype), array, case.rtol, case.atol, case.noise.get(name))
         if dtype in _FLOATS and tolerance is not None:
             atol = f"expected_{_FLOATS[dtype]}_threshold"
             flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)

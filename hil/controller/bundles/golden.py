@@ -20,6 +20,7 @@ from typing import Any
 
 from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles.content import noise_json, take_noise
 from hil.bundles.manifest import file_name, name_of, signature_json, specs_of, take
 from hil.controller.bundles.case_files import read_case
 from hil.controller.case import Workshop
@@ -47,7 +48,7 @@ def write_golden(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
             _write(path / place, "input", case.inputs)
             _write(path / place, "output", case.expected_outputs)
             said = {"name": case.name, "source": case.source, "rtol": case.rtol, "atol": case.atol}
-            cases.append({**said, "folder": place})
+            cases.append({**said, **noise_json(case.noise), "folder": place})
         specs = {"inputs": method.signature.inputs, "outputs": method.signature.outputs}
         methods.append(
             {"name": method.name, **{kind: signature_json(found) for kind, found in specs.items()}, "cases": cases}
@@ -98,12 +99,13 @@ def read_golden(path: Path, *, shop: Workshop) -> Bundle:
 
 def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTestCase:
     number = (float, int, type(None))
+    item, noise = take_noise(item, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
     name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
     place = path / file_name(folder, where)
     if not place.is_dir():
         raise UsageError(f"{place} is no folder")
-    return replace(read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol)
+    return replace(read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol, noise=noise)
 
 
 def _load(path: Path) -> Any:

@@ -157,11 +157,14 @@ class CaseRun:
     ) -> Verdict:
         """Compare two results; the test fails where they differ."""
         try:
-            verdict = compare(actual, reference, rtol=rtol, atol=atol)
+            allowed = self.bench.request.settings.allow_blind
+            verdict = compare(actual, reference, rtol=rtol, atol=atol, allow_blind=allowed)
         except errors.UsageError as error:
             pytest.fail(str(error), pytrace=False)
         if not verdict:
-            wrong = replace(self.case, result=actual, references=[reference], verdicts=[verdict], outcome=Outcome.FAIL)
+            wrong = replace(
+                self.case, result=actual, references=[reference], verdicts=[verdict], outcome=verdict.outcome
+            )
             self.record = self._recorded(wrong)
             pytest.fail(telling.mismatch([verdict], verdict.reason), pytrace=False)
         return verdict

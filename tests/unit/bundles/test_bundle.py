@@ -153,6 +153,12 @@ def test_a_case_that_does_not_fit_is_named_exactly(tmp_path, message):
     assert "method 'f', case 1" in caught.value.message
 
 
+def test_a_case_whose_tolerance_tells_nothing_gets_a_hint_that_a_bundle_can_follow(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        bundle(tmp_path, WRONG["it would agree with every sign flipped"])
+    assert caught.value.hint == "give the case a smaller tolerance"
+
+
 def test_a_method_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     with pytest.raises(UsageError, match="no method 'forwards'") as caught:
         Bundle.create(program(tmp_path), [MethodTestSuite("forwards", [case()])])

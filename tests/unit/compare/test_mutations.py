@@ -273,6 +273,18 @@ MUTANTS = [
         ("not reason and (allowed or not doubt)", "not reason"),
     ),
     mutant(
+        "noise makes worse what agrees without it",
+        "test_noise_never_makes_worse",
+        "verdict",
+        ("(plain.passed and not plain.blind)", "False"),
+    ),
+    mutant(
+        "zeros are wrong where the reference is noise",
+        "test_zeros_are_no_wrong_answer",
+        "verdict",
+        ("zeroed=False", "zeroed=stats.zeroed"),
+    ),
+    mutant(
         "who may be blind may be wrong",
         "test_an_output_may_be_blind_by_name",
         "verdict",

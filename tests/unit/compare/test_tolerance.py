@@ -86,6 +86,26 @@ def test_an_answer_within_the_references_own_noise_cannot_be_judged() -> None:
     assert of([1, 1], reference, noise=noise).blind is False
 
 
+def test_noise_never_makes_worse_what_agrees_without_it() -> None:
+    """A run measures no noise of an answer that agrees; a bundle and a study know it beforehand: all say the same."""
+    reference = np.array([3e-10, -1e-10], np.float32)
+    right = reference * np.float32(1 + 1e-6)
+    noise = Noise(2e-10, 2e-10)
+    assert of(right, reference).passed and of(right, reference, noise=noise) == of(right, reference)
+
+
+def test_zeros_are_no_wrong_answer_where_the_reference_is_nothing_but_noise() -> None:
+    """A sum that cancels may come to exactly 0 in another order."""
+    reference = np.array([3e-8, -1e-8], np.float32)
+    found = of([0, 0], reference, noise=Noise(2e-8, 2e-8))
+    assert (found.passed, found.blind) == (False, True) and "its own noise is 2e-08" in found.reason
+    assert of([0, 0], reference, noise=Noise(2e-8, 2e-8), allow_blind=["y"]).passed
+    for noise in (None, Noise(1e-9, 1e-9)):
+        wrong = of([0, 0], reference, noise=noise)
+        assert (wrong.passed, wrong.blind) == (False, False) and wrong.reason.startswith("every value is 0"), noise
+    assert not of([0, 0], reference, noise=Noise(2e-8, 2e-8), atol=1e-7, allow_blind=["y"]).passed, "atol was given"
+
+
 def test_a_default_tolerance_leaves_room_between_right_and_wrong() -> None:
     reference = np.array([1, -1, 0.5], np.float32)
     for size, judged in ((0.4, False), (0.1, False), (0.02, True)):
@@ -202,6 +222,6 @@ def test_a_reference_that_cannot_judge_leaves_it_to_the_others() -> None:
     wrong = compare(board, result("other", y=[1, 2]))
     agree = compare(result(y=[1]), result(y=[1]))
     assert judge([blind], [])[0] is Outcome.BLIND
-    assert judge([blind, right], [agree])[0] is Outcome.PASS
+    assert judge([blind, right], [agree]) == judge([right, blind], [agree]) == (Outcome.PASS, "")
     assert judge([blind, wrong], [agree])[0] is Outcome.FAIL
     assert judge([blind, blind], [blind])[0] is Outcome.BLIND

@@ -97,7 +97,10 @@ ONE, TINY, WHOLE = np.ones(2, np.float32), np.full(2, 1e-6, np.float32), np.arra
         # Bit by bit.
         (0.1, {}, [ONE.astype(np.complex64)], (0.0, 0.0)),
         (0.1, {"float32": 0.2}, [WHOLE], (None, None)),
-        # The tool's own tolerance could not tell these from their opposites: hil's defaults.
+        # The tool's own tolerance could not tell these from wrong ones: hil's defaults.
+        (None, {}, [80 * TINY], (None, None)),
+        (None, {}, [np.array([1, 1.00005], np.float32)], (None, None)),
+        (None, {}, [np.array([1, 1.00005], np.float32), WHOLE], (None, None)),
         (None, {}, [ONE, TINY], (None, None)),
         (0.1, {}, [TINY], (0.1, None)),
         (None, {"float32": 1e-9}, [TINY], (1e-5, 1e-9)),

@@ -53,3 +53,29 @@ def test_a_nearness_that_was_asked_for_and_cannot_be_told_is_no_pass(ended: Call
     assert (right.outcome, right.stage) == (Outcome.REFERENCE_ERROR, "refer")
     assert "how near the answer is to the plain model's" in right.reason and bool(right.verdicts[0])
     assert wrong.outcome is Outcome.FAIL
+
+
+def test_a_wrong_output_hides_no_noise_of_another(
+    save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path
+) -> None:
+    """Whoever looks at each output by itself, as a bisection does, must not blame the one that is only noise."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
+        helper.make_node("Sub", ["x", "mean"], ["rest"]),
+        helper.make_node("ReduceSum", ["rest"], ["zero"], keepdims=0),
+        helper.make_node("Neg", ["x"], ["y"]),
+    ]
+    outputs = [("zero", TensorProto.FLOAT, ()), ("y", TensorProto.FLOAT, (4, 1000))]
+    path = save_onnx(nodes, [("x", TensorProto.FLOAT, (4, 1000))], outputs, opset=13)
+    (tmp_path / "logs").mkdir()
+    case = Case("net", path, Options(), tmp_path, import_model(path, isolated=isolated))
+    x = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
+    case.inputs = {"x": x}
+    shop = Workshop(cache, isolated)
+    refer_case(case, shop)
+    near = case.references[0].outputs["zero"] + np.float32(1e-5)
+    case.result = RunResult("board", {"zero": near, "y": x})
+    conclude(case, shop)
+    assert case.outcome is Outcome.FAIL and case.reason.startswith("output y: ") and "more output" not in case.reason
+    assert [(one.passed, one.blind) for one in case.verdicts[0].outputs] == [(False, True), (False, False)]
+    assert set(case.references[0].noise) == {"zero", "y"}

@@ -100,6 +100,19 @@ def timed(*durations, cold):
     return device_statistics(RunResult("b", {}, stamps, cold=cold))
 
 
+def test_a_case_that_fails_though_its_verdict_passes_says_why():
+    """The values agree, but not their element types, as iree-run-module compares."""
+    same = RunResult("board", {"y": np.ones(2, np.int64)})
+    why = "output y: the values agree, but the elements expected are si64"
+    verdicts = [verdict_record(compare(same, same))]
+    assert f"\n  {why}\n" in screen(outcome="FAIL", reason=why, verdicts=verdicts)
+    blind = verdict_record(
+        compare(RunResult("board", {"y": np.full(2, np.nan)}), RunResult("o", {"y": np.full(2, np.nan)}))
+    )
+    text = " ".join(screen(outcome="BLIND", reason=blind["reason"], verdicts=[blind]).split())
+    assert text.count("no number was compared") == 1, "what its verdict says is said once"
+
+
 def test_a_single_iteration_says_whether_it_is_cold():
     assert "device time  413 us (1 cold iteration)" in screen(device=timed(413_000, cold=True))
     assert "device time  413 us (1 iteration)" in screen(device=timed(413_000, cold=False))

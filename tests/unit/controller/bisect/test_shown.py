@@ -96,6 +96,23 @@ def test_what_is_nan_where_it_should_not_be_is_told_instead_of_what_the_rest_say
     assert "off the scale" not in (tmp_path / "growth.svg").read_text()
 
 
+def test_what_nobody_can_judge_says_why_and_is_no_error(tmp_path: Path):
+    output = compare_output("y", np.full(2, np.nan), np.full(2, np.nan))
+    blind = Finding(Outcome.BLIND, output.reason, outputs=(output,))
+    layers = (LayerFinding("Log_log", "Log", ("log",), 0, ("y",), blind, finding(0.0)),)
+    found = replace(bisection(), layers=layers, whole=blind)
+    text = shown(None, found)
+    assert "Log_log, isolated: not judged: every value is NaN on both sides" in text
+    assert "the model as it is: every value is NaN on both sides" in text
+    assert text.splitlines()[-1] == "no layer is wrong, cumulative; nobody can judge Log_log (Log, node log)"
+    crosses = []
+    for name, outcome in (("blind", Outcome.BLIND), ("error", Outcome.RUN_ERROR)):
+        layer = replace(layers[0], isolated=Finding(outcome, ""))
+        plot_growth(tmp_path / f"{name}.svg", replace(found, layers=(layer,)))
+        crosses.append((tmp_path / f"{name}.svg").read_text().count("stroke-width: 2"))
+    assert crosses[0] < crosses[1], "a cross is what could not be run"
+
+
 def test_what_has_the_same_reason_stands_in_one_line():
     lost = Finding(Outcome.BOARD_LOST, "the board went away")
     layers = [LayerFinding(f"Op_{name}", "Op", (name,), 0, (name,), lost) for name in "abcdefghijkl"]

@@ -16,12 +16,14 @@ from onnx import TensorProto, helper
 
 from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.controller.bundles.flagfile import _tolerances
 from hil.controller.bundles.formats import Format, formats, read_format, write_format
 from hil.controller.cache import Cache
 from hil.controller.case import Workshop
 from hil.controller.isolated import Isolated
 from hil.controller.random_inputs import random_tensor
 from hil.errors import UsageError
+from hil.results import Noise
 from hil.tensors import DTYPES, TensorSpec
 
 
@@ -54,6 +56,30 @@ def test_every_dtype_goes_through_a_golden_folder(tmp_path, shop):
     write_format("golden", made, tmp_path / "golden", shop=shop)
     assert read(tmp_path / "golden", shop).digest == made.digest
     assert {path.name for path in tmp_path.iterdir()} == {"golden", "main.bin", "weights"}
+
+
+def noisy(folder: Path) -> Bundle:
+    """A bundle of a case whose output is known to move by rounding alone."""
+    first = case()
+    return bundle(folder, replace(first, noise={"y": Noise(2e-3, 1e-3)}))
+
+
+def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, shop):
+    made = noisy(tmp_path)
+    write_format("golden", made, tmp_path / "golden", shop=shop)
+    again = read(tmp_path / "golden", shop)
+    assert again.digest == made.digest
+    assert again.methods[0].cases[0].noise == {"y": Noise(2e-3, 1e-3)}
+    text = (tmp_path / "golden" / "golden.json").read_text()
+    (tmp_path / "golden" / "golden.json").write_text(text.replace("0.001", "-0.001"))
+    with pytest.raises(UsageError, match=r"cases\[0\].noise.y must be two numbers of 0 or more"):
+        read(tmp_path / "golden", shop)
+
+
+def test_a_flag_file_is_no_stricter_than_hil_where_there_is_noise(tmp_path):
+    method = noisy(tmp_path).methods[0]
+    [atol] = [flag for flag in _tolerances(method, method.cases[0]) if "f32_threshold" in flag]
+    assert float(atol.partition("=")[2]) == 8e-3
 
 
 def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, shop):
