@@ -24,8 +24,8 @@ def tool_tolerance(
     """rtol and atol with which hil calls different whatever the tools do.
 
     Of outputs of one dtype these are the tools' own. hil has one pair for all outputs: of several dtypes they are the
-    strictest. Where the tools' own atol, which no flag gave, could not tell an output from a wrong one, it is None: hil's
-    default.
+    strictest. Where the tools' own atol, which no flag gave, could not tell an output from a wrong one, it is None:
+    hil's default.
 
     Args:
         rtol: what a flag says; None is nothing.
