@@ -22,9 +22,9 @@ PACKAGE = "ai-edge-litert"
 KERNELS: Mapping[str, str] = MappingProxyType(
     {"xnnpack": "BUILTIN", "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
 )
-# Operators that keep something from run to run, which no output shows.
+# Operators that keep something from run to run, which no output shows; VARIABLE is a variable that some operator uses.
 _KEEPING = frozenset(
-    "ASSIGN_VARIABLE LSTM RNN SVDF UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN "
+    "VARIABLE ASSIGN_VARIABLE LSTM RNN SVDF UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN "
     "BIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_RNN".split()
 )
 
@@ -48,7 +48,8 @@ class Signature:
         signatures: every key.
         inputs, outputs: named as the signature names them, else as the graph does. An open dimension of an input is a
             symbol such as ``x.dim0``, of an output None.
-        keeping: the operators of the main graph that keep state from run to run.
+        keeping: the operators of its graph that keep state from run to run; of one that is not the first, variables
+            alone are known, and not whether it assigns them.
     """
 
     def __init__(self, interpreter: Any, file: str, function: str, kernels: str) -> None:
@@ -72,8 +73,7 @@ class Signature:
         self.inputs = tuple(self._spec(name, index, named=True) for name, index in given)
         self.outputs = tuple(self._spec(name, index, named=False) for name, index in made)
         self._sizes: list[tuple[int, ...]] | None = None
-        names = {str(self._core.NodeName(node)) for node in range(self._core.NumNodes())}
-        self.keeping = tuple(sorted(names & _KEEPING))
+        self.keeping = tuple(sorted(self._operators() & _KEEPING))
 
     def set_inputs(self, arrays: Sequence[Array]) -> None:
         """Copy the inputs in, after memory was planned for their shapes where these have changed.
@@ -135,6 +135,18 @@ class Signature:
                         left += {int(tensor) for tensor in core.NodeInputs(node)} - given
             self._placed = _parts(self._kernels, [names[node] for node in taken], [names[node] for node in own - taken])
         return self._placed
+
+    def _operators(self) -> set[str]:
+        """The names of its operators: LiteRT tells those of the first subgraph alone, and of others the tensors."""
+        if not self._graph:
+            return {str(self._core.NodeName(node)) for node in range(self._core.NumNodes())}
+        return {"VARIABLE"} if any(map(self._is_handle, range(self._core.NumTensors(self._graph)))) else set()
+
+    def _is_handle(self, index: int) -> bool:
+        try:
+            return self._core.TensorType(index, self._graph) is np.object_
+        except Exception:  # numpy has no such type, so it is no handle either
+            return False
 
     def _output(self, index: int, spec: TensorSpec) -> Array:
         size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]

@@ -82,6 +82,11 @@ def _terminal() -> Iterator[int | None]:
         yield terminal
 
 
+def _harmless(text: str) -> str:
+    """A text that may be a server's, without what a terminal would obey."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+
+
 def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     usual = termios.tcgetattr(terminal)
     own = termios.tcgetattr(terminal)
@@ -90,7 +95,7 @@ def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     own[6][termios.VEOL] = _CTRL_C
     termios.tcsetattr(terminal, termios.TCSAFLUSH, own)
     try:
-        os.write(terminal, prompt.encode())
+        os.write(terminal, _harmless(prompt).encode())
         while not select.select([terminal], [], [], _LOOK_S)[0]:
             if before != _interrupts:
                 raise KeyboardInterrupt

@@ -14,7 +14,7 @@ name           what happens                                                     
 ``clock``      the board's clock is ``offset`` (0) seconds ahead, ``ppm`` (0) too fast, and is put         always
                forward by ``jump`` (0) seconds in the first run
 ``profile``    the profiling tool is ``how``: missing, or it crashes, writes half (truncate), never ends   always
-``fallback``   a ``share`` (1: all) of the program's nodes is said to run on another device                  always
+``fallback``   a ``share`` (1: all) of the program's nodes is said to run on another device               always
 ``slowdown``   every run takes ``factor`` (1.1) times as long                                             always
 ``pace``       every run takes at least ``seconds`` (0.1), which the device sleeps                        always
 =============  =========================================================================================  ==========

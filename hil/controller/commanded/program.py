@@ -143,7 +143,7 @@ class CommandProgram:
             if not size:
                 return [], f"{PROFILE_TOOL} ended well but wrote nothing"
             return times_ns(self._get(local, remote, TIMES_FILE, size).read_bytes()), ""
-        except StageError as error:
+        except (StageError, BoardBusy) as error:
             return [], error.message
         except ValueError as error:
             return [], f"what {PROFILE_TOOL} wrote cannot be read: {error}"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import paramiko
 
+from hil.controller.local_socket import NotCarried
 from hil.controller.ssh.command import begin, own_output
 from hil.controller.ssh.pump import Carried
 from hil.controller.ssh.transport import Transport
@@ -30,7 +31,7 @@ _START_S = 60.0
 _LAST_OF_ERR = 4000
 
 
-class NoRelay(Exception):
+class NoRelay(NotCarried):
     """The helper does not run on the board; its own words."""
 
 

@@ -125,6 +125,26 @@ def test_an_agent_that_left_meanwhile_is_no_fault_of_the_server(log_in: LogIn, t
         open_any_tunnel(log_in(server=server), str(tmp_path / "none.sock"), PYTHON, print)
 
 
+def test_a_connection_that_no_helper_carries_is_told_in_the_log(
+    log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path
+) -> None:
+    remote = start_agent().removeprefix("unix:")
+    with running_sshd(tmp_path / "hardened", NO_SOCKETS, NO_TCP) as server:
+        tunnel = open_any_tunnel(log_in(server=server), remote, PYTHON, print)
+        try:
+            Path(remote).rename(tmp_path / "gone.sock")
+            for _ in range(2):  # the first is carried by the helper that found out that there is a way
+                with socket.socket(socket.AF_UNIX) as near:
+                    near.connect(tunnel.address.removeprefix("unix:"))
+                    near.shutdown(socket.SHUT_WR)
+                    near.settimeout(60)
+                    while near.recv(1 << 16):
+                        pass
+            wait_for(lambda: "the agent's socket: No such file" in tunnel.log(), "the log does not say why")
+        finally:
+            tunnel.close()
+
+
 def test_a_helper_that_cannot_run_leaves_no_way(log_in: LogIn, tmp_path: Path) -> None:
     with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server, pytest.raises(NoWay, match="not found"):
         open_any_tunnel(log_in(server=server), str(tmp_path / "none.sock"), "/no/such/python", print)

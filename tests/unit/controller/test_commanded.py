@@ -435,6 +435,25 @@ def test_a_time_that_cannot_be_measured_is_no_failure_of_the_program(open_board,
     assert any("device time could not be measured" in note for note in result.provenance["notes"])
 
 
+def test_an_answer_outlives_another_run_that_takes_the_board_before_it_is_timed(open_board, functions, monkeypatch):
+    board = open_board()
+    artifact = artifact_of(functions, "main")
+    board.push(artifact)
+    with board.load(artifact) as program:
+        run_once = program._once
+
+        def once(argv: list[str], *arguments: object) -> object:
+            if argv[0] == board.timer():
+                raise BoardBusy("another run held the board for more than 60 s")
+            return run_once(argv, *arguments)
+
+        monkeypatch.setattr(program, "_once", once)
+        result, _ = program.run({"a": F4, "n": N7})
+    np.testing.assert_array_equal(next(iter(result.outputs.values())), F4 + F4)
+    assert result.iterations_ns == ()
+    assert "the device time could not be measured: another run held the board" in "".join(result.provenance["notes"])
+
+
 def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board, shell, functions):
     said: list[str] = []
     own = own_tool(RUN_TOOL)

@@ -1,0 +1,76 @@
+"""Models of LiteRT that keep state: each run begins with what was saved, whichever signature is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import DIGITS
+
+from hil.agent.runtimes import tflite
+from hil.litert import Signature, open_signature
+
+pytest.importorskip("ai_edge_litert")
+
+SCALER = DIGITS.parent / "tflite" / "scaler.tflite"
+
+
+@pytest.fixture
+def assigning(tmp_path: Path) -> Path:
+    """A model whose second signature, ``scale``, assigns a variable beside what it returns."""
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromPackedBuf(SCALER.read_bytes(), 0)
+    graph = model.subgraphs[1]
+    handle = schema.TensorT()
+    handle.name, handle.type, handle.shape = b"handle", schema.TensorType.RESOURCE, []
+    graph.tensors.append(handle)
+    place = len(graph.tensors) - 1
+
+    def operator(name: str, options: str, inputs: list[int], outputs: list[int]) -> object:
+        code, made = schema.OperatorCodeT(), schema.OperatorT()
+        code.builtinCode = getattr(schema.BuiltinOperator, name)
+        code.deprecatedBuiltinCode, code.version = min(code.builtinCode, 127), 1
+        model.operatorCodes.append(code)
+        made.opcodeIndex, made.inputs, made.outputs = len(model.operatorCodes) - 1, inputs, outputs
+        made.builtinOptionsType = getattr(schema.BuiltinOptions, options)
+        made.builtinOptions = getattr(schema, f"{options}T")()
+        return made
+
+    making = operator("VAR_HANDLE", "VarHandleOptions", [], [place])
+    making.builtinOptions.container, making.builtinOptions.sharedName = b"", b"kept"  # type: ignore[attr-defined]
+    assign = operator("ASSIGN_VARIABLE", "AssignVariableOptions", [place, graph.outputs[0]], [])
+    graph.operators = [making, *graph.operators, assign]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    file = tmp_path / "assigning.tflite"
+    file.write_bytes(builder.Output())
+    return file
+
+
+def test_a_variable_is_seen_in_whichever_signature_has_it(assigning: Path) -> None:
+    assert open_signature(assigning, "scale").keeping == ("VARIABLE",)
+    assert open_signature(assigning, "double").keeping == ()
+    assert open_signature(SCALER, "scale").keeping == ()
+
+
+@pytest.mark.parametrize(("function", "opened"), [("scale", 2), ("double", 1)])
+def test_a_signature_that_keeps_state_begins_anew_with_each_run(
+    assigning: Path, monkeypatch: pytest.MonkeyPatch, function: str, opened: int
+) -> None:
+    made: list[Signature] = []
+
+    def counted(*arguments: object, **options: object) -> Signature:
+        made.append(open_signature(*arguments, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(tflite, "open_signature", counted)
+    program = tflite.TfLiteRuntime({}).load(assigning.parent, assigning.name, "", function)
+    program.bind([np.ones([4] * len(spec.shape), np.float32) for spec in program.inputs])
+    for _ in range(2):
+        program.renew()
+        program.run()
+    assert len(made) == opened
+    assert all(np.isfinite(array).all() for array in program.fetch())
