@@ -98,10 +98,12 @@ class Noise:
     Attributes:
         absolute: the largest ``|a-b|``.
         beyond_rtol: the largest ``|a-b| - rtol*|b|``, with the dtype's default rtol; 0 where rtol allows for all.
+        rms: the root mean square of ``|a-b|``, of the run in which it is largest.
     """
 
     absolute: float
     beyond_rtol: float
+    rms: float
 
 
 @dataclass(frozen=True)

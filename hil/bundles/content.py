@@ -185,9 +185,9 @@ def take_noise(value: Any, where: str) -> tuple[Any, dict[str, Noise]]:
         raise manifest.refused(where, "is of the wrong type")
     manifest.items(list(given), where, manifest.MAX_TENSORS)
     for name, numbers in given.items():
-        fine = isinstance(numbers, list) and len(numbers) == 2 and all(isinstance(one, float) for one in numbers)
+        fine = isinstance(numbers, list) and len(numbers) == 3 and all(isinstance(one, float) for one in numbers)
         if not fine or not all(0 <= one < math.inf for one in numbers):
-            raise manifest.refused(f"{where}.{name}", "must be two numbers of 0 or more")
+            raise manifest.refused(f"{where}.{name}", "must be three numbers of 0 or more")
     rest = {key: one for key, one in value.items() if key != "noise"}
     return rest, {name: Noise(*numbers) for name, numbers in given.items()}
 

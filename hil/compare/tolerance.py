@@ -57,7 +57,7 @@ class Scale:
         largest: the largest magnitude.
         spread: the largest value less the smallest; of complex values, the larger of both parts' spreads.
         least_extreme: the smaller of the magnitudes of the largest and the smallest value.
-        eps: of the dtype; 0 for integers.
+        eps: of the dtype; 0 for integers, and for floats of 8 bits or less, of which a step is no rounding noise.
     """
 
     rms: float = 0.0
@@ -262,7 +262,7 @@ def _span(dtype: str) -> float:
 
 
 def _eps(dtype: str) -> float:
-    if dtype in EXACT_DTYPES:
+    if dtype in EXACT_DTYPES or dtype_of(dtype).itemsize < 2:
         return 0.0
     import ml_dtypes
 

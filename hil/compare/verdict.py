@@ -18,6 +18,7 @@ import numpy as np
 
 from hil.compare.stats import Stats, measure
 from hil.compare.tolerance import (
+    NOISE_FACTOR,
     Scale,
     blindness,
     check_tolerance,
@@ -79,6 +80,8 @@ def compare_output(
     if stats is not None and noise is not None and not stats.mismatches:
         stats = replace(stats, zeroed=False)  # what is nothing but noise may be exactly 0 elsewhere
     reason = _reason(actual, reference, tolerance, stats)
+    if stats is not None and noise is not None and plain.tolerance is not None:
+        reason = reason or _too_much_in_all(stats, noise, plain.tolerance, scale)
     doubt = ""
     if stats is not None and tolerance is not None and not reason and _is_all_nan(reference, scale):
         doubt = "every value is NaN on both sides: no number was compared"
@@ -87,7 +90,8 @@ def compare_output(
         if doubt and noise is not None:
             closer = narrowed(scale, noise)
             found = measure(actual, reference, closer, kind)
-            if not found.mismatches and not blindness(closer, scale, noise=noise, given=False):
+            still = blindness(closer, scale, noise=noise, given=False) or _more_error_than_signal(found, scale, given)
+            if not found.mismatches and not still:
                 tolerance, stats, doubt = closer, found, ""
     common: dict[str, Any] = {
         "name": name,
@@ -291,6 +295,17 @@ def _reason_values(actual: Array, reference: Array, tolerance: Tolerance | None,
         return f"{share} {'differs' if stats.mismatches == 1 else 'differ'}, worst {where}"
     masked = f"; SQNR, cosine and RMSE leave out {_count(stats.masked, 'masked value')}" if stats.masked else ""
     return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}{masked}"
+
+
+def _too_much_in_all(stats: Stats, noise: Noise, plain: Tolerance, scale: Scale) -> str:
+    """Why an output differs though every value is within what noise explains; "" where it does not.
+
+    One value that rounds to another step makes the noise as large as that step: it explains no error in all others.
+    """
+    allowed = max(NOISE_FACTOR * noise.rms, plain.atol + plain.rtol * scale.rms)
+    if stats.rmse is None or stats.rmse <= allowed:
+        return ""
+    return f"its error (RMSE {stats.rmse:.3g}) is more than the reference's own noise explains ({allowed:.3g})"
 
 
 def _is_all_nan(reference: Array, scale: Scale) -> bool:

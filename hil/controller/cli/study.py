@@ -11,6 +11,7 @@ from hil.controller.cli.options import (
     allow_blind_option,
     board_options,
     json_option,
+    no_fallback_option,
     seconds,
     seed_option,
     wait_option,
@@ -41,6 +42,7 @@ def study() -> None:
 @click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype, scale and noise of the tensor).")
 @allow_blind_option
+@no_fallback_option
 @board_options
 @wait_option
 @click.option(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +125,15 @@ def noise_between(outputs: Mapping[str, Array], runs: list[Mapping[str, Array]])
             continue
         base = _wide(array)
         allowed = DEFAULT_TOLERANCES[dtype].rtol * np.abs(base)
-        absolute = beyond = 0.0
+        absolute = beyond = rms = 0.0
         with np.errstate(all="ignore"):
             for other in others:
                 error = np.abs(_wide(other) - base)
                 ok = np.isfinite(error)
                 absolute = max(absolute, float(error.max(initial=0.0, where=ok)))
                 beyond = max(beyond, float((error - allowed).max(initial=0.0, where=ok)))
-        found[name] = Noise(absolute, beyond)
+                rms = max(rms, float(np.sqrt(np.mean(np.square(error, where=ok, out=np.zeros_like(error))))))
+        found[name] = Noise(absolute, beyond, rms)
     return found
 
 
@@ -142,7 +143,7 @@ def largest_noise(measured: Sequence[Mapping[str, Noise]]) -> dict[str, Noise]:
     for noise in measured:
         for name, one in noise.items():
             known = found.get(name, one)
-            found[name] = Noise(max(known.absolute, one.absolute), max(known.beyond_rtol, one.beyond_rtol))
+            found[name] = Noise(*map(max, astuple(known), astuple(one)))
     return found
 
 

@@ -48,6 +48,7 @@ class Asked:
         rtol, atol: within which every loss and variable must agree with TensorFlow's after every step; ``atol`` None
             follows each tensor's scale and noise, as everywhere.
         allow_blind: patterns of names of tensors that may pass though nobody can judge them.
+        no_fallback: whether a node that runs on another device than it was told to fails a row.
         timeout: seconds for loading, and for each step.
         out: the folder where everything is stored.
         resume: whether rows that are in the folder already are kept.
@@ -60,6 +61,7 @@ class Asked:
     rtol: float
     atol: float | None
     allow_blind: tuple[str, ...]
+    no_fallback: bool
     timeout: float
     out: Path
     resume: bool

@@ -184,7 +184,7 @@ class _Study:
 
         def load() -> Any:
             board.push(program.artifact)
-            return board.load(program.artifact, timeout=self.asked.timeout)
+            return board.load(program.artifact, timeout=self.asked.timeout, no_fallback=self.asked.no_fallback)
 
         with stage(LOAD, load) as loaded:
             results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained))

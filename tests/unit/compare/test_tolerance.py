@@ -65,7 +65,7 @@ def test_a_reference_of_zeros_has_no_scale_to_follow() -> None:
 
 def test_measured_noise_widens_the_default_atol_and_no_other() -> None:
     values = np.array([1, -1e-7, 2], np.float32)
-    noise = Noise(3e-4, 2e-4)
+    noise = Noise(3e-4, 2e-4, 3e-4)
     assert atol_of(values, noise) == 8 * 2e-4
     near = values + np.float32(1e-3)
     assert of(near, values, noise=noise).passed and not of(near, values).passed
@@ -78,7 +78,7 @@ def test_measured_noise_widens_the_default_atol_and_no_other() -> None:
 
 def test_an_answer_within_the_references_own_noise_cannot_be_judged() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
-    noise = Noise(2e-10, 2e-10)
+    noise = Noise(2e-10, 2e-10, 2e-10)
     found = of(-reference, reference, noise=noise)
     assert (found.passed, found.blind) == (False, True)
     assert "its own noise is 2e-10" in found.reason and "sign flipped" in found.reason
@@ -90,33 +90,34 @@ def test_noise_never_makes_worse_what_agrees_without_it() -> None:
     """A run measures no noise of an answer that agrees; a bundle and a study know it beforehand: all say the same."""
     reference = np.array([3e-10, -1e-10], np.float32)
     right = reference * np.float32(1 + 1e-6)
-    noise = Noise(2e-10, 2e-10)
+    noise = Noise(2e-10, 2e-10, 2e-10)
     assert of(right, reference).passed and of(right, reference, noise=noise) == of(right, reference)
 
 
 def test_zeros_are_no_wrong_answer_where_the_reference_is_nothing_but_noise() -> None:
     """A sum that cancels may come to exactly 0 in another order."""
     reference = np.array([3e-8, -1e-8], np.float32)
-    found = of([0, 0], reference, noise=Noise(2e-8, 2e-8))
+    found = of([0, 0], reference, noise=Noise(2e-8, 2e-8, 2e-8))
     assert (found.passed, found.blind) == (False, True) and "its own noise is 2e-08" in found.reason
-    assert of([0, 0], reference, noise=Noise(2e-8, 2e-8), allow_blind=["y"]).passed
-    for noise in (None, Noise(1e-9, 1e-9)):
+    assert of([0, 0], reference, noise=Noise(2e-8, 2e-8, 2e-8), allow_blind=["y"]).passed
+    for noise in (None, Noise(1e-9, 1e-9, 1e-9)):
         wrong = of([0, 0], reference, noise=noise)
         assert (wrong.passed, wrong.blind) == (False, False) and wrong.reason.startswith("every value is 0"), noise
-    assert not of([0, 0], reference, noise=Noise(2e-8, 2e-8), atol=1e-7, allow_blind=["y"]).passed, "atol was given"
+    given = of([0, 0], reference, noise=Noise(2e-8, 2e-8, 2e-8), atol=1e-7, allow_blind=["y"])
+    assert not given.passed, "a tolerance that is given is used as it is"
 
 
 def test_a_default_tolerance_leaves_room_between_right_and_wrong() -> None:
     reference = np.array([1, -1, 0.5], np.float32)
     for size, judged in ((0.4, False), (0.1, False), (0.02, True)):
-        noise = Noise(size, size / 2)
+        noise = Noise(size, size / 2, size)
         found = of(reference + np.float32(size / 4), reference, noise=noise)
         assert (found.passed, found.blind) == (judged, not judged), size
 
 
 def test_an_output_may_be_blind_by_name_but_never_wrong() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
-    noise = Noise(2e-10, 2e-10)
+    noise = Noise(2e-10, 2e-10, 2e-10)
     found = of(-reference, reference, noise=noise, allow_blind=["x", "y*"])
     assert (found.passed, found.blind) == (True, True) and found.reason
     assert not of(-reference, reference, noise=noise, allow_blind=["x"]).passed
@@ -132,7 +133,7 @@ def test_values_that_hardly_differ_are_compared_within_their_noise_alone() -> No
     right = (reference * np.float32(1 + 2e-7)).astype(np.float32)
     found = of(right, reference)
     assert (found.passed, found.blind) == (False, True) and "in any order" in found.reason
-    noise = Noise(1.2e-7, 0.0)
+    noise = Noise(1.2e-7, 0.0, 1.2e-7)
     found = of(right, reference, noise=noise)
     assert found.passed and found.tolerance is not None and found.tolerance.atol < 1e-6
     assert not of(reference[::-1], reference, noise=noise).passed
@@ -144,6 +145,29 @@ def test_an_output_of_nothing_but_nan_was_not_compared() -> None:
     assert of(nan, nan).blind and not of(nan, nan).passed and of(nan, nan, allow_blind=["y"]).passed
     assert of([*nan, 0], [*nan, 0]).passed and of([math.inf] * 3, [math.inf] * 3).passed
     assert compare_output("y", np.array(nan, np.float16), np.array(nan, np.float16)).blind
+
+
+def test_one_value_that_rounds_to_another_step_explains_no_error_in_all_others() -> None:
+    rng = np.random.default_rng(0)
+    reference = np.round(rng.standard_normal(4096) * 40).astype(np.float32)
+    noise = Noise(1.0, 1.0, 1 / 64)
+    flipped = reference.copy()
+    flipped[7] += 1
+    assert of(flipped, reference, noise=noise).passed
+    found = of(reference + 7 * rng.choice([-1, 1], 4096), reference, noise=noise)
+    assert (found.passed, found.blind, found.mismatches) == (False, False, 0) and "RMSE 7" in found.reason
+
+
+def test_another_order_of_narrow_floats_is_no_rounding() -> None:
+    for dtype in ("float8_e5m2", "float8_e4m3fn", "float4_e2m1fn"):
+        reference = np.array([0.5, 1, 0.5, 1, 1, 0.5]).astype(dtype_of(dtype))
+        assert not compare_output("y", reference[::-1], reference).passed
+        assert compare_output("y", reference, reference).passed
+
+
+def test_zeros_that_are_expected_are_not_met_within_noise() -> None:
+    noise = Noise(2e-5, 2e-5, 2e-5)
+    assert of([1e-5, -1e-5], [0, 0], noise=noise).blind
 
 
 def test_more_error_than_signal_never_passes() -> None:
@@ -171,7 +195,7 @@ def test_no_answer_that_is_negated_doubled_zeroed_or_permuted_passes(
     noise = None
     if relative_noise is not None:
         size = relative_noise * float(np.abs(wide).max())
-        noise = Noise(size, size)
+        noise = Noise(size, size, size)
     order = list(range(len(values)))
     random.shuffle(order)
     wrong = {"negated": -reference, "doubled": reference + reference, "zeroed": 0 * reference}
@@ -194,7 +218,7 @@ def result(source: str = "board", noise: Noise | None = None, **outputs: Any) ->
 
 
 def test_a_verdict_is_wrong_before_it_is_blind_and_blind_before_it_is_right() -> None:
-    noise = Noise(1e-9, 1e-9)
+    noise = Noise(1e-9, 1e-9, 1e-9)
     reference = result("oracle", noise, a=[1, 2], b=[1e-9, 2e-9])
     blind = compare(result(a=[1, 2], b=[2e-9, 1e-9]), reference)
     assert (blind.outcome, bool(blind)) == (Outcome.BLIND, False) and blind.reason.startswith("output b: ")
@@ -211,13 +235,13 @@ def test_noise_is_worth_measuring_where_it_may_change_the_verdict() -> None:
     assert not depends_on_noise(compare(result(y=[1, 2], z=[1, 2]), reference))
     assert not depends_on_noise(compare(result(y=[1, math.nan], z=[1, 2]), reference))
     assert not depends_on_noise(compare(result(y=[1, 2, 3], z=[1, 2]), reference))
-    measured = result(noise=Noise(0.0, 0.0), y=[1, 2], z=[1, 2])
+    measured = result(noise=Noise(0.0, 0.0, 0.0), y=[1, 2], z=[1, 2])
     assert not depends_on_noise(compare(result(y=[1, 2.1], z=[1, 2]), measured))
 
 
 def test_a_reference_that_cannot_judge_leaves_it_to_the_others() -> None:
     board = result(y=[2e-9, 1e-9])
-    blind = compare(board, result("noisy", Noise(1e-9, 1e-9), y=[1e-9, 2e-9]))
+    blind = compare(board, result("noisy", Noise(1e-9, 1e-9, 1e-9), y=[1e-9, 2e-9]))
     right = compare(board, result("exact", y=[2e-9, 1.0000001e-9]))
     wrong = compare(board, result("other", y=[1, 2]))
     agree = compare(result(y=[1]), result(y=[1]))

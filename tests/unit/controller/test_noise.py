@@ -50,11 +50,11 @@ def test_noise_is_the_largest_move_of_any_run():
     assert found["y"].absolute == pytest.approx(1e-3)
     assert found["y"].beyond_rtol == pytest.approx(1e-3 - 1.3e-9)
     assert noise_between(outputs, []) == {}
-    assert largest_noise([{"y": Noise(1, 2)}, {}, {"y": Noise(2, 1), "z": Noise(0, 0)}]) == {
-        "y": Noise(2, 2),
-        "z": Noise(0, 0),
+    assert largest_noise([{"y": Noise(1, 2, 1)}, {}, {"y": Noise(2, 1, 2), "z": Noise(0, 0, 0)}]) == {
+        "y": Noise(2, 2, 2),
+        "z": Noise(0, 0, 0),
     }
-    assert telling_noise(outputs, {"y": Noise(1e-9, 0.0)}) == {}
+    assert telling_noise(outputs, {"y": Noise(1e-9, 0.0, 1e-9)}) == {}
     assert telling_noise(outputs, found) == found
 
 

@@ -50,6 +50,7 @@ class Totals:
         expected: how many failed as expected.
         confirmed: how many mismatches that were run again turned out "always wrong", "flaky", "one bad board".
         retries: how often a case was tried again because the infrastructure failed; of these, ``retried`` cases.
+        unjudged: the cases that passed with an output that was allowed to be blind.
         elsewhere: the cases of which a part ran on another device than it was told to.
         delegated: how much of the programs a backend took over, in words; "" where no compiler told.
         agentless: why boards have no agent -> how many cases ran there by command.
@@ -65,6 +66,7 @@ class Totals:
     retries: int
     retried: int
     elsewhere: tuple[CaseRecord, ...] = ()
+    unjudged: tuple[CaseRecord, ...] = ()
     delegated: str = ""
     agentless: Mapping[str, int] = field(default_factory=dict)
 
@@ -90,6 +92,7 @@ class Totals:
             retries=sum(retries),
             retried=len(retries),
             elsewhere=tuple(record for record in records if record.elsewhere),
+            unjudged=tuple(record for record in records if _is_unjudged(record)),
             delegated=summary_words(records),
             agentless=_counts(record.agentless for record in records if record.agentless),
         )
@@ -114,10 +117,19 @@ class Totals:
         if self.elsewhere:
             first = self.elsewhere[0]
             said.append(f"{counted(len(self.elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}")
+        if self.unjudged:
+            first = self.unjudged[0].id
+            said.append(
+                f"{counted(len(self.unjudged), 'case')} passed with outputs that nobody could judge: {first}, ..."
+            )
         said += [f"{counted(count, 'case')} ran without an agent: {why}" for why, count in self.agentless.items()]
         if self.delegated:
             said.append(self.delegated)
         return said
+
+
+def _is_unjudged(record: CaseRecord) -> bool:
+    return record.outcome == Outcome.PASS.value and any(output.get("blind") for output in record.outputs)
 
 
 def number(value: Any) -> float | None:

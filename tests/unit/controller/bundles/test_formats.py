@@ -61,7 +61,7 @@ def test_every_dtype_goes_through_a_golden_folder(tmp_path, shop):
 def noisy(folder: Path) -> Bundle:
     """A bundle of a case whose output is known to move by rounding alone."""
     first = case()
-    return bundle(folder, replace(first, noise={"y": Noise(2e-3, 1e-3)}))
+    return bundle(folder, replace(first, noise={"y": Noise(2e-3, 1e-3, 2e-3)}))
 
 
 def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, shop):
@@ -69,10 +69,10 @@ def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, shop):
     write_format("golden", made, tmp_path / "golden", shop=shop)
     again = read(tmp_path / "golden", shop)
     assert again.digest == made.digest
-    assert again.methods[0].cases[0].noise == {"y": Noise(2e-3, 1e-3)}
+    assert again.methods[0].cases[0].noise == {"y": Noise(2e-3, 1e-3, 2e-3)}
     text = (tmp_path / "golden" / "golden.json").read_text()
     (tmp_path / "golden" / "golden.json").write_text(text.replace("0.001", "-0.001"))
-    with pytest.raises(UsageError, match=r"cases\[0\].noise.y must be two numbers of 0 or more"):
+    with pytest.raises(UsageError, match=r"cases\[0\].noise.y must be three numbers of 0 or more"):
         read(tmp_path / "golden", shop)
 
 

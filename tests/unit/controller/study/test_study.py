@@ -152,7 +152,7 @@ def test_what_is_noise_in_tensorflow_itself_is_not_called_wrong_nor_right():
     other = [{**step, name: -step[name]} for step in TRAINED]
     found, message = match(other)
     assert message.startswith(f"step 1 of 3: {name}: 3 of 3 values out of tolerance"), "nobody measured its noise"
-    noise = {name: Noise(4e-10, 4e-10)}
+    noise = {name: Noise(4e-10, 4e-10, 4e-10)}
     found, message = match(other, noise=noise)
     assert found.steps == 3 and message.startswith(f"step 1 of 3: {name}: ") and "its own noise is 4e-10" in message
     assert match(other, noise=noise, allow_blind=["variable gradient*"])[1] == ""
