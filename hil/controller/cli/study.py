@@ -87,10 +87,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     asked = Asked(
         read_study(folder, only),
         list(dict.fromkeys(ways)),
-        **{
-            name: settings[name]
-            for name in ("steps", "seed", "rtol", "atol", "allow_blind", "timeout", "out", "resume")
-        },
+        **{name: settings[name] for name in Asked.__dataclass_fields__ if name in settings},
     )
     board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
     choice = choose(*(settings[name] for name in board[:2]), **{name: settings[name] for name in board[2:]})

@@ -68,9 +68,8 @@ class Asked:
 
     def told(self) -> dict[str, Any]:
         """The part that the results depend on, as JSON says it."""
-        return {name: getattr(self, name) for name in ("steps", "seed", "rtol", "atol")} | {
-            "allow_blind": list(self.allow_blind)
-        }
+        names = ("steps", "seed", "rtol", "atol", "no_fallback")
+        return {name: getattr(self, name) for name in names} | {"allow_blind": list(self.allow_blind)}
 
 
 def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
