@@ -118,10 +118,8 @@ class Totals:
             first = self.elsewhere[0]
             said.append(f"{counted(len(self.elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}")
         if self.unjudged:
-            first = self.unjudged[0].id
-            said.append(
-                f"{counted(len(self.unjudged), 'case')} passed with outputs that nobody could judge: {first}, ..."
-            )
+            told = "passed with an output that nobody could judge, as allowed"
+            said.append(f"{counted(len(self.unjudged), 'case')} {told}: {self.unjudged[0].id}")
         said += [f"{counted(count, 'case')} ran without an agent: {why}" for why, count in self.agentless.items()]
         if self.delegated:
             said.append(self.delegated)
