@@ -119,7 +119,7 @@ def test_what_cannot_be_measured_is_absent(board, load):
     with load("add") as program:
         result, _ = program.run({"a": A, "b": B}, iterations=3)
     measured = "command" not in result.provenance
-    assert len(result.device_ns) == (3 if measured else 0)
+    assert len(result.device_ns) == 3, "without an agent IREE's own tool times it"
     assert (result.peak_memory_bytes is not None) == measured
     assert ("clock" in result.provenance) == measured
 
