@@ -44,7 +44,7 @@ def test_a_model_is_run_and_shown_and_what_it_made_is_fetched(call, tmp_path):
     done = call("submit", MODEL, "--wait", "--iterations", "3")
     assert done.code == 0, done.err
     assert done.out.startswith("PASS  digits_cnn  iree")
-    assert "(3 iterations)" in " ".join(done.out.split())  # the terminal is narrow
+    assert "(3 iterations" in " ".join(done.out.split())  # the terminal is narrow
     assert "digits_cnn: run" in done.err
     name = done.out.split("hil farm result ")[1].split()[0]
     result = call("result", name, "--out", "mine")

@@ -156,7 +156,7 @@ def test_two_oracles_that_disagree_are_shown_as_such(hil, simulator, tmp_path):
     model = save_model(tmp_path / "sum.onnx", [node], [("x", FLOAT, [200_000])], [("y", FLOAT, [1])])
     np.save(tmp_path / "x.npy", (np.random.default_rng(3).standard_normal(200_000) * 1e4).astype(np.float32))
     ended = hil(
-        "run", model, "--board", simulator, "--input", "x.npy", "--json",
+        "run", model, "--board", simulator, "--input", "x.npy", "--atol", "1e-5", "--json",
         "--reference", "onnxruntime", "--reference", "iree-llvm-cpu", "--reference", "onnx-reference",
     )  # fmt: skip
     verdicts = ended.case["verdicts"]

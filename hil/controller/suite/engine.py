@@ -209,7 +209,7 @@ class Engine:
                 error = task.case.error
                 if not isinstance(error, BoardError):
                     if not task.case.outcome:
-                        conclude_case(task.case, task.early, self._shop)
+                        conclude_case(task.case, task.early, self._shop, self._plan.settings)
                     self._concluded(task)
                     continue
                 try:

@@ -142,7 +142,7 @@ class CaseRun:
         case.result = result
         if not case.references or case.references[0] is not reference:
             case.references = [reference]
-        conclude_case(case, None, self.bench.shop)
+        conclude_case(case, None, self.bench.shop, self.bench.request.settings)
         self._go_on()
         return case.verdicts[0]
 
