@@ -19,7 +19,7 @@ from stat import S_ISREG
 
 from hil import digest as digests
 from hil.behind import Behind, StreamHasher
-from hil.errors import LoadFailed, UsageError
+from hil.errors import BlobDamaged, LoadFailed, UsageError
 
 _HASH_PIECE = 1 << 20
 # A cut upload is gone on with soon, or never.
@@ -241,12 +241,12 @@ class Upload:
         """Verify the blob and put it in its place.
 
         Raises:
-            UsageError: its content is not what its digest says; it was dropped.
+            BlobDamaged: its content is not what its digest says; it was dropped.
         """
         self._behind.wait()
         if self._hasher.digest() != self.digest:
             self._partial.unlink(missing_ok=True)
-            raise UsageError(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
+            raise BlobDamaged(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
         self._store._finish(self.digest, self._partial)
 
     def _take(self, data: memoryview) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import tenacity
 
-from hil import errors, wire
+from hil import errors, wire, wire_errors
 from hil.controller.streams import Hold, InvokeStream
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -22,6 +22,7 @@ TTL_S = 15.0
 _CONNECT_S = 10.0
 # An agent that is there may take longer to say what it is: at first it imports its runtimes.
 _ANSWER_S = 60.0
+_WHOLE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,17 @@ class AgentConnection:
         try:
             yield
         except grpc.RpcError as error:
-            raise self._translated(error).located(stage=stage, board=self.board) from error
+            raise self._translated(error, stage).located(stage=stage, board=self.board) from error
         except errors.HilError as error:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
-    def _translated(self, error: grpc.RpcError) -> errors.HilError:
-        """The hil error that a gRPC error stands for: the far side's own where it sent one."""
-        if found := wire.error_of(error):
+    def _translated(self, error: grpc.RpcError, stage: str = "") -> errors.HilError:
+        """The hil error that a gRPC error stands for: the far side's own where it sent one.
+
+        Only where it was given what the user gave us may it say that it was used wrongly.
+        """
+        among = wire_errors.AGENT_KINDS - (frozenset() if stage in ("load", "run") else {errors.UsageError})
+        if found := wire_errors.of_call(error, among=among, whole=self._whole):
             if isinstance(found, errors.SessionEnded):
                 found = self._ended() or found
             elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
@@ -192,6 +197,17 @@ class AgentConnection:
             return ended.located(board=self.board)
         how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
         return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
+
+    def _whole(self, log: str) -> str:
+        """All of an error that was cut; "" where the agent cannot be asked for it."""
+        pieces: list[str] = []
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._metadata)
+            for line in lines:
+                pieces.append(line.text)
+                if sum(map(len, pieces)) > wire_errors.WHOLE_MAX:
+                    lines.cancel()
+        return "".join(pieces)[: wire_errors.WHOLE_MAX]
 
     def _ended(self) -> errors.SessionEnded | None:
         """The error of a session that somebody ended, with the reason; None where nobody did, as far as is known."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hil.agent.store import BlobStore
 from hil.digest import digest_of
-from hil.errors import LoadFailed, UsageError
+from hil.errors import BlobDamaged, LoadFailed, UsageError
 
 
 def put(store: BlobStore, data: bytes, offset: int = 0) -> str:
@@ -119,6 +119,6 @@ def test_more_or_other_bytes_than_announced_are_refused(store):
         upload.write(memoryview(b"abc"))
     with store.upload(digest_of(b"ab"), 2, 0) as upload:
         upload.write(memoryview(b"xy"))
-        with pytest.raises(UsageError, match="damaged"):
+        with pytest.raises(BlobDamaged, match="damaged"):
             upload.finish()
     assert store.partial_size(digest_of(b"ab")) == 0
