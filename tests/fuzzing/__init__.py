@@ -1,0 +1,1 @@
+"""Fuzzers: inputs that nobody would make on purpose, for everything of hil that reads what others wrote."""
