@@ -272,7 +272,7 @@ def test_a_profile_of_inputs_that_do_not_fit_is_refused(client, add, profiler):
 def test_a_profile_with_a_tool_that_was_not_pushed_is_refused(client, add):
     add.push(client)
     loaded = add.load(client)
-    with pytest.raises(errors.LoadFailed, match="does not have blob"):
+    with pytest.raises(errors.BlobDamaged, match="is not on the board"):
         client.profile(loaded.program_id, {"a": A, "b": B}, tool=digest_of(b"no such tool"))
 
 
