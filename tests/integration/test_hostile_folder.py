@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hostile import run
+from hostile import hostile_modules, run
 from models import save_model
 from onnx import TensorProto, helper
+
+from hil.python_module import module_command
 
 Hil = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -126,3 +130,41 @@ def test_once_trusted_it_does_what_it_says_until_it_is_altered(folder, there, ma
     assert there("board", "trust", "--remove", "board_configs").returncode == 2
     typed = there("run", "doubling.onnx", "--board", "board_configs/kitchen.toml")
     assert typed.returncode == 4 and marker.exists()
+
+
+def test_its_modules_and_entry_points_are_not_imported(folder, there, marker, environment):
+    hostile_modules(folder, marker)
+    for words in (
+        ("run", "doubling.onnx"),
+        ("run", "doubling.onnx", "--runtime", "onnxruntime", "--reference", "iree-llvm-cpu"),
+        ("flows",),
+        ("compile", "doubling.onnx", "--compile-time-profile", "times"),
+        ("suite", "run", "models", "--filter", "digits", "--no-layers"),
+    ):
+        done = there(*words)
+        assert done.returncode == 0, done.stderr
+        assert not marker.exists(), marker.read_text()
+
+
+def test_pip_is_not_a_module_of_the_folder(folder, marker, monkeypatch):
+    """What fetches a board's packages."""
+    hostile_modules(folder, marker)
+    monkeypatch.chdir(folder)
+    done = subprocess.run(module_command("pip", "--version"), capture_output=True, text=True)
+    assert done.returncode == 0 and "pip" in done.stdout, done.stderr
+    assert not marker.exists()
+
+
+def test_python_m_hil_imports_nothing_from_the_folder_once_hil_is_found(folder, marker, environment):
+    """What Python itself imports before that (runpy, typing, ...) only `python -P` can help with."""
+    hostile_modules(folder, marker)
+    for name in ("runpy", "typing"):
+        (folder / f"{name}.py").unlink()
+    for name in ("hil", "iree"):
+        shutil.rmtree(folder / name)
+    clean = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
+    for module, words in (("hil", ("run", "doubling.onnx")), ("hil.agent", ("--help",)), ("hil.sim", ("--help",))):
+        command = [sys.executable, "-m", module, *words]
+        done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not marker.exists(), marker.read_text()
