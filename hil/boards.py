@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError, did_you_mean, one_of
+from hil.files import read_text
 from hil.power import Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
 
@@ -162,7 +163,7 @@ def load_board(name: str) -> BoardConfig:
             hint=f"{names}{names and '; or '}USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT, farm:SELECTOR",
         )
     try:
-        text = path.read_text()
+        text = read_text(path)
     except FileNotFoundError as error:
         raise UsageError(f"no such board config: {path}") from error
     except (OSError, UnicodeDecodeError) as error:
