@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError, did_you_mean, one_of
+from hil.files import read_file
 from hil.power import Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
 from hil.trust import asks_for, check_trust, user_folder
@@ -217,16 +218,11 @@ def read_board(path: Path) -> BoardConfig:
         UsageError: there is no such file, or it is not a board config.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no file that could be a board config")
-        with path.open() as file:
-            text = file.read(_MOST_TEXT + 1)
+        text = read_file(path, _MOST_TEXT).decode()
     except FileNotFoundError as error:
         raise UsageError(f"no such board config: {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    if len(text) > _MOST_TEXT:
-        raise UsageError(f"{path} is no board config: it is larger than 1 MiB")
     return parse_board(text, path)
 
 

@@ -90,4 +90,4 @@ def _mode(path: Path) -> int:
 def _refuse_odd(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise UsageError(f"{path} is {kind}, no plain file", hint="name a plain file")
+        raise UsageError(f"{path} cannot be read: it is {kind}, no plain file", hint="name a plain file")

@@ -14,6 +14,7 @@ from hil.controller.flows.flow import Flow
 from hil.controller.flows.recipe import check_settings
 from hil.controller.registry import pick
 from hil.errors import UsageError, did_you_mean
+from hil.files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +34,7 @@ def read_flows(path: Path) -> dict[str, Flow]:
         UsageError: it cannot be read, or says what no flow can be.
     """
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(read_text(path))
     except FileNotFoundError as error:
         raise UsageError(f"no such file of flows: {path}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError, did_you_mean
+from hil.files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -84,7 +85,7 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
     """
     listed = folder / LIST
     try:
-        table = tomllib.loads(listed.read_text())
+        table = tomllib.loads(read_text(listed))
     except OSError as error:
         raise UsageError(f"{folder} is no study: {LIST}: {error.strerror}", hint=f"it needs a {LIST}") from error
     except ValueError as error:
