@@ -118,7 +118,7 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
     for name, _, streams_in, streams_out, decode, _ in _methods(service):
         make = getattr(grpc, f"{_kind(streams_in, streams_out)}_rpc_method_handler")
         behaviour = getattr(servicer, name)
-        guard = _guard_stream if streams_out else _guard
+        guard = guard_stream if streams_out else _guard
         table[name] = make(guard(behaviour), request_deserializer=_refusing(decode), response_serializer=_encode)
     return grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", table)
 
@@ -151,7 +151,9 @@ def _guard(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[A
     return call
 
 
-def _guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+    """Make a handler of a call that answers with a stream tell its errors to the caller, typed."""
+
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             if request is None:

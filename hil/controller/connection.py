@@ -55,7 +55,7 @@ class AgentConnection:
         self.board = board
         self._lease_over = over
         self._target = target
-        self._channel = _channel(target)
+        self._channel = agent_channel(target)
         self._stub = wire.Stub(self._channel)
         self._closed = False
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
@@ -222,7 +222,12 @@ def _was_cut(error: BaseException) -> bool:
     return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def _channel(target: Target) -> grpc.Channel:
+def agent_channel(target: Target) -> grpc.Channel:
+    """Open a channel to an agent; nothing is sent before the first call.
+
+    Raises:
+        UsageError: a TLS file cannot be read.
+    """
     # A pool of its own, or a new client of an address shares the dying connection of an older one.
     options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if target.ca is None:
