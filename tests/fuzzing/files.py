@@ -113,10 +113,10 @@ def _bundle(data: bytes, rng: Random) -> bytes:
     if rng.random() < 0.3 and blobs:
         number = rng.randrange(len(blobs))
         blobs[number] = mutate.havoc(blobs[number], rng)
-        old, new = document["blobs"][number]["digest"], digest_of(blobs[number])
-        text = json.dumps(document).replace(str(old), new)
-        document = json.loads(text)
-        document["blobs"][number]["size"] = len(blobs[number])
+        entry, new = document["blobs"][number], digest_of(blobs[number])
+        with contextlib.suppress(ValueError, KeyError):
+            document = json.loads(json.dumps(document).replace(json.dumps(entry["digest"]), f'"{new}"'))
+            document["blobs"][number]["size"] = len(blobs[number])
     if rng.random() < 0.8:
         document = mutate.tree(document, rng)
     try:

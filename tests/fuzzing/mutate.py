@@ -22,6 +22,7 @@ TEXTS = ("", " ", "x", "..", "../../x", "/etc/passwd", "a\0b", "\ud800", "\u202e
          "float32", "string", "int4", "main", "blake3:" + "0" * 64, "sha256:" + "f" * 64)  # fmt: skip
 _MOST_DEPTH = 1200
 _MOST = 1 << 20
+_MOST_DOCUMENT = 1 << 16
 
 
 def havoc(data: bytes, rng: Random) -> bytes:
@@ -266,6 +267,8 @@ _BITS = {
 def _scalar(field: FieldDescriptor, old: Any, rng: Random) -> Any:
     kind = field.type
     if kind == FieldDescriptor.TYPE_STRING:
+        if old and old[0] in "{[" and rng.random() < 0.8:  # a document in a text
+            return json_bytes(old.encode(), rng)[:_MOST_DOCUMENT].decode(errors="replace")
         text = rng.choice((rng.choice(TEXTS), f"{old or ''}x", (old or "")[:-1]))
         return text.encode(errors="replace").decode()
     if kind == FieldDescriptor.TYPE_BYTES:

@@ -155,11 +155,37 @@ def _one_process(fuzzer: Fuzzer, folder: Path, report: Report, first: int, left:
     """Watch one process to its end; returns the number of the next input."""
     note = place / "note"
     board = _Note(note)
+    # Inputs are written to files thousands of times a second: in memory, where there is such a place.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="hil-fuzz-", dir=memory) as scratch:
+        process, said, hung = _watched(fuzzer, folder, report, first, left, note, scratch)
+    number, _, data = board.read()
+    state = note.with_name(_STATE)
+    if state.exists():
+        told = json.loads(state.read_text())
+        report.add(told)
+        for name, count in told["failures"].items():
+            report.failures[name] = report.failures.get(name, 0) + count
+    if hung or process.returncode:
+        if not data and number <= first:
+            raise SystemExit(f"{fuzzer.name} cannot run: it ended with {process.returncode}\n{said}")
+        _dead(fuzzer, folder, report, data, said, process.returncode, hung=hung)
+        if not state.exists():
+            report.inputs += number + 1 - first
+            report.messages += number + 1 - first
+    return number + 1
+
+
+def _watched(
+    fuzzer: Fuzzer, folder: Path, report: Report, first: int, left: float, note: Path, scratch: str
+) -> tuple[subprocess.Popen[bytes], str, bool]:
+    """Run one process to its end: the process, the end of what it printed, and whether an input hung."""
+    board = _Note(note)
     arguments = ["--work", str(folder), str(note), str(first), str(left), "--seed", str(report.seed), fuzzer.name]
     process = subprocess.Popen(
         [sys.executable, "-m", "fuzzing", *arguments],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "TMPDIR": str(place)},
+        cwd=scratch,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "TMPDIR": scratch},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -185,21 +211,7 @@ def _one_process(fuzzer: Fuzzer, folder: Path, report: Report, first: int, left:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     reader.join(5)
-    number, _, data = board.read()
-    if (note.with_name(_STATE)).exists():
-        state = json.loads(note.with_name(_STATE).read_text())
-        report.add(state)
-        for name, count in state["failures"].items():
-            report.failures[name] = report.failures.get(name, 0) + count
-    if hung or process.returncode:
-        said = b"".join(tail).decode(errors="replace")
-        if not data and number == first:
-            raise SystemExit(f"{fuzzer.name} cannot run: it ended with {process.returncode}\n{said}")
-        _dead(fuzzer, folder, report, data, said, process.returncode, hung=hung)
-        if not note.with_name(_STATE).exists():
-            report.inputs += number + 1 - first
-            report.messages += number + 1 - first
-    return number + 1
+    return process, b"".join(tail).decode(errors="replace"), hung
 
 
 def _drain(process: subprocess.Popen[bytes], tail: collections.deque[bytes]) -> None:

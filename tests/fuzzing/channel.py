@@ -1,0 +1,147 @@
+"""The fuzzer of the worker's channel: what a program that has taken over its worker may say to the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzzing import mutate
+from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
+from hil.errors import BoardError, StageError, UsageError
+
+_FRAME = struct.Struct("<I")
+_LIMIT_S = 0.05
+_SPEC = {"name": "x", "dtype": "float32", "shape": [4, "n", None]}
+_ANSWERS: list[Any] = [
+    {"ok": {}},
+    {"ok": {"inputs": [_SPEC], "outputs": [_SPEC], "function": "main", "load_ns": 5}},
+    {"ok": {"outputs": [{"name": "y", "dtype": "float32", "shape": [4], "at": 0, "bytes": 16}], "start_ns": [1],
+            "end_ns": [2], "warmup_ns": 0, "cpu_ns": 3, "peak": 1000,
+            "placement": [{"device": "cpu", "nodes": 2, "names": ["a"], "elsewhere": False}]}},
+    {"error": ["RunFailed", "it failed", "a hint", "a detail"]},
+]  # fmt: skip
+
+
+def _framed(value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    return _FRAME.pack(len(body)) + body
+
+
+def _seeds() -> list[bytes]:
+    ready, signature, ran, failed = map(_framed, _ANSWERS)
+    return [ready + signature + ran, ready + signature + failed, ready + failed, failed, ready + signature + ran * 3]
+
+
+def _change(data: bytes, rng: Random) -> bytes:
+    """Change a message and the length before it, or bytes."""
+    frames, at = [], 0
+    while at + _FRAME.size <= len(data):
+        (size,) = _FRAME.unpack_from(data, at)
+        frames.append(data[at + _FRAME.size : at + _FRAME.size + size])
+        at += _FRAME.size + size
+    if not frames or rng.random() < 0.15:
+        return mutate.havoc(data, rng)
+    number = rng.randrange(len(frames))
+    frames[number] = mutate.json_bytes(frames[number], rng)[: 1 << 20]
+    return b"".join(_FRAME.pack(len(frame)) + frame for frame in frames)
+
+
+class _Forks:
+    """In place of the fork server: the worker's descriptors go to this process."""
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+        self.on_exit: Callable[[int], None] = lambda code: None
+
+    def fork(self, fds: list[int], on_exit: Callable[[int], None], **_: Any) -> int:
+        self.fds, self.on_exit = [os.dup(fd) for fd in fds], on_exit
+        return 1 << 30  # the number of no process
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[Attempt]:
+    """Programs of an agent, whose workers say what the input is."""
+    from hil.agent.journal import Journal
+    from hil.agent.programs import Programs
+    from hil.agent.session import Sessions
+    from hil.agent.store import BlobStore
+    from hil.agent.supervisor import LogBook, Worker
+    from hil.digest import digest_of
+    from hil.proto.v1 import agent_pb2 as pb
+
+    store = BlobStore(folder / "store")
+    journal = Journal(folder / "journal")
+    sessions = Sessions(folder / "fence", lambda: None, journal)
+    digest = digest_of(b"x")
+    with store.upload(digest, 1, 0) as upload:
+        upload.write(memoryview(b"x"))
+        upload.finish()
+    forks, logs = _Forks(), LogBook()
+
+    class Hostile:
+        """In place of the supervisor."""
+
+        def __init__(self) -> None:
+            self.logs = logs
+
+        def take(self, runtime: str, device: str, *_: Any, **__: Any) -> Worker:
+            worker = Worker(forks, logs)  # type: ignore[arg-type]
+            threading.Thread(target=_say, args=(forks.fds[0], self.data, forks.on_exit), daemon=True).start()
+            return worker
+
+        def refill(self, *_: Any, **__: Any) -> None:
+            pass
+
+        data = b""
+
+    hostile = Hostile()
+    programs = Programs(store, hostile, sessions, 1 << 28)  # type: ignore[arg-type]
+    session = sessions.open("x", "y", 3600.0, 0, lambda reason: None)
+    assert session is not None
+    load = pb.LoadRequest(files=[pb.ProgramFile(name="m", digest=digest)], main="m", runtime="x", timeout_s=_LIMIT_S)
+    start = pb.InvokeStart(iterations=1, timeout_s=_LIMIT_S)
+
+    def attempt(data: bytes) -> Tried:
+        hostile.data = data
+        kinds = []
+        try:
+            reply = programs.load(session, load)
+            kinds.append("loaded")
+            start.program_id = reply.program_id
+            with programs.called(session, start) as loaded:
+                done, _ = programs.invoke(loaded, programs.incoming(loaded, start), start)
+            done.SerializeToString()
+            kinds.append("ran")
+        except (StageError, BoardError, UsageError) as error:
+            str(error).encode()
+            kinds.append(f"{type(error).__name__} {str(error)[:30]}")
+        finally:
+            programs.unload(session, start.program_id)
+            for fd in forks.fds:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        if open_files > 400:
+            raise Broken(f"{open_files} descriptors are open")
+        return Tried(1 + data.count(b'{"'), tuple(kinds))
+
+    yield attempt
+
+
+def _say(fd: int, data: bytes, on_exit: Callable[[int], None]) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+        sock.settimeout(2.0)
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+    on_exit(-11)
+
+
+FUZZER = Fuzzer("channel", "what a hostile worker says to the agent", _opened, _seeds, _change, ())
