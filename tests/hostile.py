@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import resource
 import signal
@@ -44,6 +45,7 @@ class Runtime:
     def load(self, folder: Path, main: str, device: str, function: str) -> Program:
         if device not in ("", "here", "secret"):
             raise LoadFailed(f"there is no device {device!r}")
+        os.chdir(folder)
         attack, _, argument = (folder / main).read_text().partition(" ")
         if attack == "at_load":
             globals()[argument.split()[0]](argument.partition(" ")[2])
@@ -87,6 +89,29 @@ def truncate(_: str) -> None:
                     os.ftruncate(fd, 0)
 
     threading.Thread(target=cut, daemon=True).start()
+
+
+def waver(_: str) -> None:
+    """Write into the outputs without end."""
+
+    def write() -> None:
+        time.sleep(0.2)  # until they are there
+        for fd in _fds("memfd:hil"):
+            if size := os.fstat(fd).st_size:
+                memory = np.frombuffer(mmap.mmap(fd, size), np.uint32)
+                while True:
+                    memory += 1
+
+    threading.Thread(target=write, daemon=True).start()
+
+
+def litter(_: str) -> None:
+    """Nest folders by the thousand where the program lies, and one that nobody may read."""
+    Path("closed/inner").mkdir(parents=True)
+    Path("closed").chmod(0)
+    for _number in range(3000):
+        Path("d").mkdir()
+        os.chdir("d")
 
 
 def drip(_: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from hil import digest as digests
+from hil.agent.removal import remove_tree
 from hil.behind import Behind, StreamHasher
 from hil.errors import LoadFailed, UsageError
 
@@ -48,7 +49,7 @@ class BlobStore:
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
         for left in (root / "programs").iterdir():
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left)
         self._drop_partials()
 
     def has(self, digest: str) -> bool:
@@ -141,7 +142,7 @@ class BlobStore:
 
     def unlink_program(self, folder: Path, pinned: list[str]) -> None:
         """Undo :meth:`link_program`."""
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         with self._lock:
             for digest in pinned:
                 self._pinned[digest] -= 1

@@ -85,24 +85,25 @@ class Board:
 
 
 @pytest.fixture
-def make_board(tmp_path: Path) -> Iterator[Callable[..., Board]]:
+def open_folder() -> Iterator[Path]:
+    """A folder that any user may write to; gone afterwards however deep it is, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+@pytest.fixture
+def make_board(open_folder: Path) -> Iterator[Callable[..., Board]]:
     made: list[Board] = []
 
-    def make(*more: str, folder: Path = tmp_path, prefix: Sequence[str] = ()) -> Board:
-        made.append(Board(folder, *more, prefix=prefix))
+    def make(*more: str, prefix: Sequence[str] = ()) -> Board:
+        made.append(Board(open_folder, *more, prefix=prefix))
         return made[-1]
 
     yield make
     for one in made:
         one.end()
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that any user may write to."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
 
 
 @pytest.fixture
@@ -112,6 +113,23 @@ def board(make_board: Callable[..., Board]) -> Board:
 
 def test_shared_memory_that_is_cut_does_not_take_the_agent_along(board: Board):
     board.run("truncate")
+    assert board.is_well()
+
+
+def test_a_program_that_still_writes_its_outputs_does_not_blame_the_link(board: Board):
+    loaded = board.load("waver")
+    for _ in range(10):
+        assert board.client.invoke(loaded.program_id, {}, timeout=60).outputs["y"].shape == (1 << 20,)
+    assert board.is_well()
+
+
+def test_what_a_program_wrote_where_it_lies_goes_with_it(board: Board, open_folder: Path):
+    loaded = board.load("litter")
+    board.client.invoke(loaded.program_id, {}, timeout=60)
+    folder = open_folder / "store/programs"
+    assert list(folder.iterdir())
+    board.client.unload(loaded.program_id)
+    assert _soon(lambda: not list(folder.iterdir()))
     assert board.is_well()
 
 
@@ -236,13 +254,16 @@ def test_a_plain_users_agent_is_held_as_well(make_board: Callable[..., Board], o
     # Who may read this Python, which is not for everybody, and nothing else that others may not.
     allowed = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
     prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *allowed]
-    board = make_board(folder=open_folder, prefix=prefix)
+    board = make_board(prefix=prefix)
     with pytest.raises(errors.RunFailed) as caught:
         board.run("limits")
     told = json.loads(caught.value.message)
     assert told["user"] == NOBODY
     assert 0 < told["NPROC"] < confinement.MORE_TASKS + 1000
     board.run("truncate")
+    before = set((open_folder / "store/programs").iterdir())
+    board.client.unload(_ran(board, "litter"))
+    assert _soon(lambda: set((open_folder / "store/programs").iterdir()) == before)
     with pytest.raises(errors.RunFailed) as caught:
         board.run(f"reach {board.pid}")
     reached = json.loads(caught.value.message)
@@ -302,6 +323,12 @@ def test_a_worker_has_limits(make_board: Callable[..., Board]):
     with pytest.raises(errors.RunFailed, match="MemoryError"):
         board.run("gobble 6000")
     assert board.is_well()
+
+
+def _ran(board: Board, attack: str) -> str:
+    program_id: str = board.load(attack).program_id
+    board.client.invoke(program_id, {}, timeout=60)
+    return program_id
 
 
 def _started(folder: Path, count: int) -> list[int]:
