@@ -56,6 +56,14 @@ def data_messages(payload: memoryview) -> Iterator[bytes]:
         yield b"".join((_data_header(piece.nbytes), piece))
 
 
+def payload_of(message: bytes) -> memoryview:
+    """What a `data` message carries."""
+    at = 1
+    while message[at] > 0x7F:
+        at += 1
+    return memoryview(message)[at + 1 :]
+
+
 def _data_header(size: int) -> bytes:
     header = bytearray([_DATA_TAG])
     while size > 0x7F:

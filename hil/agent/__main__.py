@@ -15,6 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hil.agent import forks
+from hil.agent.confinement import seclude
 from hil.agent.server import Agent, AgentConfig
 from hil.errors import HilError, UsageError
 
@@ -83,6 +85,8 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
         lifeline: end at the end of stdin too.
         idle_exit: end after so many seconds without a session too; 0 is never.
     """
+    seclude()
+    forks.adopt()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -17,7 +17,7 @@ from hil.agent.policy import Policy
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
-from hil.errors import LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
+from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec, check_names
 
@@ -109,25 +109,21 @@ class Programs:
                 self._sessions.require(session)
                 loading.worker = worker
             worker.program_id = uuid.uuid4().hex
-            worker.order(
-                {
-                    "op": "load",
-                    "folder": str(folder),
-                    "main": request.main,
-                    "device": request.device,
-                    "function": request.function,
-                }
-            )
-            timeout = _timeout(request.timeout_s)
-            worker.answer("load", timeout)
-            # The next one's worker is made ready while this one loads: later it would take its time from a timed run.
-            self._supervisor.refill(request.runtime, request.device)
-            reply = worker.answer("load", timeout)
-            specs = [
-                [TensorSpec(s["name"], s["dtype"], tuple(s["shape"])) for s in reply[k]] for k in ("inputs", "outputs")
-            ]
-            check_names(*specs)
-            known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
+            order = {
+                "folder": str(folder),
+                "main": request.main,
+                "device": request.device,
+                "function": request.function,
+            }
+
+            def meanwhile() -> None:
+                # Later, making the next one's worker ready would take its time from a timed run.
+                if self._supervisor.has(request.runtime, request.device):
+                    self._refill(session, request)
+
+            found = worker.load(order, _timeout(request.timeout_s), meanwhile=meanwhile)
+            check_names(found.inputs, found.outputs)
+            known = sum(_known_size(spec) for spec in (*found.inputs, *found.outputs))
             self._check_memory(size + known, "the program with its inputs and outputs")
             with self._lock:
                 self._sessions.require(session)
@@ -137,15 +133,24 @@ class Programs:
                 worker.close()
             self._store.unlink_program(folder, pinned)
             raise
+        with contextlib.suppress(SessionEnded):
+            self._refill(session, request)  # a device that is there, although the runtime may not list it
         return pb.LoadReply(
             program_id=worker.program_id,
             device=request.device,
-            function=reply["function"],
-            inputs=[wire.spec_to_message(spec) for spec in specs[0]],
-            outputs=[wire.spec_to_message(spec) for spec in specs[1]],
-            load_ns=reply["load_ns"],
+            function=found.function,
+            inputs=[wire.spec_to_message(spec) for spec in found.inputs],
+            outputs=[wire.spec_to_message(spec) for spec in found.outputs],
+            load_ns=found.load_ns,
             worker_pid=worker.pid,
         )
+
+    def _refill(self, session: Session, request: pb.LoadRequest) -> None:
+        """Have a worker made ready for the session's next program."""
+        with self._lock:
+            # Under the lock that its end takes before it ends what is kept ready: none is made for it after that.
+            self._sessions.require(session)
+            self._supervisor.refill(request.runtime, request.device)
 
     @contextlib.contextmanager
     def called(self, session: Session, start: pb.InvokeStart) -> Iterator[Loaded]:
@@ -202,26 +207,28 @@ class Programs:
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
         try:
             with self._sessions.journal.during(str(order["op"]), fence=loaded.session.fence, program=start.program_id):
-                reply = loaded.worker.call(order, _timeout(start.timeout_s))
+                ran = loaded.worker.run(order, _timeout(start.timeout_s))
+            if ran.size > self._limit:
+                raise RunFailed(f"the outputs take {ran.size} bytes and the board has {self._limit}")
+            view = loaded.worker.output_view(ran.size)
         except (RunCrashed, StageTimeout):
             self._forget(start.program_id)
             raise
         done = pb.InvokeDone(
-            start_ns=reply["start_ns"],
-            end_ns=reply["end_ns"],
-            warmup_ns=reply["warmup_ns"],
+            start_ns=ran.start_ns,
+            end_ns=ran.end_ns,
+            warmup_ns=ran.warmup_ns,
             received_ns=received,
-            peak_memory_bytes=reply["peak"],
-            cpu_ns=reply["cpu_ns"],
+            peak_memory_bytes=ran.peak_bytes,
+            cpu_ns=ran.cpu_ns,
         )
-        if (parts := reply.get("placement")) is not None:
-            done.placement.CopyFrom(pb.Placement(parts=[pb.Part(**part) for part in parts]))
-        entries = reply["outputs"]
-        view = loaded.worker.output_view(max((entry["at"] + entry["bytes"] for entry in entries), default=0))
+        if ran.placement is not None:
+            parts = [pb.Part(**part.to_json()) for part in ran.placement]
+            done.placement.CopyFrom(pb.Placement(parts=parts))
         streams: list[memoryview] = []
-        for entry in entries:
-            data = view[entry["at"] : entry["at"] + entry["bytes"]]
-            message, streamed = wire.tensor_to_message(entry["name"], entry["dtype"], entry["shape"], data)
+        for output in ran.outputs:
+            data = view[output.at : output.at + output.size]
+            message, streamed = wire.tensor_to_message(output.name, output.dtype, output.shape, data)
             done.outputs.append(message)
             if streamed:
                 streams.append(data)
@@ -253,6 +260,7 @@ class Programs:
             for load in loads:
                 if load.worker is not None:
                     load.worker.kill(because)
+        self._supervisor.end_spares()
         deadline = time.monotonic() + _LET_GO_S
         for one in freeing:
             one.join(max(deadline - time.monotonic(), 0.0))

@@ -94,7 +94,7 @@ class Agent:
             store = config.make_store(config.store, config.quota_bytes)
         except OSError as error:
             raise UsageError(f"the store {config.store} cannot be used: {error.strerror}") from error
-        self._supervisor = Supervisor(config.runtimes, config.runtime_options)
+        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         self._sessions = Sessions(config.store / "fence", self._session_over, Journal(config.store / "journal.jsonl"))
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)

@@ -278,8 +278,11 @@ class ProgramService:
                 yield pb.InvokeReply(done=done)
                 hashers = [StreamHasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
-                    hasher.update(stream)
-                    yield from wire.data_messages(stream)
+                    for data in wire.data_messages(stream):
+                        # What is sent, and not the memory again: a program that still writes there would make it
+                        # look as if it had been damaged on its way.
+                        hasher.update(wire.payload_of(data))
+                        yield data
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 

@@ -22,6 +22,7 @@ from stat import S_ISREG
 from typing import NamedTuple
 
 from hil import digest as digests
+from hil.agent.removal import remove_tree
 from hil.behind import Behind, StreamHasher
 from hil.errors import BlobDamaged, LoadFailed, UsageError
 
@@ -62,7 +63,7 @@ class BlobStore:
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
         for left in (root / "programs").iterdir():
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left)
         self._drop_partials()
 
     def has(self, digest: str) -> bool:
@@ -178,7 +179,7 @@ class BlobStore:
         with contextlib.ExitStack() as stack:
             for digest in set(pinned):
                 stack.enter_context(self._changing(digest, self._path(digest)))
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
         with self._lock:
             for digest in pinned:
                 self._pinned[digest] -= 1

@@ -6,7 +6,6 @@ from there and from --fault. Prints one JSON line on stdout once it serves: {"ad
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +81,8 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
 
     def make_store(root: Path, quota: int) -> BlobStore:
         charges.arm(found)  # now that the store is ours
+        if "kill-agent" in by_name:
+            faults.watch_for_end(root)
         if "clock" in by_name:
             SimClock.start(root)
             SimClock(by_name["clock"], root).install()
@@ -93,7 +94,6 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
     inner = {
         "faults": [str(fault) for fault in found],
         "store": str(options["store"]),
-        "agent_pid": os.getpid(),
         "arithmetic": board.simulator.arithmetic,
     }
     config = AgentConfig(

@@ -63,7 +63,9 @@ class Victim:
 
         self.folder = folder
         store = folder / f"store-{time.monotonic_ns()}"
-        self._process, self.address = start_process("hil.agent", f"unix:{folder}/{time.monotonic_ns() % 10**9}.sock", store)
+        self._process, self.address = start_process(
+            "hil.agent", f"unix:{folder}/{time.monotonic_ns() % 10**9}.sock", store
+        )
         self._add = program("onnxruntime", _model(folder))
         self._client: Any = None
         self._open()

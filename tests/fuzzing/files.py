@@ -321,9 +321,7 @@ _MLIR_WORDS = [b"tensor<*xf32>", b"tensor<4xcomplex<f32>>", b"!torch.vtensor<[2,
 def _model(name: str, about: str, file: str, read: Callable[[Path], None], seeds: Callable[[], Sequence[bytes]],
            change: Callable[[bytes, Random], bytes], **more: Any) -> Fuzzer:  # fmt: skip
     """Models are read in a process of their own: an end of that is an error of the model's."""
-    return Fuzzer(
-        name, about, reader(file, read), seeds, change, (ImportFailed, UsageError), imported(file), **more
-    )
+    return Fuzzer(name, about, reader(file, read), seeds, change, (ImportFailed, UsageError), imported(file), **more)
 
 
 FUZZERS = [

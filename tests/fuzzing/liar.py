@@ -220,5 +220,13 @@ def _talk(address: str, blob: Path) -> list[str]:
 
 
 FUZZER = Fuzzer(
-    "liar", "a controller, by an agent that lies", _opened, _seeds, _change, (), limit_s=300.0, limit_mib=512, address_mib=0
+    "liar",
+    "a controller, by an agent that lies",
+    _opened,
+    _seeds,
+    _change,
+    (),
+    limit_s=300.0,
+    limit_mib=512,
+    address_mib=0,
 )

@@ -278,7 +278,9 @@ def _scalar(field: FieldDescriptor, old: Any, rng: Random) -> Any:
     if kind in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
         return rng.choice(FLOATS)
     if kind == FieldDescriptor.TYPE_ENUM:
-        return rng.choice([value.number for value in field.enum_type.values] + ([99] if not field.enum_type.is_closed else []))
+        return rng.choice(
+            [value.number for value in field.enum_type.values] + ([99] if not field.enum_type.is_closed else [])
+        )
     low, high = _BITS.get(kind, (-(1 << 63), (1 << 63) - 1))
     value = rng.choice((rng.choice(INTEGERS), -rng.choice(INTEGERS), (old or 0) + rng.randint(-2, 2)))
     return min(max(value, low), high)

@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fuzzing.engine import COVERAGE, ROOT, Counts, Failure, Fuzzer, confine, judge, looping
+from fuzzing.engine import COVERAGE, ROOT, Counts, Failure, Fuzzer, confine, looping
 from hil.errors import HilError
 
 _HEAD = struct.Struct("<QdQ")
@@ -244,9 +244,8 @@ def _dead(fuzzer: Fuzzer, folder: Path, report: Report, data: bytes, said: str, 
 
 def replay(fuzzer: Fuzzer, file: Path) -> Failure | None:
     """Try one input again, in this process; returns what it breaks."""
-    with tempfile.TemporaryDirectory(prefix="hil-fuzz-") as place:
-        with looping(fuzzer, Path(place), 0) as loop:
-            confine(fuzzer)
-            failure = loop.step(0, file.read_bytes())
-            print(", ".join(loop.counts.kinds))
-            return failure
+    with tempfile.TemporaryDirectory(prefix="hil-fuzz-") as place, looping(fuzzer, Path(place), 0) as loop:
+        confine(fuzzer)
+        failure = loop.step(0, file.read_bytes())
+        print(", ".join(loop.counts.kinds))
+        return failure

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from fuzzing import mutate
-from fuzzing.engine import ROOT, Attempt, Fuzzer, Tried
+from fuzzing.engine import Attempt, Fuzzer, Tried
 from fuzzing.files import reader, small_files
 from hil.errors import BoardError, LoadFailed, RunFailed, UsageError
 
@@ -223,7 +223,9 @@ def _board_says(data: bytes) -> Tried:
     parts = {"arch": text[:7], "cpuinfo": text, "meminfo": text, "auxv": text}
     kinds.append(f"machine {sorted(machine.machine(parts))} {len(machine.readings(text))}")
     json.dumps(machine.readings(text))
-    kinds.append(type(verdicts.failure(scripts.Ended("exit", len(data) % 256, 0, (), text), text, "iree-run-module")).__name__)
+    kinds.append(
+        type(verdicts.failure(scripts.Ended("exit", len(data) % 256, 0, (), text), text, "iree-run-module")).__name__
+    )
     with contextlib.suppress(ValueError):
         kinds.append(f"times {len(times_ns(data))}")
     return Tried(4, tuple(kinds))

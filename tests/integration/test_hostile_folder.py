@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hostile import hostile_modules, run
+from hostile_folders import hostile_modules, run
 from models import save_model
 from onnx import TensorProto, helper
 
