@@ -25,7 +25,7 @@ def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
     loaded = programs._loaded["p"] = Loaded(Mock(), session, tmp_path, [])
 
     def call() -> None:
-        with programs.called(session, pb.InvokeStart(program_id="p", iterations=1)):
+        with programs.called(session, pb.InvokeStart(program_id="p", iterations=1), lambda: True):
             pytest.fail("a program that is gone was called")
 
     with ThreadPoolExecutor() as threads:
