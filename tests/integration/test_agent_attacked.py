@@ -391,3 +391,84 @@ def test_thousands_of_connections_keep_nobody_out(start):
             one.connect(path)
         assert_everybody_gets_in(board, fence=5)
         assert board.memory < before + (200 << 20)
+
+
+def test_a_submitter_cannot_use_up_the_fences(start, module):
+    board = start(module)
+    with raw_of(board) as channel:
+        stub = wire.Stub(channel)
+        for fence in (2**64 - 1, 2**63, 2**62 - 1, 2**40):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(hold(stub, pb.SessionOpen(owner="x", fence=fence))[0])
+            assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+        assert stub.Describe(pb.DescribeRequest(), timeout=60).fence == 0
+    assert_everybody_gets_in(board, fence=5)
+
+
+@pytest.mark.parametrize("content", [str(2**64 - 1), "", "what a dying card left"])
+def test_a_damaged_fence_is_told_and_reset_by_hand(start, hil, tmp_path, content):
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "fence").write_text(content)
+    board = start("hil.agent")
+    with client_of(board) as client:
+        for call in (
+            lambda: client.describe(timeout=60),
+            lambda: client.open_session("x", wait_s=1, on_wait=print),
+            lambda: client.open_session("x", fence=9, wait_s=1, on_wait=print),
+        ):
+            with pytest.raises(errors.BoardError, match=r"fence.*is damaged") as told:
+                call()
+            assert "hil board reset-fence" in told.value.hint
+    run = hil("board", "info", board.address)
+    assert run.code == 4 and "hil board reset-fence" in run.err
+    asked = hil("board", "reset-fence", board.address)
+    assert asked.code == 2 and "--store" in asked.err
+    running = hil("board", "reset-fence", "--store", str(store))
+    assert running.code == 4 and "stop it first" in running.err
+    assert (store / "fence").read_text() == content
+    stop_process(board.process)
+    done = hil("board", "reset-fence", "--store", str(store), "--json")
+    assert done.document == {"schema": 1, "board": str(store), "fence": 0}
+    assert hil("board", "reset-fence", "--store", str(tmp_path)).code == 2
+    again = start("hil.agent")
+    assert_everybody_gets_in(again, fence=1)
+
+
+def test_what_a_client_announces_takes_no_memory(board, add_programs):
+    """Sizes that no board has are refused before there is memory for them, and so is the sum over many programs."""
+    with client_of(board) as client:
+        client.open_session("announces", wait_s=5, on_wait=print)
+        add = add_programs["onnxruntime"]
+        add.push(client)
+        programs = [add.load(client).program_id for _ in range(2)]
+        machine = client.describe()
+        most = machine.memory_limit_bytes or machine.machine.memory_bytes
+        before = board.memory
+
+        def announce(program: str, size: int) -> Any:
+            start = pb.InvokeStart(program_id=program, iterations=1)
+            start.inputs.append(pb.Tensor(name="a", dtype="uint8", shape=[size], streamed=size))
+            messages = itertools.chain([pb.InvokeRequest(start=start)], silence())
+            return client._stub.Invoke(messages, metadata=client._token())
+
+        for size in (2**63, most + 1):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(announce(programs[0], size))
+            assert wire.error_of(refused.value).message.startswith("the inputs take")
+        kept = announce(programs[0], most * 2 // 3)
+        time.sleep(1)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(announce(programs[1], most * 2 // 3))
+        assert "beside the" in wire.error_of(refused.value).message
+        assert not kept.done() and board.memory < before + (40 << 20)
+
+
+def test_a_session_has_a_limit_of_programs_and_digests(start, add_programs):
+    board = start("hil.sim")
+    with client_of(board) as client:
+        client.open_session("many", wait_s=60, on_wait=print)
+        with pytest.raises(errors.UsageError, match="20000 are the most"):
+            client.missing(["blake3:" + "0" * 64] * 20_001)
+        with pytest.raises(errors.UsageError, match="20000 are the most"):
+            client.missing(["blake3:" + "0" * 64] * 50_000)
