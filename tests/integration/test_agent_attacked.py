@@ -481,7 +481,7 @@ def test_what_a_client_announces_takes_no_memory(board, add_programs):
         assert not kept.done() and board.memory < before + (40 << 20)
 
 
-def test_a_session_has_a_limit_of_programs_and_digests(start, add_programs):
+def test_a_question_for_blobs_has_a_limit_of_digests(start):
     board = start("hil.sim")
     with client_of(board) as client:
         client.open_session("many", wait_s=60, on_wait=print)
