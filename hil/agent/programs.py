@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,10 +21,13 @@ from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTim
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec, check_names
 
+MAX_PROGRAMS = 64
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
 # A call that waits for a dead controller's data holds its program until its connection ends: nobody waits for that.
 _LET_GO_S = 5.0
+# How soon a call that waits for its program notices that nobody waits for it any more.
+_LOOK_S = 0.2
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Loaded:
     session: Session
     folder: Path
     pinned: list[str]
+    inputs_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -82,6 +86,8 @@ class Programs:
         loading = Loading()
         with self._lock:
             self._sessions.require(session)
+            if len(self._loaded) + len(self._loading) >= MAX_PROGRAMS:
+                raise LoadFailed(f"{MAX_PROGRAMS} programs are loaded already", hint="unload some first")
             self._loading.add(loading)
         try:
             with self._sessions.journal.during("load", fence=session.fence) as noted:
@@ -153,8 +159,12 @@ class Programs:
             self._supervisor.refill(request.runtime, request.device)
 
     @contextlib.contextmanager
-    def called(self, session: Session, start: pb.InvokeStart) -> Iterator[Loaded]:
+    def called(self, session: Session, start: pb.InvokeStart, is_wanted: Callable[[], bool]) -> Iterator[Loaded]:
         """The program that a call is for, which nobody else calls meanwhile.
+
+        Args:
+            session, start: the call's.
+            is_wanted: whether the caller still waits for it.
 
         Raises:
             SessionEnded: the session is over.
@@ -165,11 +175,16 @@ class Programs:
             raise self._absent(session)
         if not 1 <= start.iterations <= MAX_ITERATIONS or start.warmup > MAX_ITERATIONS:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
-        with loaded.lock:
+        while not loaded.lock.acquire(timeout=_LOOK_S):
+            if not is_wanted():
+                raise SessionEnded("the call was broken off while it waited for the program")
+        try:
             # It may have been freed while we waited for it.
             if self._loaded.get(start.program_id) is not loaded:
                 raise self._absent(session)
             yield loaded
+        finally:
+            loaded.lock.release()
 
     def _absent(self, session: Session) -> UsageError:
         # A call may follow another one on its stream long after the session was looked at: its end is the reason then.
@@ -182,7 +197,19 @@ class Programs:
         Raises:
             RunFailed: they are too large for the board.
         """
-        return Incoming(loaded.worker.inputs, start, self._store, self._limit)
+
+        def reserve(size: int) -> None:
+            with self._lock:
+                # The memory of a program's inputs is kept for its next call: it never shrinks.
+                others = sum(one.inputs_bytes for one in self._loaded.values() if one is not loaded)
+                if size + others > self._limit:
+                    beside = f" beside the {others} bytes of other programs' inputs" if others else ""
+                    raise RunFailed(
+                        f"the inputs take {size} bytes{beside}, more than the board's {self._limit} bytes of memory"
+                    )
+                loaded.inputs_bytes = max(loaded.inputs_bytes, size)
+
+        return Incoming(loaded.worker.inputs, start, self._store, reserve)
 
     def invoke(
         self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart
@@ -226,12 +253,17 @@ class Programs:
             parts = [pb.Part(**part.to_json()) for part in ran.placement]
             done.placement.CopyFrom(pb.Placement(parts=parts))
         streams: list[memoryview] = []
+        left = wire.INLINE_TOTAL
         for output in ran.outputs:
             data = view[output.at : output.at + output.size]
-            message, streamed = wire.tensor_to_message(output.name, output.dtype, output.shape, data)
+            message, streamed = wire.tensor_to_message(
+                output.name, output.dtype, output.shape, data, min(left, wire.INLINE_MAX)
+            )
             done.outputs.append(message)
             if streamed:
                 streams.append(data)
+            else:
+                left -= data.nbytes
         if start.state:
             state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
             done.state.CopyFrom(state)
@@ -308,4 +340,6 @@ def _known_size(spec: TensorSpec) -> int:
 
 
 def _timeout(seconds: float) -> float:
+    if not seconds >= 0:
+        raise UsageError(f"a time limit cannot be {seconds:g} s")
     return min(seconds, MAX_TIMEOUT_S) if seconds > 0 else MAX_TIMEOUT_S

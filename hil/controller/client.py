@@ -244,12 +244,16 @@ class AgentClient(AgentConnection):
         self._wait_unloaded()
         thread = threading.get_ident()
         streams: list[memoryview] = []
+        left = wire.INLINE_TOTAL
         for name, array in inputs.items():
             data = tensors.to_bytes(array)
-            message, streamed = wire.tensor_to_message(name, tensors.dtype_name(array.dtype), array.shape, data)
+            dtype = tensors.dtype_name(array.dtype)
+            message, streamed = wire.tensor_to_message(name, dtype, array.shape, data, min(left, wire.INLINE_MAX))
             start.inputs.append(message)
             if streamed:
                 streams.append(data)
+            else:
+                left -= data.nbytes
         with self._seam("run"):
             stream = self._invokes.get(thread)
             if stream is None or stream.broken:

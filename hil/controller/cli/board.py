@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.board_check import check, info, ping
-from hil.controller.cli.board_hands import clean, deploy, logs, reset, shell
+from hil.controller.cli.board_hands import clean, deploy, logs, reset, reset_fence, shell
 from hil.controller.cli.board_trust import trust
 from hil.controller.cli.options import json_option
 
@@ -68,5 +68,5 @@ def show(name: str, as_json: bool) -> None:
         click.echo(config.text.rstrip())
 
 
-for command in (check, ping, info, logs, shell, reset, deploy, clean, trust):
+for command in (check, ping, info, logs, shell, reset, deploy, clean, reset_fence, trust):
     board.add_command(command)

@@ -84,7 +84,7 @@ class Seen:
 
 
 def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str) -> Seen:
-    """Ask a board something: ``probe``, ``status``, ``stop`` or ``clean``, each in one round trip.
+    """Ask a board something: ``probe``, ``status``, ``stop``, ``clean`` or ``reset_fence``, each in one round trip.
 
     Raises:
         BoardError: it has no usable sh, or answered something else.
