@@ -116,12 +116,11 @@ class BoardService:
             yield pb.ClockPong(clock_ns=clock.now_ns())
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogLine]:
-        """Lines of the workers' stderr, or a long error, which needs no session: nobody else knows its name."""
-        if request.error:
-            for piece in wire.KEPT_ERRORS.pieces(request.error):
-                yield pb.LogLine(text=piece)
-            return
+        """Lines of the workers' stderr, or a long error."""
         session = self._sessions.of_call(context)
+        if request.error:
+            yield from (pb.LogLine(text=piece) for piece in wire.KEPT_ERRORS.pieces(request.error))
+            return
         number = 0
         while context.is_active():
             self._sessions.require(session)

@@ -22,9 +22,9 @@ from stat import S_ISREG
 from typing import NamedTuple
 
 from hil import digest as digests
-from hil.agent.removal import remove_tree
 from hil.behind import Behind, StreamHasher
 from hil.errors import BlobDamaged, LoadFailed, UsageError
+from hil.scratch import remove_tree
 
 _HASH_PIECE = 1 << 20
 # A cut upload is gone on with soon, or never; and nobody has many of them.
@@ -63,7 +63,7 @@ class BlobStore:
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
         for left in (root / "programs").iterdir():
-            remove_tree(left)
+            self._drop(left)
         self._drop_partials()
 
     def has(self, digest: str) -> bool:
@@ -275,7 +275,7 @@ class BlobStore:
     def _drop(self, path: Path) -> None:
         """Remove a file of ours, or whatever somebody put in its place."""
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         else:
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from hil.compare.verdict import compare
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
 from hil.placement import Placement, Told
 from hil.results import Outcome, RunResult, Verdict, exit_code_of
+from hil.scratch import temporary_folder
 from hil.tensors import Array, TensorSpec
 
 _SCHEMA = 1
@@ -88,7 +88,7 @@ def verify_bundle(
     supervisor = Supervisor({name: known[name]}, {})
     results = []
     try:
-        with tempfile.TemporaryDirectory(prefix="hil-verify-") as folder:
+        with temporary_folder("hil-verify-") as folder:
             program = bundle.extract(Path(folder))
             for method in methods:
                 program = replace(program, function=method.name)

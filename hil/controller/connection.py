@@ -202,7 +202,7 @@ class AgentConnection:
         """All of an error that was cut; "" where the agent cannot be asked for it."""
         pieces: list[str] = []
         with contextlib.suppress(grpc.RpcError, ValueError):
-            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._metadata)
+            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._token())
             for line in lines:
                 pieces.append(line.text)
                 if sum(map(len, pieces)) > wire_errors.WHOLE_MAX:

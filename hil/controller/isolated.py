@@ -13,10 +13,8 @@ import itertools
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -27,6 +25,7 @@ from typing import Any
 from hil.controller.isolated_worker import SCRATCH
 from hil.errors import HilError, StageError
 from hil.python_module import module_command
+from hil.scratch import new_folder, remove_tree
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
@@ -165,7 +164,7 @@ class _NeverBegun(IsolatedCrash):
 class _Worker:
     def __init__(self) -> None:
         # What it writes for itself goes with it: one that is killed tidies nothing up.
-        self._scratch = tempfile.mkdtemp(prefix=SCRATCH)
+        self._scratch = str(new_folder(SCRATCH))
         self._process = subprocess.Popen(
             module_command("hil.controller.isolated_worker"),
             stdin=subprocess.PIPE,
@@ -241,7 +240,7 @@ class _Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        remove_tree(Path(self._scratch))
 
     def close_pipes(self) -> None:
         """Give the pipes back. Only when nobody waits on them: a wait on a closed descriptor never ends."""

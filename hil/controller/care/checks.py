@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from hil.controller.care.way import way_to
 from hil.controller.choice import BoardChoice
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
 from hil.power import Power
+from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.deploy.probe import Seen
@@ -232,7 +232,7 @@ def _program(board: AnyBoard, runtime: str) -> Check:
     if wanted not in ("iree", "onnxruntime") and (wanted in RUNTIMES or wanted not in compilers()):
         found = f"hil has no program to try on {wanted}"
         return Check("program", SKIP, found, "hil run a program or a model of your own")
-    with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated() as isolated:
+    with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)
         try:

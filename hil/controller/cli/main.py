@@ -85,7 +85,7 @@ def main() -> None:
         _stop_writing()
         code = _EXIT_UNREAD
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _stop_writing()
         print(f"hil: cannot write: {error.strerror}", file=sys.stderr)

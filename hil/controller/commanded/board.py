@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import posixpath
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ from hil.controller.versions import version
 from hil.digest import digest_file
 from hil.errors import BoardError, BoardLost, HilError, RunFailed, UsageError
 from hil.iree_command import PROFILE_TOOL, RUN_TOOL
+from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
@@ -281,7 +281,7 @@ class CommandBoard:
         Raises:
             LoadFailed: it is damaged, or takes or gives what a command cannot pass.
         """
-        with self.located("load"), tempfile.TemporaryDirectory(prefix="hil-command-") as place:
+        with self.located("load"), temporary_folder("hil-command-") as place:
             signature = signature_of(artifact, self._isolated, Path(place) / "read.log", needs_own=self.command.is_ours)
             check_signature(signature, self.command)
             places = {

@@ -6,7 +6,6 @@ import contextlib
 import math
 import secrets
 import shlex
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -42,6 +41,7 @@ from hil.iree_command import (
 from hil.placement import Part, Told
 from hil.results import RunResult
 from hil.runtime_command import RuntimeCommand, fill
+from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class CommandProgram:
         check_inputs(self._signature, inputs)
         board = self._board
         remote = f"{board.folder}/runs/{secrets.token_hex(8)}"
-        with tempfile.TemporaryDirectory(prefix="hil-command-") as place, board.located("run"):
+        with temporary_folder("hil-command-") as place, board.located("run"):
             local = Path(place)
             try:
                 arguments, files = write_inputs(self._signature, inputs, command, local, remote)

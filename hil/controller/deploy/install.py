@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil import scratch
 from hil.controller.deploy.packages import Package
 from hil.controller.deploy.progress import Progress
 from hil.controller.deploy.trouble import STAGE
@@ -75,7 +76,7 @@ def install(
         "frames": [{"id": one.id, "size": one.size, "sha256": one.sha256} for one in pushed],
     }
     command = [plan.python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]
-    with tempfile.NamedTemporaryFile(prefix="hil-push-") as stream:
+    with tempfile.NamedTemporaryFile(prefix="hil-push-", dir=scratch.place()) as stream:
         stream.write(script)
         stream.write(json.dumps(order).encode() + b"\n")
         for package in pushed:

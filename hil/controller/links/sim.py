@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import select
-import shutil
 import subprocess
-import tempfile
-from pathlib import Path
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
 from hil.controller.links import Link
 from hil.errors import BoardUnreachable, UsageError
 from hil.python_module import module_command
+from hil.scratch import new_folder, remove_tree
 
 _START_S = 30.0
 
@@ -26,7 +24,7 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
         BoardUnreachable: it did not start.
     """
     # Unix socket paths are short by law (104 bytes on macOS), so not below the user's own deep folders.
-    folder = Path(tempfile.mkdtemp(prefix="hil-sim-"))
+    folder = new_folder("hil-sim-", for_sockets=True)
     command = module_command("hil.sim", "--config", str(config.path), "--lifeline")
     command += ["--listen", f"unix:{folder}/sim.sock", "--store", str(folder / "store")]
     for fault in faults:
@@ -50,7 +48,7 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
             process.kill()
             process.wait()
         log.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
     try:
         assert process.stdout is not None
