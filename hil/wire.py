@@ -104,7 +104,7 @@ class Stub:
         for service in SERVICES:
             for name, path, streams_in, streams_out, _, decode in _methods(service):
                 make = getattr(channel, _kind(streams_in, streams_out))
-                setattr(self, name, make(path, request_serializer=_encode, response_deserializer=decode))
+                setattr(self, name, make(path, request_serializer=_encode, response_deserializer=_refusing(decode)))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -126,7 +126,7 @@ def _kind(streams_in: bool, streams_out: bool) -> str:
 
 
 def _refusing(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Bytes that are no message come to the handler as an error to raise, not as a broken stream."""
+    """Bytes that are no message are None: a handler raises an error of its own, and a caller's call ends INTERNAL."""
 
     def checked(raw: bytes) -> Any:
         try:

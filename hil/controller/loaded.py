@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
+from hil.controller.answers import expected_bytes
 from hil.controller.client import AgentClient, Loaded
+from hil.controller.commanded.values import Signature, check_inputs, fits
 from hil.controller.passes import ProfilePass
 from hil.controller.provenance import placed, provenance_of
 from hil.controller.streams import Invocation
-from hil.errors import BoardError
+from hil.errors import BoardError, RunFailed, UsageError
 from hil.placement import Placement, Told
 from hil.results import RunResult
 from hil.tensors import Array
@@ -53,11 +55,19 @@ class LoadedProgram:
             names: output names to use in place of the program's own, where the compiler dropped them.
 
         Raises:
+            UsageError: the program does not take these inputs.
             RanElsewhere: it ran on another device than it was told to.
             RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
         """
+        self._check(inputs)
         invocation = self._client.invoke(
-            self.loaded.program_id, inputs, warmup=warmup, iterations=iterations, timeout=timeout, state=True
+            self.loaded.program_id,
+            inputs,
+            warmup=warmup,
+            iterations=iterations,
+            timeout=timeout,
+            state=True,
+            most_bytes=expected_bytes(self._artifact.outputs or self.loaded.outputs),
         )
         outputs = invocation.outputs
         if len(names) == len(outputs):
@@ -102,6 +112,7 @@ class LoadedProgram:
             LoadFailed, BoardError: there is no profiling tool for the board.
             RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`run`.
         """
+        self._check(inputs)
         tool = self._board.push_profiler(self._artifact.runtime)
         if self._client is not self._board.client:
             # The upload cost the link, and with it the session that had this program.
@@ -110,6 +121,17 @@ class LoadedProgram:
         return self._client.profile(
             self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
         )
+
+    def _check(self, inputs: Mapping[str, Array]) -> None:
+        """Refuse inputs that the program does not take; where its model takes them, that is not the user's doing."""
+        try:
+            check_inputs(Signature(self.loaded.function, self.loaded.inputs, self.loaded.outputs), inputs)
+        except UsageError as error:
+            known = self._artifact.inputs
+            if known is None or not fits(known, inputs):
+                raise
+            what = f"the program takes other inputs on the board than its model does: {error.message}"
+            raise RunFailed(what, stage="run", board=self._board.name) from error
 
     def log(self) -> list[str]:
         """What the worker wrote to stderr."""
