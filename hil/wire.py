@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from hil import errors, tensors, wire_errors
@@ -118,7 +118,7 @@ class Stub:
         for service in SERVICES:
             for name, path, streams_in, streams_out, _, decode in _methods(service):
                 make = getattr(channel, _kind(streams_in, streams_out))
-                setattr(self, name, make(path, request_serializer=_encode, response_deserializer=decode))
+                setattr(self, name, make(path, request_serializer=_encode, response_deserializer=_refusing(decode)))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -137,6 +137,18 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
 
 def _kind(streams_in: bool, streams_out: bool) -> str:
     return f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
+
+
+def _refusing(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Bytes that are no message are None: a handler raises an error of its own, and a caller's call ends INTERNAL."""
+
+    def checked(raw: bytes) -> Any:
+        try:
+            return decode(raw)
+        except DecodeError:
+            return None
+
+    return checked
 
 
 def _guard(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:

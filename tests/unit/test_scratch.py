@@ -219,7 +219,7 @@ def test_a_tree_goes_whatever_is_in_it(tmp_path: Path, monkeypatch):
         os.chdir("d")
     monkeypatch.undo()
     try:
-        remove_tree(folder)
+        scratch.remove_tree(folder)
         assert not folder.exists()
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=True)  # pytest itself cannot remove what is so deep
@@ -227,4 +227,4 @@ def test_a_tree_goes_whatever_is_in_it(tmp_path: Path, monkeypatch):
 
 
 def test_a_folder_that_is_not_there_is_none(tmp_path: Path):
-    remove_tree(tmp_path / "none")
+    scratch.remove_tree(tmp_path / "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -85,7 +86,7 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
             else Check("disk", WARN, f"{found}; the agent takes about 75", mend)
         )
     shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
-    if len(shared) > 3 and shared[3].isdigit():
+    if len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3]):
         yield Check("shared memory", PASS, f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm")
     else:
         yield Check(

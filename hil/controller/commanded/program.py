@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
 from hil.clock import now_ns
+from hil.controller.answers import broken, expected_bytes
 from hil.controller.commanded import scripts
 from hil.controller.commanded.calls import DEVICE_TIME, CommandCall, CommandLoaded
 from hil.controller.commanded.values import (
@@ -305,6 +306,8 @@ class CommandProgram:
                     f"the command ended well but wrote no output {name!r}",
                     hint="see the output pattern of [runtime] in the board's config",
                 )
+            if size > (most := expected_bytes([spec])):
+                raise broken(f"output {name!r} has {size >> 20} MiB, and at most {most >> 20} are expected")
             outputs[name] = read_output(spec, self._get(local, remote, file, size))
         return outputs
 
