@@ -201,3 +201,23 @@ def test_python_m_hil_imports_nothing_from_the_folder_once_hil_is_found(folder, 
         done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert not marker.exists(), marker.read_text()
+
+
+def test_a_run_that_somebody_else_began_is_not_gone_on_with(folder, there, marker):
+    """Its record says what to run with: here a compiler's flag that writes, and a board whose power is a command."""
+    begun = there("run", "doubling.onnx", "--json")
+    run = folder / "hil-runs" / json.loads(begun.stdout)["id"]
+    record = json.loads((run / "run.json").read_text())
+    record["request"]["compile_flags"] = [f"--iree-hal-dump-executable-sources-to={marker}"]
+    record.update(cases=[], finished=False, outcome=None)
+    (run / "run.json").write_text(json.dumps(record))
+    resumed = there("run", "--resume", run.name)
+    assert resumed.returncode == 2 and "not begun by you here" in resumed.stderr
+    suite = there("suite", "run", "models", "--filter", "digits", "--no-layers", "--out", "stored")
+    assert suite.returncode == 0
+    head = json.loads((folder / "stored" / "suite.json").read_text())
+    head["request"]["settings"]["debug_ir"] = str(marker)
+    (folder / "stored" / "suite.json").write_text(json.dumps(head))
+    resumed = there("suite", "run", "--resume", "stored")
+    assert resumed.returncode == 2 and "not begun by you here" in resumed.stderr
+    assert not marker.exists()
