@@ -47,14 +47,19 @@ def check_seal(folder: Path, request: Mapping[str, Any]) -> None:
     Raises:
         UsageError: somebody else began it, or altered or moved it.
     """
-    key, found = _key(make=False), ""
-    with contextlib.suppress(OSError, UnicodeDecodeError), (folder / _SEAL).open() as file:
-        found = file.read(1 << 10).strip()
-    if not key or not hmac.compare_digest(found.encode(), _mark(key, folder, request).encode()):
+    if not is_sealed(folder, request):
         raise UsageError(
             f"{folder} was not begun by you here: what it says it was asked to do may be anybody's",
             hint="start a new run; one that was moved, or begun by another user or on another machine, cannot go on",
         )
+
+
+def is_sealed(folder: Path, request: Mapping[str, Any]) -> bool:
+    """Whether the user began a run, there and as it says."""
+    key, found = _key(make=False), ""
+    with contextlib.suppress(OSError, UnicodeDecodeError), (folder / _SEAL).open() as file:
+        found = file.read(1 << 10).strip()
+    return bool(key) and hmac.compare_digest(found.encode(), _mark(key, folder, request).encode())
 
 
 def _mark(key: bytes, folder: Path, request: Mapping[str, Any]) -> str:

@@ -103,10 +103,14 @@ class Run:
         Raises:
             UsageError: a file is none of the run's own.
         """
-        return {entry["name"]: load_npy(self._own(entry["file"]), entry["dtype"], mmap=True) for entry in entries}
+        return {entry["name"]: load_npy(self.own(entry["file"]), entry["dtype"], mmap=True) for entry in entries}
 
-    def _own(self, name: str) -> Path:
-        """A file of the run: its record may be anybody's, and leads nowhere else."""
+    def own(self, name: str) -> Path:
+        """A file of the run: its record may be anybody's, and leads nowhere else.
+
+        Raises:
+            UsageError: it is none.
+        """
         path = self.folder / name
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise UsageError(f"{self.folder}/run.json names {name!r}, which is no file of the run")
