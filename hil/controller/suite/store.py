@@ -52,7 +52,7 @@ class SuiteRun:
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LINES).touch()
-            seal(folder, head["request"])
+            seal(folder, head.get("request", {}))
         run = cls(folder, {"schema": SCHEMA, **head, "started": time.time(), "finished": None, "exit_code": None})
         run.save()
         return run
