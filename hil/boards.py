@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,12 +16,7 @@ from typing import Any
 from hil.errors import UsageError, did_you_mean, one_of
 from hil.power import Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from hil.toml_text import parse_toml
 
 _PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
 _BOARD = ("name", "hw_type", "description", "runtime")
@@ -180,11 +174,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     Raises:
         UsageError: it is not a board config.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    return _parse(data, path)
+    return _parse(parse_toml(text, path), path)
 
 
 def _parse(data: dict[str, Any], path: Path) -> BoardConfig:

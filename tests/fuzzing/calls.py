@@ -1,7 +1,8 @@
 """Calls of gRPC as inputs: a line of JSON for each, so that inputs can be joined, and read by people.
 
-``{"call": "Programs.Invoke", "token": "session", "messages": ["BASE64", ...]}`` is a call, ``{"http2": "BASE64"}`` bytes
-that are sent to the server's socket as they are. What changes from run to run has a name of the same length: PROGRAM___...
+``{"call": "Programs.Invoke", "token": "session", "messages": ["BASE64", ...]}`` is a call, ``{"http2": "BASE64"}``
+bytes that are sent to the server's socket as they are. What changes from run to run has a name of the same length:
+PROGRAM___...
 """
 
 from __future__ import annotations

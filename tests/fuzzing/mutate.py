@@ -14,12 +14,70 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-INTEGERS = (0, 1, 2, 7, 8, 31, 32, 64, 127, 128, 255, 256, 1023, 4096, 65535, 65536, 1 << 20, (1 << 31) - 1, 1 << 31,
-            (1 << 32) - 1, 1 << 32, 1 << 48, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
+INTEGERS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    31,
+    32,
+    64,
+    127,
+    128,
+    255,
+    256,
+    1023,
+    4096,
+    65535,
+    65536,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 48,
+    (1 << 62) - 1,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-320, 1e300, -1e300, float("inf"), float("-inf"), float("nan"))
-TEXTS = ("", " ", "x", "..", "../../x", "/etc/passwd", "a\0b", "\ud800", "\u202e", "\x1b]0;x\x07", "²", "٣", "é" * 130,
-         "x" * 300, "9" * 6000, "-1", "1e999", "nan", "true", "null", "{}", "[]", "%s%n", "a" * 70_000, "\r\n", "=",
-         "float32", "string", "int4", "main", "blake3:" + "0" * 64, "sha256:" + "f" * 64)  # fmt: skip
+TEXTS = (
+    "",
+    " ",
+    "x",
+    "..",
+    "../../x",
+    "/etc/passwd",
+    "a\0b",
+    "\ud800",
+    "\u202e",
+    "\x1b]0;x\x07",
+    "²",
+    "٣",
+    "é" * 130,
+    "x" * 300,
+    "9" * 6000,
+    "-1",
+    "1e999",
+    "nan",
+    "true",
+    "null",
+    "{}",
+    "[]",
+    "%s%n",
+    "a" * 70_000,
+    "\r\n",
+    "=",
+    "float32",
+    "string",
+    "int4",
+    "main",
+    "blake3:" + "0" * 64,
+    "sha256:" + "f" * 64,
+)
 _MOST_DEPTH = 1200
 _MOST = 1 << 20
 _MOST_DOCUMENT = 1 << 16
@@ -179,8 +237,20 @@ def _like(value: Any, rng: Random) -> Any:
 
 def odd_value(rng: Random) -> Any:
     """Anything that JSON can say."""
-    return rng.choice((None, True, [], {}, rng.choice(INTEGERS), -rng.choice(INTEGERS), rng.choice(FLOATS),
-                       rng.choice(TEXTS), [rng.choice(INTEGERS)] * 3, {rng.choice(TEXTS): 1}))  # fmt: skip
+    return rng.choice(
+        (
+            None,
+            True,
+            [],
+            {},
+            rng.choice(INTEGERS),
+            -rng.choice(INTEGERS),
+            rng.choice(FLOATS),
+            rng.choice(TEXTS),
+            [rng.choice(INTEGERS)] * 3,
+            {rng.choice(TEXTS): 1},
+        )
+    )
 
 
 def json_bytes(data: bytes, rng: Random) -> bytes:
@@ -267,6 +337,7 @@ _BITS = {
 def _scalar(field: FieldDescriptor, old: Any, rng: Random) -> Any:
     kind = field.type
     if kind == FieldDescriptor.TYPE_STRING:
+        old = old.decode(errors="replace") if isinstance(old, bytes) else old
         if old and old[0] in "{[" and rng.random() < 0.8:  # a document in a text
             return json_bytes(old.encode(), rng)[:_MOST_DOCUMENT].decode(errors="replace")
         text = rng.choice((rng.choice(TEXTS), f"{old or ''}x", (old or "")[:-1]))
@@ -278,7 +349,9 @@ def _scalar(field: FieldDescriptor, old: Any, rng: Random) -> Any:
     if kind in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
         return rng.choice(FLOATS)
     if kind == FieldDescriptor.TYPE_ENUM:
-        return rng.choice([value.number for value in field.enum_type.values] + ([99] if not field.enum_type.is_closed else []))
+        return rng.choice(
+            [value.number for value in field.enum_type.values] + ([99] if not field.enum_type.is_closed else [])
+        )
     low, high = _BITS.get(kind, (-(1 << 63), (1 << 63) - 1))
     value = rng.choice((rng.choice(INTEGERS), -rng.choice(INTEGERS), (old or 0) + rng.randint(-2, 2)))
     return min(max(value, low), high)

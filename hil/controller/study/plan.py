@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError, did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from hil.toml_text import parse_toml
 
 LIST = "study.toml"
 MODEL = "model.py"
@@ -84,7 +79,7 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
     """
     listed = folder / LIST
     try:
-        table = tomllib.loads(listed.read_text())
+        table = parse_toml(listed.read_text(), listed)
     except OSError as error:
         raise UsageError(f"{folder} is no study: {LIST}: {error.strerror}", hint=f"it needs a {LIST}") from error
     except ValueError as error:
