@@ -8,7 +8,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# `python -m hil...` puts the working directory first on the path, which may be anybody's: a numpy.py there would be
+# imported in place of numpy. While it looks for the module, sys.argv[0] is "-m". (`hil` itself never has it there.)
+if sys.argv[:1] == ["-m"]:
+    with contextlib.suppress(OSError):
+        if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 (pathlib is not loaded for this)
+            del sys.path[0]
 
 if TYPE_CHECKING:
     from hil.api import connect as connect

@@ -1,12 +1,12 @@
-"""Board configs: one TOML file a kind of board, data only.
+"""Board configs: one TOML file a kind of board.
 
-Looked for in this order: the path itself, ``$HIL_BOARDS``, ``./board_configs``, the user's ``hil/boards`` config
-folder, and those that come with hil.
+Looked for in this order: the path itself, those that come with hil, ``$HIL_BOARDS``, the user's ``hil/boards`` config
+folder, and ``./board_configs``, of which only what the user trusts may do more than describe a board
+(:mod:`hil.trust`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError, did_you_mean, one_of
+from hil.files import read_file
 from hil.power import Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
 from hil.toml_text import parse_toml
+from hil.trust import asks_for, check_trust, user_folder
 
 _PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
 _BOARD = ("name", "hw_type", "description", "runtime")
 _TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator", "labgrid"}
+# Words that addresses begin with: a file of such a name would be taken for what the word means.
+_NO_NAMES = {"farm", "local", "ssh", "unix"}
+_MOST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ class BoardConfig:
         simulator: set for a simulator, which hil starts itself.
         labgrid: the labgrid place that it is.
         path: the file it was read from.
+        text: what that held.
+        asks: what of it needs the user's trust: see :func:`hil.trust.asks_for`.
     """
 
     name: str
@@ -111,6 +118,8 @@ class BoardConfig:
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()
+    text: str = field(default="", repr=False, compare=False)
+    asks: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def is_simulator(self) -> bool:
@@ -119,17 +128,30 @@ class BoardConfig:
 
 
 def folders() -> Iterator[Path]:
-    """The folders that hold board configs, the first match wins."""
-    if "HIL_BOARDS" in os.environ:
-        yield Path(os.environ["HIL_BOARDS"])
+    """The folders that hold board configs, the first match wins: a name of hil's own is always hil's own."""
+    yield own_folder()
+    if named := os.environ.get("HIL_BOARDS"):
+        yield Path(named)
+    if user := user_folder():
+        yield user / "boards"
     yield Path("board_configs")
-    # Without a home, as some services run, there are no boards of the user's.
-    with contextlib.suppress(RuntimeError):
-        config_home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-        yield Path(config_home) / "hil" / "boards"
+
+
+def own_folder() -> Path:
+    """The folder of those that come with hil: inside the package, in a checkout beside it."""
     here = Path(__file__).resolve().parent
-    yield here / "board_configs"
-    yield here.parent / "board_configs"
+    inside = here / "board_configs"
+    return inside if inside.is_dir() else here.parent / "board_configs"
+
+
+def is_trusted_place(path: Path) -> bool:
+    """Whether a config's file lies where only the user or hil puts one, and so needs no word of the user's.
+
+    A relative ``HIL_BOARDS`` is another folder in every working directory, and counts as that.
+    """
+    named, user = os.environ.get("HIL_BOARDS", ""), user_folder()
+    places = [own_folder(), *([Path(named)] if Path(named).is_absolute() else ()), *([user / "boards"] if user else ())]
+    return any(path.parent.absolute() == place.absolute() or _same(path.parent, place) for place in places)
 
 
 def known_boards() -> dict[str, Path]:
@@ -137,31 +159,72 @@ def known_boards() -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
-            found.setdefault(path.stem, path)
+            if path.stem not in _NO_NAMES:
+                found.setdefault(path.stem, path)
     return found
 
 
-def load_board(name: str) -> BoardConfig:
+def load_board(name: str, *, typed: bool = True) -> BoardConfig:
     """The config of a board's name or of a file.
 
+    Args:
+        name: what was named.
+        typed: whether the user named it here and now: a file that they typed is trusted, any other one is as one that
+            its name found.
+
     Raises:
-        UsageError: there is none, or it is not a board config.
+        UsageError: there is none, it is not a board config, or the user has not trusted it.
     """
+    path = find_board(name)
+    config = read_board(path)
+    if not (typed and is_file(name)) and not is_trusted_place(path):
+        check_trust(config)
+    return config
+
+
+def is_file(name: str) -> bool:
+    """Whether a text names a config's file and not a board."""
+    return name.endswith(".toml")
+
+
+def find_board(name: str) -> Path:
+    """The file of a board's name; a file itself.
+
+    Raises:
+        UsageError: no board is called so.
+    """
+    if is_file(name):
+        return Path(name)
     known = known_boards()
-    path = Path(name) if name.endswith(".toml") else known.get(name)
-    if path is None:
+    if name not in known:
         names = did_you_mean(name, known) + one_of(known)
         raise UsageError(
             f"unknown board {name!r}",
             hint=f"{names}{names and '; or '}USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT, farm:SELECTOR",
         )
+    return known[name]
+
+
+def read_board(path: Path) -> BoardConfig:
+    """The config that a file holds, whether it is trusted or not: to be shown, and not to be used.
+
+    Raises:
+        UsageError: there is no such file, or it is not a board config.
+    """
     try:
-        text = path.read_text()
+        text = read_file(path, _MOST_TEXT).decode()
     except FileNotFoundError as error:
         raise UsageError(f"no such board config: {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return parse_board(text, path)
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def parse_board(text: str, path: Path) -> BoardConfig:
@@ -174,10 +237,10 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     Raises:
         UsageError: it is not a board config.
     """
-    return _parse(parse_toml(text, path), path)
+    return _parse(parse_toml(text, path), path, text)
 
 
-def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
+def _parse(data: dict[str, Any], path: Path, text: str) -> BoardConfig:
     def table(name: str) -> dict[str, Any]:
         value = data.get(name, {})
         if not isinstance(value, dict):
@@ -209,10 +272,12 @@ def _parse(data: dict[str, Any], path: Path) -> BoardConfig:
             "labels": table("labels"),
             "connection": connection,
             "command": parse_runtime(table("runtime"), path),
-            "power": parse_power(table("power"), str(path)),
+            "power": parse_power(table("power"), path),
             "simulator": None if simulator is None else _make(Simulator, simulator, path, "simulator"),
             "labgrid": _make(Labgrid, table("labgrid"), path, "labgrid"),
             "path": path.resolve(),
+            "text": text,
+            "asks": tuple(asks_for(data)),
         },
         path,
         "board",

@@ -10,6 +10,7 @@ from typing import Any
 from blake3 import blake3
 
 from hil.errors import UsageError
+from hil.files import open_file
 
 DEFAULT = "blake3"
 ALGORITHMS = ("blake3", "sha256")
@@ -55,12 +56,12 @@ def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    if algorithm == "blake3" and path.stat().st_size >= _THREADS_FROM:
+    if algorithm == "blake3" and path.is_file() and path.stat().st_size >= _THREADS_FROM:
         mapped = blake3(max_threads=blake3.AUTO)
         mapped.update_mmap(path)
         return f"blake3:{mapped.hexdigest()}"
     hasher = Hasher(algorithm)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while piece := file.read(1 << 20):
             hasher.update(piece)
     return hasher.digest()

@@ -19,6 +19,7 @@ The tree, with the outcome and the exit code each ends in::
     │   └── ReferenceFailed   REFERENCE_ERROR  no reference could answer
     └── BoardError            the board failed, not the model                  exit 4
         ├── BoardLost         BOARD_LOST       it stopped answering
+        ├── BlobDamaged       BLOB_DAMAGED     what its store holds is not what was sent
         ├── BoardRefused      BOARD_REFUSED    it does not let us in, or no board is as asked for
         ├── BoardUnreachable  BOARD_UNREACHABLE  it never answered
         ├── BoardBusy         BOARD_LOST       somebody else holds it
@@ -186,6 +187,12 @@ class BoardError(HilError):
 
 class BoardLost(BoardError):
     """The board stopped answering."""
+
+
+class BlobDamaged(BoardError):
+    """A file in the board's store is not what was sent there, or is gone."""
+
+    outcome = "BLOB_DAMAGED"
 
 
 class BoardRefused(BoardError):

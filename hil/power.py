@@ -16,6 +16,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError
@@ -63,11 +64,13 @@ class Power:
         return action in self.hooks or (action == "cycle" and {"off", "on"} <= self.hooks.keys())
 
 
-def parse_power(table: Mapping[str, Any], where: str) -> Power:
+def parse_power(table: Mapping[str, Any], where: Path) -> Power:
     """The table as read from TOML.
 
     Args:
-        where: the file, for errors.
+        table: the table.
+        where: its file. A program that is named by a relative path lies beside it, and never in the folder that hil
+            happens to be called in.
 
     Raises:
         UsageError: it has another key or type than these.
@@ -81,7 +84,7 @@ def parse_power(table: Mapping[str, Any], where: str) -> Power:
                 raise UsageError(f"{where}: [power] {key} must be a number of seconds, a day of them at most")
             seconds[key] = float(value)
         elif action in ACTIONS and action not in hooks:
-            hooks[action] = _hook(value, f"{where}: [power] {key}")
+            hooks[action] = _hook(value, f"{where}: [power] {key}", where.absolute().parent)
         elif action in ACTIONS:
             raise UsageError(
                 f"{where}: [power] has {action!r} twice", hint=f"leave out one of {action} and cmd_{action}"
@@ -92,7 +95,7 @@ def parse_power(table: Mapping[str, Any], where: str) -> Power:
     return Power(hooks, **seconds)
 
 
-def _hook(value: Any, where: str) -> Command | Http:
+def _hook(value: Any, where: str, folder: Path) -> Command | Http:
     if isinstance(value, dict):
         return _http(value, where)
     try:
@@ -103,7 +106,8 @@ def _hook(value: Any, where: str) -> Command | Http:
         raise UsageError(f"{where} must be a command (a list of texts, or one line) or a table with a url")
     if any("\0" in word for word in argv):
         raise UsageError(f"{where} holds a character that no argument can")
-    return Command(tuple(argv))
+    program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
+    return Command((program, *argv[1:]))
 
 
 def _http(value: dict[str, Any], where: str) -> Http:

@@ -40,6 +40,7 @@ class Outcome(str, Enum):
     FALLBACK = "FALLBACK"
     REFERENCE_ERROR = "REFERENCE_ERROR"
     BOARD_LOST = "BOARD_LOST"
+    BLOB_DAMAGED = "BLOB_DAMAGED"
     BOARD_REFUSED = "BOARD_REFUSED"
     BOARD_UNREACHABLE = "BOARD_UNREACHABLE"
     SKIP = "SKIP"
@@ -56,7 +57,7 @@ class Outcome(str, Enum):
         return errors.EXIT_BOARD if self in BOARD_OUTCOMES else errors.EXIT_STAGE
 
 
-BOARD_OUTCOMES = frozenset({Outcome.BOARD_LOST, Outcome.BOARD_REFUSED, Outcome.BOARD_UNREACHABLE})
+BOARD_OUTCOMES = frozenset({Outcome.BOARD_LOST, Outcome.BLOB_DAMAGED, Outcome.BOARD_REFUSED, Outcome.BOARD_UNREACHABLE})
 """The outcomes that blame the board, or the way to it, and not the model."""
 
 

@@ -11,7 +11,6 @@ import functools
 import math
 import struct
 import sys
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.errors import LoadFailed, UsageError
+from hil.npy import Fits, read_npy
 
 Array = npt.NDArray[Any]
 Dim: TypeAlias = "int | str | None"
@@ -223,28 +223,33 @@ def save_npy(path: Path, array: Array) -> None:
     np.save(path, array, allow_pickle=False)
 
 
-# numpy evaluates a file's header as Python, and CPython 3.11's parser fails now and then ("AST constructor recursion
-# depth mismatch") when two threads use it at once.
-READING_NPY = threading.Lock()
-
-
-def load_npy(path: Path, dtype: str = "", *, mmap: bool = False) -> Array:
+def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | None = None) -> Array:
     """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
 
+    Args:
+        path: the file.
+        dtype: the tensor's, where it is known.
+        mmap: map the file instead of reading it.
+        fits: as :func:`hil.npy.read_npy` asks it.
+
     Raises:
-        UsageError: the file is missing, cut off, pickled, or no .npy file.
+        UsageError: the file is missing, no plain file, cut off, pickled, or no .npy file.
     """
-    try:
-        with READING_NPY:
-            array: Array = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise UsageError(f"no such file: {path}") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{path} is not a readable .npy file: {error}") from error
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{path} holds several arrays: name the one you mean")
-    if array.dtype.kind == "V" and dtype and dtype_of(dtype).itemsize == array.dtype.itemsize:
-        array = array.view(dtype_of(dtype))
-    if array.dtype.kind == "U":
-        array = array.astype(object)
-    return array
+    return typed(read_npy(path, mmap=mmap, fits=fits), dtype)
+
+
+def typed(array: Array, dtype: str) -> Array:
+    """A tensor as it was before numpy's format forgot its dtype: raw bytes become ``dtype``, fixed-width text strings.
+
+    Args:
+        array: what was read.
+        dtype: the tensor's, "" where it is not known.
+    """
+    if is_raw(array.dtype, dtype):
+        return array.view(dtype_of(dtype))
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def is_raw(found: np.dtype[Any], dtype: str) -> bool:
+    """Whether a file's dtype is the raw bytes that :func:`save_npy` writes for a dtype that numpy does not know."""
+    return found.kind == "V" and bool(dtype) and dtype_of(dtype).itemsize == found.itemsize

@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from hil import errors, tensors
+from hil import errors, tensors, wire_errors
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array, TensorSpec
 
@@ -23,7 +23,6 @@ PROTOCOL = 1
 PACKAGE = "hil.v1"
 SERVICES = ("Board", "Sessions", "Blobs", "Programs")
 SESSION_KEY = "hil-session"
-ERROR_KEY = "hil-error-bin"
 
 CHUNK = 1 << 20
 INLINE_MAX = 1 << 20
@@ -45,6 +44,9 @@ _DATA_TAG = 0x12
 _BULK = {"PutRequest", "GetReply", "InvokeRequest", "InvokeReply"}
 
 Bulk: TypeAlias = "Message | memoryview"
+
+KEPT_ERRORS = wire_errors.KeptErrors()
+"""The long errors of this process's calls, for Logs."""
 
 
 def data_messages(payload: memoryview) -> Iterator[bytes]:
@@ -116,7 +118,7 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
     for name, _, streams_in, streams_out, decode, _ in _methods(service):
         make = getattr(grpc, f"{_kind(streams_in, streams_out)}_rpc_method_handler")
         behaviour = getattr(servicer, name)
-        guard = _guard_stream if streams_out else _guard
+        guard = guard_stream if streams_out else _guard
         table[name] = make(guard(behaviour), request_deserializer=_refusing(decode), response_serializer=_encode)
     return grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", table)
 
@@ -149,7 +151,9 @@ def _guard(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[A
     return call
 
 
-def _guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+    """Make a handler of a call that answers with a stream tell its errors to the caller, typed."""
+
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             if request is None:
@@ -169,8 +173,9 @@ def _fail(error: Exception, context: grpc.ServicerContext) -> None:
 
         detail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         error = errors.BoardLost(f"the agent failed: {type(error).__name__}: {error}", detail=detail)
-    context.set_trailing_metadata(((ERROR_KEY, error_to_message(error).SerializeToString()),))
-    context.abort(_status(error), error.message[:500] or type(error).__name__)
+    sent = wire_errors.to_message(error, KEPT_ERRORS)
+    context.set_trailing_metadata(((wire_errors.ERROR_KEY, sent.SerializeToString()),))
+    context.abort(_status(error), wire_errors.status_text(error))
 
 
 def _status(error: errors.HilError) -> grpc.StatusCode:
@@ -181,28 +186,6 @@ def _status(error: errors.HilError) -> grpc.StatusCode:
     if isinstance(error, errors.BoardBusy):
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     return grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, errors.StageError) else grpc.StatusCode.INTERNAL
-
-
-def error_to_message(error: errors.HilError) -> pb.Error:
-    """A typed error as the protocol carries it."""
-    return pb.Error(kind=type(error).__name__, message=error.message, hint=error.hint, detail=error.detail[-20_000:])
-
-
-def error_from_parts(kind: str, message: str, hint: str = "", detail: str = "") -> errors.HilError:
-    """The typed error of a kind that came from elsewhere; an unknown kind is a failed board."""
-    found = getattr(errors, kind, None)
-    if not (isinstance(found, type) and issubclass(found, errors.HilError)):
-        found = errors.BoardError
-    return found(message, hint=hint, detail=detail)
-
-
-def error_of(call: grpc.RpcError) -> errors.HilError | None:
-    """The typed error that the far side of a failed call sent; None where it sent none."""
-    for sent in call.trailing_metadata() or ():
-        if sent.key == ERROR_KEY:
-            said = pb.Error.FromString(sent.value)
-            return error_from_parts(said.kind, said.message, said.hint, said.detail)
-    return None
 
 
 def spec_to_message(spec: TensorSpec) -> pb.TensorSpec:

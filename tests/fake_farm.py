@@ -21,7 +21,7 @@ import grpc
 import pytest
 from agents import start_process, stop_process
 
-from hil import errors, wire
+from hil import errors, wire, wire_errors
 from hil.controller.client import AgentClient, Target
 from hil.controller.farm.leased import machine_id
 from hil.controller.farm.places import FarmAddress
@@ -255,7 +255,7 @@ class FakeFarm:
 
 
 def _abort(context: grpc.ServicerContext, error: errors.HilError) -> None:
-    context.set_trailing_metadata(((wire.ERROR_KEY, wire.error_to_message(error).SerializeToString()),))
+    context.set_trailing_metadata(((wire_errors.ERROR_KEY, wire_errors.to_message(error).SerializeToString()),))
     context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
 
 

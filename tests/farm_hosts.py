@@ -19,6 +19,7 @@ from gateways import Running, until
 from sshd import started_with
 
 from hil.controller.farm.client import FarmClient
+from hil.controller.farm.host.posts import sockets_for
 from hil.controller.farm.words import Order, Spec
 
 
@@ -62,6 +63,10 @@ class Host:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         (found,) = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name[-15:])
         return int(found)
+
+    def address(self, board: str) -> str:
+        """Of a simulated board's agent."""
+        return f"unix:{sockets_for(self.home / 'hosts' / self.name)}/{board.rpartition('-')[2]}.sock"
 
     def journal(self, board: str) -> list[dict[str, Any]]:
         return read_journal(self.home / "hosts" / self.name / "boards" / board / "store")

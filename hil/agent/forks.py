@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 from hil.agent import framing
 from hil.agent.runtimes import resolve
 from hil.errors import BoardError, HilError, LoadFailed
+from hil.python_module import module_command
 
 # How long a runtime that does not work is taken at its word.
 _RETRY_S = 30.0
@@ -94,7 +94,7 @@ class ForkServer:
                 env = {key: value for key, value in env.items() if value}
                 try:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", "hil.agent.forkserver", str(theirs.fileno()), self._reference],
+                        module_command("hil.agent.forkserver", str(theirs.fileno()), self._reference),
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
                         start_new_session=True,

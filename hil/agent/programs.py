@@ -258,6 +258,7 @@ class Programs:
             one.join(max(deadline - time.monotonic(), 0.0))
         for load in loads:
             load.done.wait(max(deadline - time.monotonic(), 0.0))
+        self._store.forget_session()
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
         """End a program's worker, and give back what it held; under our lock, so that none is overlooked meanwhile."""

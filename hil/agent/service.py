@@ -96,7 +96,11 @@ class BoardService:
             yield pb.ClockPong(clock_ns=clock.now_ns())
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogLine]:
-        """Lines of the workers' stderr."""
+        """Lines of the workers' stderr, or a long error, which needs no session: nobody else knows its name."""
+        if request.error:
+            for piece in wire.KEPT_ERRORS.pieces(request.error):
+                yield pb.LogLine(text=piece)
+            return
         session = _session(self._sessions, context)
         number = 0
         while context.is_active():

@@ -2,6 +2,9 @@
 
 A blob's path is made of its digest only, and a digest is checked before it becomes a path, so nothing from the wire
 can name a file outside the folder.
+
+Whoever runs a program here may write what the agent may: a blob can be altered at any time. Before each use a blob's
+file is looked at, and where it is not as it was when its digest was checked, the digest is checked again.
 """
 
 from __future__ import annotations
@@ -13,17 +16,22 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from stat import S_ISREG
+from typing import NamedTuple
 
 from hil import digest as digests
 from hil.behind import Behind, StreamHasher
-from hil.errors import LoadFailed, UsageError
+from hil.errors import BlobDamaged, LoadFailed, UsageError
 
 _HASH_PIECE = 1 << 20
-# A cut upload is gone on with soon, or never.
+# A cut upload is gone on with soon, or never; and nobody has many of them.
 _PARTIAL_KEPT_S = 24 * 3600.0
+_PARTIALS_KEPT = 16
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# Files' times are those of a clock that ticks every few milliseconds: what is altered within a tick looks the same.
+_TICK_NS = 100_000_000
 # How long a connection that broke may take to let go of its upload before another one goes on with it.
 _SETTLES_S = 5.0
 
@@ -33,17 +41,23 @@ class BlobStore:
 
     Args:
         root: its folder, made if needed, readable by the owner only.
-        quota_bytes: the most that blobs may take before the oldest unused ones are dropped; 0 is no limit.
+        quota_bytes: the most that blobs and uploads together may take before cut uploads, and then the oldest unused
+            blobs, are dropped; 0 is no limit.
     """
 
     def __init__(self, root: Path, quota_bytes: int = 0) -> None:
         self.root = root
         self.quota_bytes = quota_bytes
         self._lock = threading.Condition()
-        self._uploading: set[str] = set()
+        # Of each upload that is going on its whole size: it will be there.
+        self._uploading: dict[str, int] = {}
         self._pinned: dict[str, int] = {}
-        # Proven by this process. After a power cut a file may hold anything: each is hashed once before its first use.
-        self._verified: set[str] = set()
+        # The files whose digests this process has checked, as they were then. After a power cut a file may hold
+        # anything: each is hashed once before its first use.
+        self._verified: dict[str, _Look] = {}
+        # What a program of the current session can have altered unseen, just when the file's times were changed by us.
+        self._doubtful: set[str] = set()
+        self._used: dict[str, float] = {}
         for folder in ("blobs", "partial", "programs"):
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
@@ -53,17 +67,10 @@ class BlobStore:
 
     def has(self, digest: str) -> bool:
         """Whether a blob is here and sound; a damaged one is dropped."""
-        path = self._path(digest)
-        if not path.is_file():
-            return False
-        if digest not in self._verified:
-            if digests.digest_file(path, digests.algorithm_of(digest)) != digest:
-                path.unlink(missing_ok=True)
-                return False
-            self._verified.add(digest)
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return True
+        with contextlib.suppress(BlobDamaged):
+            self.path(digest)
+            return True
+        return False
 
     def partial_size(self, digest: str) -> int:
         """How many bytes of a cut upload are kept, once all that came of it is written down."""
@@ -75,20 +82,36 @@ class BlobStore:
             return 0
 
     def path(self, digest: str) -> Path:
-        """The file of a blob.
+        """The file of a blob, which is sound.
 
         Raises:
-            LoadFailed: it is not here.
+            BlobDamaged: it is not here, or was altered, and is dropped.
         """
-        if not self.has(digest):
-            raise LoadFailed(f"the board does not have blob {digest}", hint="push it first")
-        return self._path(digest)
+        path = self._path(digest)
+        look = _look(path)
+        if look is None or look != self._verified.get(digest):
+            if look is None or digests.digest_file(path, digests.algorithm_of(digest)) != digest or _look(path) != look:
+                self._verified.pop(digest, None)
+                self._drop(path)
+                what = "was altered on the board" if look else "is not on the board"
+                raise BlobDamaged(f"blob {digest} {what}", hint="push it again")
+            self._trust(digest, look)
+        self._used[digest] = time.time()
+        return path
+
+    def forget_session(self) -> None:
+        """Check the digests of what a session has used or brought once more, before another session uses it."""
+        with self._lock:
+            for digest in self._doubtful:
+                self._verified.pop(digest, None)
+            self._doubtful.clear()
 
     def upload(self, digest: str, size: int, offset: int) -> Upload:
         """Begin or go on with an upload.
 
         Raises:
-            UsageError: the offset is not where the kept part ends, or another upload of the same blob is going on.
+            UsageError: the offset makes no sense, or another upload of the same blob is going on.
+            BlobDamaged: the offset is not where the kept part ends: it was dropped, maybe.
             LoadFailed: there is no room for it.
         """
         path = self._partial(digest)
@@ -96,10 +119,14 @@ class BlobStore:
             if not self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_S):
                 raise UsageError(f"{digest} is being uploaded already")
             have = self.partial_size(digest)
-            if offset not in (0, have) or offset > size:
-                raise UsageError(f"an upload of {digest} goes on at {have}, not at {offset}")
-            self._make_room(size - offset, self.partial_size(digest) - offset)
-            self._uploading.add(digest)
+            if not 0 <= offset <= size:
+                raise UsageError(f"a blob of {size} bytes cannot go on at {offset}")
+            if offset not in (0, have):
+                raise BlobDamaged(
+                    f"an upload of {digest} goes on at {have}, not at {offset}", hint="ask what is missing"
+                )
+            self._make_room(digest, size, have)
+            self._uploading[digest] = size
         try:
             return Upload(self, digest, path, size, offset)
         except BaseException:
@@ -111,29 +138,36 @@ class BlobStore:
 
         Raises:
             UsageError: a name leads out of the folder, or is given twice.
-            LoadFailed: a blob is not here.
+            BlobDamaged: a blob is not here, or was altered.
+            LoadFailed: the disk is full.
         """
         folder = self.root / "programs" / uuid.uuid4().hex
-        folder.mkdir(mode=0o700)
+        with _written():
+            folder.mkdir(mode=0o700)
         pinned: list[str] = []
         try:
             for name, digest in files:
                 parts = Path(name).parts
                 if not name or name.startswith("/") or ".." in parts or "\0" in name or len(name) > 255 or not parts:
                     raise UsageError(f"a program file cannot be named {name[:100]!r}")
-                source = self.path(digest)
-                self.pin(digest)
+                self.pin(digests.check(digest))
                 pinned.append(digest)
+                source = self.path(digest)
                 target = folder.joinpath(*parts)
                 try:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    os.link(source, target)
+                    with self._changing(digest, source):
+                        os.utime(source)
+                        os.link(source, target)
                 except FileExistsError as error:
                     raise UsageError(f"two files of a program are named {name!r}") from error
                 except OSError as error:
+                    if error.errno in _FULL:
+                        raise _unwritable(error) from error
                     if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
                         raise UsageError(f"a program file cannot be named {name[:100]!r}: {error.strerror}") from error
-                    shutil.copyfile(source, target)
+                    with _written():
+                        shutil.copyfile(source, target)
         except BaseException:
             self.unlink_program(folder, pinned)
             raise
@@ -141,7 +175,10 @@ class BlobStore:
 
     def unlink_program(self, folder: Path, pinned: list[str]) -> None:
         """Undo :meth:`link_program`."""
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.ExitStack() as stack:
+            for digest in set(pinned):
+                stack.enter_context(self._changing(digest, self._path(digest)))
+            shutil.rmtree(folder, ignore_errors=True)
         with self._lock:
             for digest in pinned:
                 self._pinned[digest] -= 1
@@ -153,44 +190,98 @@ class BlobStore:
         with self._lock:
             self._pinned[digest] = self._pinned.get(digest, 0) + 1
 
+    @contextlib.contextmanager
+    def _changing(self, digest: str, path: Path) -> Iterator[None]:
+        """Give or take one of a file's names, or note its use: that alters the times by which it is known, not it."""
+        with self._lock:
+            sound = self._verified.pop(digest, None)
+            self._doubtful.add(digest)
+            is_sound = sound is not None and _look(path) == sound
+            try:
+                yield
+            finally:
+                if is_sound and (look := _look(path)) is not None:
+                    self._verified[digest] = look
+
     def _drop_partials(self) -> None:
         """Drop cut uploads that nobody went on with for a day, and then the oldest of those beyond the quota."""
-        partials = sorted(_files(self.root / "partial"))
-        held = sum(size for _, size, _ in (*partials, *_files(self.root / "blobs")))
-        for changed, size, path in partials:
-            if time.time() - changed > _PARTIAL_KEPT_S or 0 < self.quota_bytes < held:
-                path.unlink(missing_ok=True)
-                held -= size
+        held = sum(size for _, size, _ in _files(self.root / "blobs"))
+        for number, (changed, size, path) in enumerate(reversed(self._partials())):
+            held += size
+            too_much = number >= _PARTIALS_KEPT or 0 < self.quota_bytes < held
+            if too_much or time.time() - changed > _PARTIAL_KEPT_S:
+                self._drop(path)
 
-    def _make_room(self, needed: int, reclaimed: int) -> None:
-        """Evict what the quota asks for, and refuse what the disk cannot hold."""
+    def _partials(self, *more: str) -> list[tuple[float, int, Path]]:
+        """The cut uploads that nobody goes on with just now, the oldest first; ``more`` are gone on with, too."""
+        busy = {self._partial(digest) for digest in (*self._uploading, *more)}
+        return sorted(one for one in _files(self.root / "partial") if one[2] not in busy)
+
+    def _make_room(self, digest: str, size: int, have: int) -> None:
+        """Evict what the quota asks for, and refuse what the disk cannot hold.
+
+        Args:
+            digest, size: the upload that is going to begin.
+            have: how much of it is here from before.
+        """
+        partials = self._partials(digest)
+        for _, _, path in partials[: 1 - _PARTIALS_KEPT]:
+            self._drop(path)
         if self.quota_bytes:
-            blobs = sorted(_files(self.root / "blobs"))
-            total = sum(size for _, size, _ in blobs)
-            for _, size, path in blobs:
-                if total + needed <= self.quota_bytes:
+            partials = partials[1 - _PARTIALS_KEPT :]
+            blobs = [
+                (max(used, self._used.get(_digest_of(path), 0.0)), length, path)
+                for used, length, path in _files(self.root / "blobs")
+            ]
+            total = size + sum(self._uploading.values()) + sum(length for _, length, _ in (*partials, *blobs))
+            for _, length, path in (*partials, *sorted(blobs)):
+                if total <= self.quota_bytes:
                     break
-                if f"{path.parent.parent.name}:{path.name}" not in self._pinned:
-                    path.unlink(missing_ok=True)
-                    total -= size
-            if total + needed > self.quota_bytes:
+                if _digest_of(path) not in self._pinned:
+                    self._drop(path)
+                    total -= length
+            if total > self.quota_bytes:
                 raise LoadFailed(
-                    f"the board's store may hold {self.quota_bytes} bytes and this blob needs {needed} more",
+                    f"the board's store may hold {self.quota_bytes} bytes and with this blob would hold {total}",
                     hint="raise the agent's --quota",
                 )
-        free = shutil.disk_usage(self.root).free + max(reclaimed, 0)
+        free = shutil.disk_usage(self.root).free
+        needed = size - have + sum(self._uploading.values()) - self._written_so_far()
         if needed > free:
             raise LoadFailed(f"the board's disk has {free} bytes free and this blob needs {needed}")
 
+    def _written_so_far(self) -> int:
+        """What the uploads that are going on have on the disk."""
+        looks = (_look(self._partial(digest)) for digest in self._uploading)
+        return sum(look.size for look in looks if look)
+
     def _finish(self, digest: str, partial: Path) -> None:
         target = self._path(digest)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.replace(target)
-        self._verified.add(digest)
+        with _written():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Nobody writes to it by mistake.
+            partial.chmod(0o400)
+            partial.replace(target)
+        if look := _look(target):
+            self._trust(digest, look)
+
+    def _trust(self, digest: str, look: _Look) -> None:
+        with self._lock:
+            self._verified[digest] = look
+            if time.time_ns() - look.changed_ns < _TICK_NS:
+                self._doubtful.add(digest)
+
+    def _drop(self, path: Path) -> None:
+        """Remove a file of ours, or whatever somebody put in its place."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _release(self, digest: str) -> None:
         with self._lock:
-            self._uploading.discard(digest)
+            self._uploading.pop(digest, None)
             self._lock.notify_all()
 
     def _path(self, digest: str) -> Path:
@@ -212,8 +303,9 @@ class Upload:
         self._size = size
         self._at = offset
         self._hasher = StreamHasher(digests.algorithm_of(digest))
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        os.ftruncate(self._fd, offset)
+        with _written():
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            os.ftruncate(self._fd, offset)
         for start in range(0, offset, _HASH_PIECE):
             self._hasher.update(os.pread(self._fd, min(_HASH_PIECE, offset - start), start))
         os.lseek(self._fd, offset, os.SEEK_SET)
@@ -241,12 +333,12 @@ class Upload:
         """Verify the blob and put it in its place.
 
         Raises:
-            UsageError: its content is not what its digest says; it was dropped.
+            BlobDamaged: its content is not what its digest says; it was dropped.
         """
         self._behind.wait()
         if self._hasher.digest() != self.digest:
             self._partial.unlink(missing_ok=True)
-            raise UsageError(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
+            raise BlobDamaged(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
         self._store._finish(self.digest, self._partial)
 
     def _take(self, data: memoryview) -> None:
@@ -256,7 +348,7 @@ class Upload:
                 written += os.write(self._fd, data[written:])
         except OSError as error:
             self._partial.unlink(missing_ok=True)
-            raise LoadFailed(f"the board's store cannot be written: {error.strerror}", stage="push") from error
+            raise _unwritable(error) from error
 
     def __enter__(self) -> Upload:
         return self
@@ -267,6 +359,44 @@ class Upload:
             self._behind.finish()
         os.close(self._fd)
         self._store._release(self.digest)
+
+
+class _Look(NamedTuple):
+    """What a file looks like from outside. Whoever alters its content alters a time that only the clock sets."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def _look(path: Path) -> _Look | None:
+    """How a file looks; None where there is none, or something else."""
+    try:
+        stat = path.lstat()
+    except OSError:
+        return None
+    if not S_ISREG(stat.st_mode):
+        return None
+    return _Look(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _digest_of(path: Path) -> str:
+    return f"{path.parent.parent.name}:{path.name}"
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    """A folder that cannot be written to is told as what it is."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(error) from error
+
+
+def _unwritable(error: OSError) -> LoadFailed:
+    return LoadFailed(f"the board's store cannot be written: {error.strerror}", hint="make room on the board's disk")
 
 
 def _files(folder: Path) -> list[tuple[float, int, Path]]:

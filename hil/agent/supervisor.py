@@ -15,8 +15,8 @@ from hil.agent import framing
 from hil.agent.forks import ForkServer
 from hil.agent.runtimes import is_light, lacking
 from hil.agent.shm import Arena
-from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
-from hil.wire import error_from_parts
+from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout
+from hil.wire_errors import WORKER_KINDS, from_parts
 
 _KEPT_LINES = 2000
 _DETAIL_LINES = 40
@@ -105,7 +105,8 @@ class Worker:
             raise self._obituary(stage) from None
         if "error" in reply:
             kind, message, hint, detail = reply["error"]
-            raise error_from_parts(kind, message, hint, detail or self._last_lines())
+            failed = LoadFailed if stage == "load" else RunFailed
+            raise from_parts(kind, message, hint, detail or self._last_lines(), among=WORKER_KINDS, otherwise=failed)
         result: dict[str, Any] = reply["ok"]
         return result
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hil.bundles.layout import Head
 from hil.errors import UsageError
+from hil.files import MAX_TEXT_BYTES, read_file
 
 _CONTEXT = b"hil bundle manifest 1\0"
 _KIND = b"ssh-ed25519"
@@ -128,7 +129,7 @@ def _private_key(path: Path) -> Any:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, MAX_TEXT_BYTES)
     except OSError as error:
         raise UsageError(f"the key {path} cannot be read: {error.strerror}") from error
 

@@ -15,14 +15,14 @@ from hil.bundle import Artifact
 from hil.controller.cache import Cache
 from hil.controller.care.conditions import changed
 from hil.controller.choice import BoardChoice, with_target
-from hil.controller.client import AgentClient
+from hil.controller.client import AgentClient, Loaded
 from hil.controller.clocks import BoardClock
 from hil.controller.counters import CounterWatch
 from hil.controller.links import Link, Say, open_link
 from hil.controller.loaded import LoadedProgram
 from hil.controller.streams import Invocation
-from hil.digest import digest_file
-from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, SessionEnded
+from hil.digest import algorithm_of, digest_file
+from hil.errors import BlobDamaged, BoardBusy, BoardError, BoardLost, BoardUnreachable, SessionEnded, UsageError
 from hil.iree_command import PROFILE_TOOL
 
 if TYPE_CHECKING:
@@ -229,6 +229,19 @@ class Board:
                 self._client.put({name: (paths[name], have) for name, have in missing.items()}, count)
             self._there.update(paths)
 
+        def once_or_again() -> None:
+            try:
+                once()
+            except BlobDamaged as error:
+                for name, path in paths.items():
+                    if digest_file(path, algorithm_of(name)) != name:
+                        raise UsageError(
+                            f"{path} was altered after it was read",
+                            hint="run it again, and leave the file alone meanwhile",
+                        ) from error
+                self.look_again(error)
+                once()
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((BoardLost, SessionEnded)),
             stop=tenacity.stop_after_attempt(_PUSH_TRIES),
@@ -236,7 +249,7 @@ class Board:
             before_sleep=lambda state: self._reconnect(state.outcome),
             reraise=True,
         )
-        retrying(once)
+        retrying(once_or_again)
         return self.payload_bytes_sent - before
 
     def _reconnect(self, outcome: Any) -> None:
@@ -259,19 +272,36 @@ class Board:
             timeout: seconds for it.
             no_fallback: whether a node that runs on another device than it was told to fails a run.
 
+        A file that was altered on the board is sent again, once.
+
         Raises:
             LoadFailed, RunCrashed, StageTimeout: as the board says.
+            BlobDamaged: what was sent again was altered, too.
         """
         device = self.config.devices.get(artifact.runtime, "")
-        loaded = self._client.load(
-            dict(artifact.digests),
-            artifact.main,
-            runtime=artifact.runtime,
-            device=device,
-            function=artifact.function,
-            timeout=timeout,
-        )
+
+        def load() -> Loaded:
+            return self._client.load(
+                dict(artifact.digests),
+                artifact.main,
+                runtime=artifact.runtime,
+                device=device,
+                function=artifact.function,
+                timeout=timeout,
+            )
+
+        try:
+            loaded = load()
+        except BlobDamaged as error:
+            self.look_again(error)
+            self.push(artifact)
+            loaded = load()
         return LoadedProgram(self, self._client, artifact, loaded, device, no_fallback=no_fallback)
+
+    def look_again(self, error: BlobDamaged) -> None:
+        """What was sent is not what it was: before the next use, ask what the board has."""
+        self._say(f"{error.message}; sending it again")
+        self._there.clear()
 
     def logs(self, program_id: str) -> list[str]:
         """What a program's worker wrote to stderr; nothing where the board cannot be asked any more."""

@@ -26,7 +26,8 @@ from hil.errors import StorageError
 
 META = "meta.json"
 _KEY = re.compile(r"[a-z][a-z0-9_-]*-[0-9a-f]{64}")
-# Files up to this size are checked by digest at every use (1 ms at BLAKE3's speed); larger ones by size.
+# Files up to this size are checked by digest at every use (1 ms at BLAKE3's speed); larger ones where they do not look
+# as they did when they were made.
 _DIGEST_UP_TO = 4 << 20
 _STALE_S = 24 * 3600.0
 _NO_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -98,7 +99,7 @@ class Cache:
             try:
                 fill(temporary)
                 content = {
-                    file.relative_to(temporary).as_posix(): {"size": file.stat().st_size, "digest": digest_file(file)}
+                    file.relative_to(temporary).as_posix(): {"digest": digest_file(file), **_look(file)}
                     for file in sorted(temporary.rglob("*"))
                     if file.is_file()
                 }
@@ -281,10 +282,19 @@ def _checked(key: str) -> str:
 def _is_intact(path: Path) -> bool:
     try:
         files = json.loads((path / META).read_bytes())["files"]
-        return all(_is_as_written(path / name, **expected) for name, expected in files.items())
+        return all(_is_as_written(path / name, expected) for name, expected in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def _is_as_written(file: Path, size: int, digest: str) -> bool:
-    return file.stat().st_size == size and (size > _DIGEST_UP_TO or digest_file(file) == digest)
+def _is_as_written(file: Path, written: Mapping[str, Any]) -> bool:
+    look = _look(file)
+    if look["size"] > _DIGEST_UP_TO and all(written.get(name) == value for name, value in look.items()):
+        return True
+    return look["size"] == written["size"] and digest_file(file) == written["digest"]
+
+
+def _look(file: Path) -> dict[str, int]:
+    """What tells whether a file was altered; ``changed_ns`` is a time that nobody can set."""
+    stat = file.stat()
+    return {"size": stat.st_size, "inode": stat.st_ino, "changed_ns": stat.st_ctime_ns}

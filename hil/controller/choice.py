@@ -55,10 +55,12 @@ def choose(
         UsageError: there is no such board or type, or the two do not fit.
     """
     board = board or named_board(hw_type)
+    of_variable = bool(board) and board == os.environ.get(BOARD_VARIABLE)
     try:
-        choice = _chosen(board, hw_type)
+        # A relative path in a variable is another file in every folder: nobody typed that of this one.
+        choice = _chosen(board, hw_type, typed=not of_variable or Path(board).is_absolute())
     except UsageError as error:
-        if board and board == os.environ.get(BOARD_VARIABLE):
+        if of_variable:
             error.add(f"the variable {BOARD_VARIABLE} names it")
         raise
     given: dict[str, Any] = {
@@ -70,14 +72,14 @@ def choose(
     return replace(choice, config=replace(choice.config, connection=connection))
 
 
-def _chosen(board: str, hw_type: str) -> BoardChoice:
+def _chosen(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
     if not board:
         return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
     if is_farm(board):
         return _of_farm(board, hw_type)
     if is_address(board):
         return BoardChoice(load_board(hw_type or GENERIC), board)
-    choice = BoardChoice(load_board(board))
+    choice = BoardChoice(load_board(board, typed=typed))
     if hw_type and choice.config.hw_type != hw_type:
         raise UsageError(f"board {board} is of type {choice.config.hw_type}, not {hw_type}")
     return choice

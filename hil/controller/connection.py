@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import tenacity
 
-from hil import errors, wire
+from hil import errors, wire, wire_errors
 from hil.controller.streams import Hold, InvokeStream
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -22,6 +22,7 @@ TTL_S = 15.0
 _CONNECT_S = 10.0
 # An agent that is there may take longer to say what it is: at first it imports its runtimes.
 _ANSWER_S = 60.0
+_WHOLE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class AgentConnection:
         self.board = board
         self._lease_over = over
         self._target = target
-        self._channel = _channel(target)
+        self._channel = agent_channel(target)
         self._stub = wire.Stub(self._channel)
         self._closed = False
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
@@ -166,13 +167,17 @@ class AgentConnection:
         try:
             yield
         except grpc.RpcError as error:
-            raise self._translated(error).located(stage=stage, board=self.board) from error
+            raise self._translated(error, stage).located(stage=stage, board=self.board) from error
         except errors.HilError as error:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
-    def _translated(self, error: grpc.RpcError) -> errors.HilError:
-        """The hil error that a gRPC error stands for: the far side's own where it sent one."""
-        if found := wire.error_of(error):
+    def _translated(self, error: grpc.RpcError, stage: str = "") -> errors.HilError:
+        """The hil error that a gRPC error stands for: the far side's own where it sent one.
+
+        Only where it was given what the user gave us may it say that it was used wrongly.
+        """
+        among = wire_errors.AGENT_KINDS - (frozenset() if stage in ("load", "run") else {errors.UsageError})
+        if found := wire_errors.of_call(error, among=among, whole=self._whole):
             if isinstance(found, errors.SessionEnded):
                 found = self._ended() or found
             elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
@@ -193,6 +198,17 @@ class AgentConnection:
         how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
         return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
 
+    def _whole(self, log: str) -> str:
+        """All of an error that was cut; "" where the agent cannot be asked for it."""
+        pieces: list[str] = []
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._metadata)
+            for line in lines:
+                pieces.append(line.text)
+                if sum(map(len, pieces)) > wire_errors.WHOLE_MAX:
+                    lines.cancel()
+        return "".join(pieces)[: wire_errors.WHOLE_MAX]
+
     def _ended(self) -> errors.SessionEnded | None:
         """The error of a session that somebody ended, with the reason; None where nobody did, as far as is known."""
         if why := self._lease_over():
@@ -206,7 +222,12 @@ def _was_cut(error: BaseException) -> bool:
     return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def _channel(target: Target) -> grpc.Channel:
+def agent_channel(target: Target) -> grpc.Channel:
+    """Open a channel to an agent; nothing is sent before the first call.
+
+    Raises:
+        UsageError: a TLS file cannot be read.
+    """
     # A pool of its own, or a new client of an address shares the dying connection of an older one.
     options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if target.ca is None:

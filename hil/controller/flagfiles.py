@@ -16,6 +16,7 @@ from hil.controller.flagfile_tolerance import tool_tolerance
 from hil.controller.references.expected import expected_result
 from hil.controller.runs import storing
 from hil.errors import UsageError, did_you_mean
+from hil.files import read_text
 from hil.iree_command import PARAMETER_SCOPE
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def parse_flagfile(path: Path) -> FlagFile:
         UsageError: the file is missing, or a flag is none that hil can honour.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the flag file {path} cannot be read: {error}") from error
     stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))

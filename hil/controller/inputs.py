@@ -11,11 +11,24 @@ from typing import Any
 import numpy as np
 
 from hil.controller.random_inputs import limits_of, random_tensor
-from hil.controller.tensor_files import load_npz, load_pb, typed
+from hil.controller.tensor_files import load_pb
 from hil.errors import UsageError
+from hil.files import read_file
 from hil.iree_values import mlir_dtype
+from hil.npy import Fits, Npz
 from hil.packing import SUB_BYTE_BITS, unpack
-from hil.tensors import Array, TensorSpec, dtype_name, dtype_of, from_bytes, load_npy, type_text
+from hil.tensors import (
+    Array,
+    TensorSpec,
+    dtype_name,
+    dtype_of,
+    from_bytes,
+    is_raw,
+    load_npy,
+    nbytes_of,
+    type_text,
+    typed,
+)
 
 _IREE_FORM = re.compile(r"(?P<dims>(?:\d+x)*)(?P<type>[a-z]+\d*[A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
@@ -51,14 +64,16 @@ def make_inputs(
     else:
         chosen = {}
         for text in given:
-            for name, array in parse_input(text, [spec for spec in specs if spec.name not in chosen]).items():
+            for name, array in parse_input(
+                text, [spec for spec in specs if spec.name not in chosen], strict=True
+            ).items():
                 if name in chosen:
                     raise UsageError(f"input {name!r} is given twice")
                 chosen[name] = array
     for name, array in chosen.items():
         if name not in by_name:
             raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
-        _check(by_name[name], array)
+        _refuse_misfit(by_name[name], dtype_name(array.dtype), array.shape)
         _bind(by_name[name], array.shape, sizes)
     if unknown := [spec for spec in specs if not spec.dtype and spec.name not in chosen]:
         raise UsageError(
@@ -74,7 +89,7 @@ def make_inputs(
     }
 
 
-def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False) -> dict[str, Array]:
     """The tensors that one ``--input`` says, by input name; those of ``--expected`` likewise.
 
     ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key an input),
@@ -84,6 +99,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     Args:
         text: what was typed.
         specs: the inputs (or outputs) that are still to be given, in order.
+        strict: refuse a tensor of another dtype or shape before room is made for it.
 
     Raises:
         UsageError: it is none of these, names no input, or its file cannot be read.
@@ -92,16 +108,16 @@ def parse_input(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     # The longest name first: a name may hold an equals sign or look like a type.
     for name in sorted(by_name, key=len, reverse=True):
         if text.startswith(f"{name}="):
-            return {name: _value(text[len(name) + 1 :], by_name[name])}
+            return {name: _value(text[len(name) + 1 :], by_name[name], strict)}
     if text.endswith(".npz"):
-        return _npz(Path(text.removeprefix("@")), specs)
+        return _npz(Path(text.removeprefix("@")), specs, strict)
     if not _is_anonymous(text):
         name, equals, _ = text.partition("=")
         if equals:
             raise UsageError(f"the model has no tensor {name!r} that is still to be given", hint=_signature(specs))
     if not specs:
         raise UsageError(f"{text[:80]!r} is one too many: every tensor of the model is given already")
-    return {specs[0].name: _value(text, specs[0])}
+    return {specs[0].name: _value(text, specs[0], strict)}
 
 
 def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
@@ -130,13 +146,24 @@ def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
     return array
 
 
-def _check(spec: TensorSpec, array: Array) -> None:
-    found = dtype_name(array.dtype)
-    if not spec.accepts(found, array.shape):
+def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:
+    if not spec.accepts(found, shape):
         raise UsageError(
-            f"input {spec.name!r} takes {type_text(spec.dtype, spec.shape)}, got {type_text(found, array.shape)}",
+            f"input {spec.name!r} takes {type_text(spec.dtype, spec.shape)}, got {type_text(found, shape)}",
             hint="hil never converts what it is given: save it with this dtype and shape",
         )
+
+
+def fits_spec(spec: TensorSpec, strict: bool) -> Fits:
+    """Whether an array in a file is exactly what a spec says; one that cannot be is refused where it is strict."""
+
+    def fits(found: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        name = spec.dtype if is_raw(found, spec.dtype) else dtype_name(found)
+        if strict:
+            _refuse_misfit(spec, name, shape)
+        return bool(spec.dtype) and spec.is_static and spec.accepts(name, shape)
+
+    return fits
 
 
 def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
@@ -184,49 +211,50 @@ def _is_anonymous(text: str) -> bool:
     return bool(form and mlir_dtype(form["type"])) or text.startswith("@") or "=" not in text
 
 
-def _value(text: str, spec: TensorSpec) -> Array:
+def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
     form = _IREE_FORM.match(text)
     if form and mlir_dtype(form["type"]):
-        return _iree_value(form, spec)
+        return _iree_value(form, spec, strict)
     if _NUMBER.match(text) and not Path(text).exists():
         if not spec.dtype:
             raise UsageError(f"{text[:80]!r} has no type, and {spec.name!r} is a tensor", hint=f"f32={text[:80]}")
         return _elements(text, spec.dtype, (), spec)
     file, _, key = text.removeprefix("@").partition(".npz:")
-    if key:
-        arrays = load_npz(Path(f"{file}.npz"))
-        if key not in arrays:
-            raise UsageError(f"{file}.npz has no {key!r}", hint=f"it holds {', '.join(arrays)}")
-        return typed(arrays[key], spec.dtype)
-    path = Path(text.removeprefix("@"))
+    path = Path(f"{file}.npz" if key else file)
+    if path.suffix == ".npz":
+        with Npz(path) as archive:
+            if not key and len(archive.keys) > 1:
+                raise UsageError(f"{path} holds several arrays", hint=f"name one: {path}:{archive.keys[0]}")
+            key = key or next(iter(archive.keys), "key")
+            if key not in archive.keys:
+                raise UsageError(f"{path} has no {key!r}", hint=f"it holds {', '.join(archive.keys[:20]) or 'nothing'}")
+            return typed(archive.read(key, fits_spec(spec, strict)), spec.dtype)
     if path.suffix == ".npy":
-        return load_npy(path, spec.dtype)
+        return load_npy(path, spec.dtype, fits=fits_spec(spec, strict))
     if path.suffix == ".pb":
         return load_pb(path)
-    if path.suffix == ".npz":
-        arrays = load_npz(path)
-        if len(arrays) == 1:
-            return typed(next(iter(arrays.values())), spec.dtype)
-        raise UsageError(f"{path} holds several arrays", hint=f"name one: {path}:{next(iter(arrays), 'key')}")
     raise UsageError(f"{text[:80]!r} is nothing that hil can read", hint=f"one of {_FORMS}")
 
 
-def _iree_value(form: re.Match[str], spec: TensorSpec) -> Array:
+def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
     shape = tuple(int(size) for size in form["dims"].split("x") if size)
     name = mlir_dtype(form["type"]) or ""
     # iree-run-module's i8 has no sign, and it takes bools for i8 too: the model's input tells which is meant.
     if (form["type"].startswith("i") and spec.dtype == f"u{name}") or (name, spec.dtype) == ("int8", "bool"):
         name = spec.dtype
     value = form["value"]
+    if strict and not (value or "").startswith("@"):
+        _refuse_misfit(spec, name, shape)
     if value is None:
-        return np.zeros(shape, dtype_of(name))
+        return _zeros(shape, name)
     if not value.startswith("@"):
         return _elements(value, name, shape, spec)
     path = Path(value[1:])
     if path.suffix == ".npy":
-        return load_npy(path, name)
+        return load_npy(path, name, fits=fits_spec(spec, strict))
     try:
-        data = path.read_bytes()
+        # A text's elements take what they take; others are not read beyond what they need.
+        data = read_file(path, None if name == "string" else nbytes_of(name, shape))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if name in SUB_BYTE_BITS and len(data) == -(-math.prod(shape) * SUB_BYTE_BITS[name] // 8):
@@ -252,7 +280,16 @@ def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) ->
         if any(not low <= value <= high for value in values):
             raise UsageError(f"{text[:80]!r} is out of range for {name}", hint=f"for {spec}")
         flat = np.array(values, dtype=np.uint64 if name == "uint64" else np.int64)
-    return np.resize(flat.astype(dtype_of(name)), shape) if count else np.empty(shape, dtype_of(name))
+    filled = _zeros(shape, name)
+    filled[...] = flat.astype(dtype_of(name)).reshape(shape if flat.size == count else ())
+    return filled
+
+
+def _zeros(shape: tuple[int, ...], name: str) -> Array:
+    try:
+        return np.zeros(shape, dtype_of(name))
+    except (MemoryError, ValueError) as error:  # more than there is, or than numpy can count
+        raise UsageError(f"there is no room for {type_text(name, shape)}") from error
 
 
 def _element(word: str, name: str) -> Any:
@@ -267,14 +304,18 @@ def _element(word: str, name: str) -> Any:
     return complex(word) if "complex" in name else float(word)
 
 
-def _npz(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    arrays = load_npz(path)
+def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Array]:
     by_name = {spec.name: spec for spec in specs}
-    if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in arrays):
-        # numpy's own names for arrays saved without any: in order.
-        if len(arrays) > len(specs):
-            raise UsageError(f"{path} holds {len(arrays)} arrays", hint=_signature(specs))
-        arrays = {spec.name: array for spec, array in zip(specs, arrays.values(), strict=False)}
-    if unknown := [key for key in arrays if key not in by_name]:
-        raise UsageError(f"the model has no tensor {unknown[0]!r}, which {path} holds", hint=_signature(specs))
-    return {key: typed(array, by_name[key].dtype) for key, array in arrays.items()}
+    with Npz(path) as archive:
+        names = dict(zip(archive.keys, archive.keys, strict=True))
+        if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in names):
+            # numpy's own names for arrays saved without any: in order.
+            if len(names) > len(specs):
+                raise UsageError(f"{path} holds {len(names)} arrays", hint=_signature(specs))
+            names = dict(zip(archive.keys, by_name, strict=False))
+        if unknown := [name for name in names.values() if name not in by_name]:
+            raise UsageError(f"the model has no tensor {unknown[0]!r}, which {path} holds", hint=_signature(specs))
+        return {
+            name: typed(archive.read(key, fits_spec(by_name[name], strict)), by_name[name].dtype)
+            for key, name in names.items()
+        }

@@ -14,6 +14,7 @@ from hil.controller import versions
 from hil.controller.cache import Cache
 from hil.errors import BoardError, LoadFailed
 from hil.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
+from hil.python_module import module_command
 
 PACKAGE = "iree-base-runtime"
 # What hil takes out of it, at once: who has one of them can have the other without the network.
@@ -87,7 +88,7 @@ def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Pa
 
     # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
     python = Interpreter("", sys.version_info[:2], arch, libc)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command = module_command("pip", "download", "--quiet", "--disable-pip-version-check", "--no-input")
     command += ["--no-deps", f"--dest={folder}", *pip_options(python)]
     command.append(f"{PACKAGE}=={wanted}")
     try:

@@ -16,7 +16,6 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 from hil.controller.isolated_worker import SCRATCH
 from hil.errors import StageError
+from hil.python_module import module_command
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
@@ -165,7 +165,7 @@ class _Worker:
         # What it writes for itself goes with it: one that is killed tidies nothing up.
         self._scratch = tempfile.mkdtemp(prefix=SCRATCH)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hil.controller.isolated_worker"],
+            module_command("hil.controller.isolated_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

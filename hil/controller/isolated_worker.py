@@ -26,8 +26,6 @@ SCRATCH = "hil-isolated-"
 
 def main() -> None:
     """Serve requests from standard input until it closes."""
-    with contextlib.suppress(ValueError):
-        sys.path.remove(str(Path.cwd()))  # `-m` put it there where Python (3.10) knows no safe path
     if (root := str(Path(__file__).resolve().parents[2])) not in sys.path:
         sys.path.insert(0, root)
     # Keep the pipes for ourselves: what the called functions and their children see is a log.

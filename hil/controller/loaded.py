@@ -11,7 +11,7 @@ from hil.controller.client import AgentClient, Loaded
 from hil.controller.passes import ProfilePass
 from hil.controller.provenance import placed, provenance_of
 from hil.controller.streams import Invocation
-from hil.errors import BoardError
+from hil.errors import BlobDamaged, BoardError
 from hil.placement import Placement, Told
 from hil.results import RunResult
 from hil.tensors import Array
@@ -101,7 +101,15 @@ class LoadedProgram:
             RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.
             LoadFailed, BoardError: there is no profiling tool for the board.
             RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`run`.
+            BlobDamaged: the tool was altered on the board, and so it was when it had been sent again.
         """
+        try:
+            return self._profile(inputs, warmup, iterations, timeout)
+        except BlobDamaged as error:
+            self._board.look_again(error)
+            return self._profile(inputs, warmup, iterations, timeout)
+
+    def _profile(self, inputs: Mapping[str, Array], warmup: int, iterations: int, timeout: float) -> ProfilePass:
         tool = self._board.push_profiler(self._artifact.runtime)
         if self._client is not self._board.client:
             # The upload cost the link, and with it the session that had this program.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import StorageError, UsageError
+from hil.files import read_file, within
 from hil.tensors import Array, load_npy, save_npy
 
 SCHEMA = 1
@@ -33,6 +34,8 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "exit_code": (int, type(None)),
     "finished": bool,
 }
+# A file name has at most 255: there is room for what is put around it.
+_NAME_BYTES = 80
 _TABLE = """create table if not exists runs (
     id text primary key, created real, models text, board text, outcome text, exit_code integer, finished integer,
     stamp integer)"""
@@ -108,7 +111,10 @@ class Run:
 
     def load_tensors(self, entries: list[dict[str, Any]]) -> dict[str, Array]:
         """The tensors of a record's entries, memory-mapped."""
-        return {entry["name"]: load_npy(self.folder / entry["file"], entry["dtype"], mmap=True) for entry in entries}
+        return {
+            entry["name"]: load_npy(within(self.folder, self.folder / entry["file"]), entry["dtype"], mmap=True)
+            for entry in entries
+        }
 
 
 class RunStore:
@@ -161,7 +167,7 @@ class RunStore:
                 raise UsageError(f"{what} in {self.root}", hint="hil runs list shows them")
             folder = self.root / found[0]
         try:
-            record = json.loads((folder / "run.json").read_text())
+            record = json.loads(read_file(folder / "run.json"))
             if record["schema"] > SCHEMA:
                 raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -238,8 +244,9 @@ def storing(folder: Path, option: str = "--out") -> Iterator[None]:
 
 
 def safe_name(text: str) -> str:
-    """A text as part of a file name."""
-    return "".join(char if char.isalnum() or char in "-_." else "_" for char in text)[:80].strip(".") or "_"
+    """A text as part of a file name, in which it takes at most :data:`_NAME_BYTES` bytes."""
+    plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in text)
+    return plain.encode()[:_NAME_BYTES].decode(errors="ignore").strip(".") or "_"
 
 
 def jsonable(value: Any) -> Any:

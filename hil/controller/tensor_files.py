@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import os
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from hil.errors import UsageError
-from hil.tensors import READING_NPY, Array, dtype_of
+from hil.files import read_file
+from hil.npy import Npz
+from hil.tensors import Array, typed
+
+# An ONNX tensor's elements take at least two bits each.
+_ELEMENTS_PER_BYTE = 4
 
 
-def load_npz(path: Path) -> dict[str, Array]:
+def load_npz(path: Path, dtypes: Mapping[str, str] | None = None) -> dict[str, Array]:
     """The arrays in an .npz file, by key.
 
+    Args:
+        path: the file.
+        dtypes: key -> dtype, where numpy's format forgot it.
+
     Raises:
-        UsageError: the file is missing, is no such archive, or unpacks to more than this machine's memory holds.
+        UsageError: the file is missing, is no such archive, or an array takes far more than the archive does.
     """
-    try:
-        with READING_NPY, np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is no archive of arrays")
-            # zipfile gives no more of a member than is said here.
-            size = sum(member.file_size for member in archive.zip.infolist()) if archive.zip is not None else 0
-            if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-                raise ValueError(f"it unpacks to {size} bytes, more than this machine's memory holds")
-            return {key: archive[key] for key in archive.files}
-    except FileNotFoundError as error:
-        raise UsageError(f"no such file: {path}") from error
-    except Exception as error:
-        raise UsageError(f"{path} is not a readable .npz file: {error}") from error
-
-
-def typed(array: Array, dtype: str) -> Array:
-    """As :func:`hil.tensors.load_npy` does: raw bytes become the dtype that numpy's format has no name for."""
-    if array.dtype.kind == "V" and dtype and dtype_of(dtype).itemsize == array.dtype.itemsize:
-        return array.view(dtype_of(dtype))
-    return array.astype(object) if array.dtype.kind == "U" else array
+    with Npz(path) as archive:
+        return {key: typed(archive.read(key), (dtypes or {}).get(key, "")) for key in archive.keys}
 
 
 def load_pb(path: Path) -> Array:
@@ -45,18 +37,33 @@ def load_pb(path: Path) -> Array:
     Raises:
         UsageError: the file is missing or holds none.
     """
+    try:
+        return parse_pb(read_file(path))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{path} holds no ONNX tensor: {error or type(error).__name__}") from error
+
+
+def parse_pb(data: bytes) -> Array:
+    """The tensor in the bytes of an ONNX TensorProto.
+
+    Raises:
+        ValueError: there is none; so do protobuf and onnx, with errors of their own.
+    """
     import onnx
     from onnx import numpy_helper
 
-    try:
-        tensor = onnx.TensorProto.FromString(path.read_bytes())
-        if not tensor.data_type:
-            raise ValueError("no dtype in it")
-        array: Array = numpy_helper.to_array(tensor, base_dir=str(path.parent))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-    except Exception as error:
-        raise UsageError(f"{path} holds no ONNX tensor: {error}") from error
+    tensor = onnx.TensorProto.FromString(data)
+    if not tensor.data_type:
+        raise ValueError("no dtype in it")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+        raise ValueError("its data is in another file, which hil does not follow")
+    if any(dim < 0 for dim in tensor.dims) or math.prod(tensor.dims) > _ELEMENTS_PER_BYTE * len(data):
+        raise ValueError(f"its data is not of its shape {tuple(tensor.dims)[:8]}")
+    array: Array = numpy_helper.to_array(tensor)
     if array.dtype.kind in "OSU":
         text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
         array = np.array([*text, ""], dtype=object)[:-1].reshape(array.shape)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hil.errors import UsageError
+from hil.files import read_text, within
 from hil.tensors import Array, dtype_name, load_npy, save_npy
 
 INDEX = "index.json"
@@ -30,7 +31,7 @@ def load_tensors(folder: Path) -> dict[str, Array]:
         UsageError: a file is missing or damaged.
     """
     try:
-        index = json.loads((folder / INDEX).read_text())
-    except (OSError, ValueError) as error:
+        index = json.loads(read_text(folder / INDEX))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{folder} holds no tensors: {error}") from error
-    return {item["name"]: load_npy(folder / item["file"], item["dtype"]) for item in index}
+    return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from hil import errors, wire
+from hil import errors, wire_errors
 from hil.clock import DRIFT_MOST, fit
 from hil.digest import digest_of
 from hil.proto.v1 import agent_pb2 as pb
@@ -63,7 +63,7 @@ def test_a_blob_comes_back_as_it_was_sent(client, tmp_path):
 def test_a_blob_with_the_wrong_digest_is_refused_and_forgotten(client, tmp_path):
     (tmp_path / "blob").write_bytes(b"not what it says")
     wrong = digest_of(b"something else")
-    with pytest.raises(errors.UsageError, match="damaged"):
+    with pytest.raises(errors.BlobDamaged, match="damaged"):
         client.put({wrong: (tmp_path / "blob", 0)})
     assert client.missing([wrong]) == {wrong: 0}
 
@@ -205,7 +205,7 @@ def test_uploads_end_with_their_session(connect, client):
     with pytest.raises(grpc.RpcError) as caught:
         next(replies)
     messages.put(None)
-    assert type(wire.error_of(caught.value)) is errors.SessionEnded
+    assert type(wire_errors.of_call(caught.value)) is errors.SessionEnded
 
 
 def test_the_highest_fence_may_open_one_session_after_another_but_never_two(connect, client):
@@ -272,7 +272,7 @@ def test_a_profile_of_inputs_that_do_not_fit_is_refused(client, add, profiler):
 def test_a_profile_with_a_tool_that_was_not_pushed_is_refused(client, add):
     add.push(client)
     loaded = add.load(client)
-    with pytest.raises(errors.LoadFailed, match="does not have blob"):
+    with pytest.raises(errors.BlobDamaged, match="is not on the board"):
         client.profile(loaded.program_id, {"a": A, "b": B}, tool=digest_of(b"no such tool"))
 
 

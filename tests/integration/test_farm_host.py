@@ -32,7 +32,7 @@ from hil.controller.isolated import Isolated
 from hil.controller.jobs import Job
 from hil.controller.suite.request import Request
 from hil.digest import digest_file
-from hil.errors import BoardError
+from hil.errors import AccessRefused, BoardError
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -195,16 +195,12 @@ def test_a_worker_that_was_frozen_past_its_lease_does_nothing_more_to_the_board(
 
 
 def test_a_board_that_somebody_used_beside_the_farm_is_the_farms_again(lab):
-    board = next(one for one in lab.client.ask("boards") if one["name"] == "lab-sim-2")
-    with Holding(lab.address, lease_order("name=lab-sim-2", "to learn its address")) as held:
-        assert held.wait(20)
-        address = held.held.card.direct
     lab.ready()
-    client = AgentClient(Target(address), "beside")
+    client = AgentClient(Target(lab.host.address("lab-sim-2")), "beside")
     seen = client.describe().fence
     client.open_session("takes it", fence=seen + 50, on_wait=print)
     client.close()
-    (name,) = submit(lab.client, lab.specs["short"], board=board["name"])
+    (name,) = submit(lab.client, lab.specs["short"], board="lab-sim-2")
     result = result_of(lab.client, name)
     assert result["outcome"] == "PASS" and result["attempts"] <= 2
     assert lab.host.journal("lab-sim-2")[-1]["fence"] > seen + 50
@@ -226,6 +222,26 @@ def test_whoever_leases_a_board_reaches_its_agent_until_the_lease_is_over(lab, n
             client.describe(timeout=1)
     client.close()
     lab.ready()
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
+def test_whoever_leases_a_board_opens_sessions_with_the_leases_fence_and_no_other(lab, near, monkeypatch):
+    if not near:
+        monkeypatch.setattr(holding, "machine_id", lambda: "another machine")
+    lab.ready()
+    with Holding(lab.address, lease_order("name=lab-sim-1", "an attack")) as held:
+        assert held.wait(20)
+        fence, client = held.held.grant.fence, AgentClient(Target(held.address), "lab-sim-1")
+        for other in (2**64 - 1, 2**63, 2**62 - 1, fence + 1, fence - 1, 0):
+            with pytest.raises(AccessRefused, match=f"the lease's fence, {fence}, not with {other}"):
+                client.open_session("mine for good", fence=other, on_wait=print)
+        assert client.open_session("mine", fence=fence, on_wait=print) == fence
+        assert client.describe().fence == fence
+        client.close()
+    lab.ready()
+    (name,) = submit(lab.client, lab.specs["short"], board="lab-sim-1")
+    assert result_of(lab.client, name)["outcome"] == "PASS"
+    assert lab.host.journal("lab-sim-1")[-1]["fence"] == fence + 1
 
 
 def test_a_host_that_is_stopped_gives_its_jobs_back_at_once_and_leaves_nothing(lab):

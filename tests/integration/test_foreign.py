@@ -183,10 +183,9 @@ def test_a_gpu_s_memory_is_read_though_the_host_cannot_map_it(hil, tmp_path, sta
       return %0, %1 : tensor<4x1024xf32>, tensor<0xf32>
     }"""
     (tmp_path / "gpu.mlir").write_text(text)
-    (tmp_path / "board_configs").mkdir()
     config = ['[board]\nhw_type = "gpu"', '[devices]\niree = "vulkan"', f'[connection]\naddress = "{start_agent()}"']
     config.append('[compile_flags]\niree = ["--iree-hal-target-device=vulkan"]\n')
-    (tmp_path / "board_configs" / "gpu.toml").write_text("\n".join(config))
-    ended = hil("run", "gpu.mlir", "--board", "gpu", "--iterations", "3", "--json")
+    (tmp_path / "gpu.toml").write_text("\n".join(config))
+    ended = hil("run", "gpu.mlir", "--board", "gpu.toml", "--iterations", "3", "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
     assert "vulkan" in str(ended.case["provenance"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hil import wire
+from hil import wire, wire_errors
 from hil.proto.v1 import agent_pb2 as pb
 
 MESSAGES = 700
@@ -124,7 +124,7 @@ def survives(victim, method: str, messages: list[object]) -> None:
                     reply.cancel()
     except grpc.RpcError as error:
         # A clean refusal: nothing of the agent's own broke.
-        said = dict(error.trailing_metadata() or ()).get(wire.ERROR_KEY)
+        said = dict(error.trailing_metadata() or ()).get(wire_errors.ERROR_KEY)
         if said:
             assert pb.Error.FromString(said).kind != "BoardLost", pb.Error.FromString(said)
         assert error.code() is not grpc.StatusCode.UNKNOWN, error

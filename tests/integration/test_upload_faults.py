@@ -85,7 +85,7 @@ def test_a_partly_sent_blob_that_was_damaged_on_the_board_is_found_out(start_age
         file.write(b"damaged!")
     client = open_client(address)
     have = client.missing([digest])[digest]
-    with pytest.raises(errors.UsageError, match="damaged"):
+    with pytest.raises(errors.BlobDamaged, match="damaged"):
         client.put({digest: (path, have)})
     assert client.missing([digest]) == {digest: 0}
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from hil.boards import known_boards, load_board
@@ -14,11 +17,58 @@ def test_the_simulators_come_with_hil():
         assert any("target-cpu" in flag for flag in board.compile_flags["iree"])
 
 
-def test_a_folder_named_in_the_environment_comes_first(tmp_path, monkeypatch):
-    (tmp_path / "sim.toml").write_text('[board]\nhw_type = "mine"\n[simulator]\n')
+def config_at(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.toml").write_text(text)
+    return folder / f"{name}.toml"
+
+
+def test_the_users_own_boards_come_before_those_of_the_working_directory(tmp_path, monkeypatch):
+    kind = '[board]\nhw_type = "{}"\n[simulator]\n'
+    for folder, names in (("named", "a"), ("config/hil/boards", "ab"), ("here/board_configs", "abc")):
+        for name in names:
+            config_at(tmp_path / folder, name, kind.format(folder[0]))
+    (tmp_path / "here").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HIL_BOARDS", str(tmp_path / "named"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert [load_board(name).hw_type for name in "abc"] == ["n", "c", "h"]
+
+
+@pytest.mark.parametrize("folder", ["named", "config/hil/boards", "board_configs"])
+def test_no_folder_shadows_what_comes_with_hil(folder, tmp_path, monkeypatch):
+    for name in ("sim", "generic", "farm", "local", "ssh", "unix"):
+        config_at(tmp_path / folder, name, '[board]\nhw_type = "mine"\n[simulator]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HIL_BOARDS", str(tmp_path / "named"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert (load_board("sim").hw_type, load_board("generic").hw_type) == ("sim", "generic")
+    assert not known_boards().keys() & {"farm", "local", "ssh", "unix"}
+
+
+def test_an_empty_or_relative_variable_makes_no_folder_the_users_own(tmp_path, monkeypatch):
+    path = config_at(tmp_path, "lab", '[connection]\naddress = "unix:/a"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    monkeypatch.setenv("HIL_BOARDS", "")
+    assert "lab" not in known_boards()
+    config_at(tmp_path / "config/hil/boards", "lab", path.read_text())
+    assert "lab" not in known_boards()
+    monkeypatch.setenv("HIL_BOARDS", ".")
+    assert "lab" in known_boards()
+    with pytest.raises(UsageError, match="not trusted"):
+        load_board("lab")
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path))
-    assert load_board("sim").hw_type == "mine"
-    assert known_boards()["sim"] == tmp_path / "sim.toml"
+    assert load_board("lab").connection.address == "unix:/a"
+
+
+def test_what_is_no_text_of_a_config_is_refused_before_it_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "long.toml").write_text("#" * (1 << 21))
+    for name, word in (("pipe", "a named pipe"), ("long", "are allowed")):
+        with pytest.raises(UsageError, match=word):
+            load_board(str(tmp_path / f"{name}.toml"))
 
 
 def test_a_board_with_an_address_is_read_whole(tmp_path):

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil import errors, wire
+from hil import wire
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import DTYPES, TensorSpec, to_bytes
 
@@ -66,24 +64,3 @@ def test_a_tensor_goes_inline_or_streamed_by_its_size(size):
     message, streamed = wire.tensor_to_message("x", "float32", array.shape, data)
     assert streamed == (data.nbytes > wire.INLINE_MAX)
     np.testing.assert_array_equal(wire.tensor_from_message(message, data if streamed else None), array)
-
-
-def kinds() -> list[type[errors.HilError]]:
-    return [
-        kind
-        for _, kind in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(kind, errors.HilError) and kind is not errors.HilError
-    ]
-
-
-@pytest.mark.parametrize("kind", kinds())
-def test_every_error_comes_back_as_itself(kind):
-    said = wire.error_to_message(kind("what", hint="do", detail="tail"))
-    back = wire.error_from_parts(said.kind, said.message, said.hint, said.detail)
-    assert type(back) is kind
-    assert (back.message, back.hint, back.detail) == ("what", "do", "tail")
-
-
-@pytest.mark.parametrize("kind", ["", "Exception", "SystemExit", "ClassVar", "annotations", "__builtins__", "NoSuch"])
-def test_a_kind_that_is_none_of_hils_errors_is_a_failed_board(kind):
-    assert type(wire.error_from_parts(kind, "x")) is errors.BoardError

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hil.bundles import MethodTestCase, Signature
-from hil.controller.tensor_files import load_npz, load_pb, typed
+from hil.controller.inputs import fits_spec
+from hil.controller.tensor_files import load_pb
 from hil.errors import UsageError
-from hil.tensors import Array, TensorSpec, load_npy
+from hil.files import within
+from hil.npy import Npz
+from hil.tensors import Array, TensorSpec, load_npy, typed
 
 _FILE = re.compile(r"(?P<kind>input|output)_(?P<number>\d+)\.(npy|pb)")
 _FORMS = "an .npz with a key for every input (and output), or a folder of input_0.npy, ..., output_0.npy, ... (or .pb)"
@@ -32,13 +35,17 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
         return MethodTestCase(found[0], found[1], name=called)
     if path.suffix != ".npz":
         raise UsageError(f"{path} is no case that hil can read", hint=_FORMS)
-    arrays = load_npz(path)
     specs = {spec.name: spec for spec in (*signature.outputs, *signature.inputs)}
-    if unknown := [key for key in arrays if key not in specs]:
-        known = ", ".join(specs)
-        raise UsageError(f"{path} holds {unknown[0]!r}, which the method neither takes nor gives", hint=known)
+    with Npz(path) as archive:
+        if unknown := [key for key in archive.keys if key not in specs]:
+            known = ", ".join(specs)
+            raise UsageError(f"{path} holds {unknown[0]!r}, which the method neither takes nor gives", hint=known)
+        named = {
+            key: typed(archive.read(key, fits_spec(spec, strict=False)), spec.dtype)
+            for key in archive.keys
+            for spec in [specs[key]]
+        }
     inputs = {spec.name for spec in signature.inputs}
-    named = {key: typed(array, specs[key].dtype) for key, array in arrays.items()}
     return MethodTestCase(
         {key: array for key, array in named.items() if key in inputs},
         {key: array for key, array in named.items() if key not in inputs},
@@ -54,7 +61,7 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> list[Array]:
             number = int(match["number"])
             if number in found:
                 raise UsageError(f"{path} has {kind} {number} twice: {found[number].name} and {file.name}")
-            found[number] = file
+            found[number] = within(path, file)
     if sorted(found) != list(range(len(found))):
         missing = min(set(range(len(found))) - set(found))
         raise UsageError(f"{path} lacks {kind}_{missing}", hint=_FORMS)
@@ -69,7 +76,4 @@ def read_tensor(path: Path, dtype: str) -> Array:
     """
     if path.suffix == ".pb":
         return load_pb(path)
-    try:
-        return load_npy(path, dtype, mmap=True)
-    except (TypeError, ArithmeticError, RuntimeWarning) as error:  # what numpy says of a shape beyond all numbers
-        raise UsageError(f"{path} is not a readable .npy file: {error}") from error
+    return load_npy(path, dtype, mmap=True)

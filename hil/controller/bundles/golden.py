@@ -27,6 +27,7 @@ from hil.controller.case import Workshop
 from hil.controller.runs import safe_name
 from hil.digest import digest_file
 from hil.errors import UsageError
+from hil.files import read_file, within
 from hil.tensors import Array, save_npy
 
 INDEX = "golden.json"
@@ -68,7 +69,7 @@ def write_golden(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
 
 def read_golden(path: Path, *, shop: Workshop) -> Bundle:
     """A bundle of such a folder, whoever wrote it."""
-    document = _load(path / INDEX)
+    document = _load(within(path, path / INDEX))
     kinds = {"golden": int, "runtime": str, "main": str, "files": list, "compiler": str, "flags": list}
     version, runtime, main, names, compiler, flags, methods, made = take(
         document, INDEX, **kinds, methods=list, made=dict
@@ -77,7 +78,7 @@ def read_golden(path: Path, *, shop: Workshop) -> Bundle:
         raise UsageError(f"{path / INDEX} is of version {version}, this hil reads version {_VERSION}")
     if not all(isinstance(text, str) for text in (*names, *flags)):
         raise UsageError(f"{path / INDEX}: a file's name or a flag is no text")
-    files = {file_name(name, f"{INDEX}: files"): path / "program" / name for name in names}
+    files = {file_name(name, f"{INDEX}: files"): within(path, path / "program" / name) for name in names}
     if missing := [name for name, file in files.items() if not file.is_file()]:
         raise UsageError(f"{path / 'program'} lacks {missing[0]!r}")
     if main not in files:
@@ -102,7 +103,7 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
     item, noise = take_noise(item, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
     name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
-    place = path / file_name(folder, where)
+    place = within(path, path / file_name(folder, where))
     if not place.is_dir():
         raise UsageError(f"{place} is no folder")
     return replace(read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol, noise=noise)
@@ -110,9 +111,7 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
 
 def _load(path: Path) -> Any:
     try:
-        if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise UsageError(f"{path} has more than {_MAX_INDEX_BYTES} bytes")
-        return json.loads(path.read_bytes())
+        return json.loads(read_file(path, _MAX_INDEX_BYTES))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=f"a golden folder has a {INDEX}") from error
     except (ValueError, RecursionError) as error:

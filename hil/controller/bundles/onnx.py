@@ -21,6 +21,7 @@ from hil.controller.bundles.methods import import_methods, no_board, signatures_
 from hil.controller.case import Workshop
 from hil.controller.compilers import compile_model
 from hil.errors import UsageError
+from hil.files import within
 from hil.tensors import Array
 
 _MODEL = "model.onnx"
@@ -36,7 +37,7 @@ def model_of_data_sets(folder: Path) -> Path | None:
 def data_sets(folder: Path) -> list[Path]:
     """The folders of test data in a folder, by number."""
     found = ((match, one) for one in folder.iterdir() if one.is_dir() and (match := _SET.fullmatch(one.name)))
-    return [one for _, one in sorted((int(match[1]), one) for match, one in found)]
+    return [within(folder, one) for _, one in sorted((int(match[1]), one) for match, one in found)]
 
 
 def data_sets_left_out(folder: Path) -> list[str]:
@@ -54,6 +55,7 @@ def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
     chosen = model_of_data_sets(path)
     if chosen is None:
         raise UsageError(f"{path} is no folder with one ONNX model", hint=f"it needs a {_MODEL}")
+    within(path, chosen)
     found = data_sets(path)
     if not found:
         raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")

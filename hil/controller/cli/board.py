@@ -8,6 +8,7 @@ import click
 
 from hil.controller.cli.board_check import check, info, ping
 from hil.controller.cli.board_hands import clean, deploy, logs, reset, shell
+from hil.controller.cli.board_trust import trust
 from hil.controller.cli.options import json_option
 
 
@@ -19,33 +20,38 @@ def board() -> None:
 @board.command("list", epilog="Example: hil board list --json")
 @json_option
 def list_boards(as_json: bool) -> None:
-    """List the boards that a name finds."""
-    from hil.boards import known_boards, load_board
+    """List the boards that a name finds, and whether they may be used (hil board trust)."""
+    from hil.boards import is_trusted_place, known_boards, read_board
     from hil.controller.cli.screen import print_json
     from hil.errors import UsageError
+    from hil.trust import state_of
 
     rows: list[dict[str, Any]] = []
     for name, path in sorted(known_boards().items()):
+        row: dict[str, Any] = {"name": name, "hw_type": "?", "path": str(path), "trusted": False}
         try:
-            config = load_board(name)
-            rows.append({"name": name, "hw_type": config.hw_type, "description": config.description, "path": str(path)})
+            config = read_board(path)
+            trusted = not config.asks or is_trusted_place(path) or state_of(config) == "trusted"
+            row |= {"hw_type": config.hw_type, "description": config.description, "trusted": trusted}
         except UsageError as error:
-            rows.append({"name": name, "hw_type": "?", "description": error.message, "path": str(path)})
+            row["description"] = error.message
+        rows.append(row)
     if as_json:
         print_json({"schema": 1, "boards": rows})
         return
     for row in rows:
-        click.echo(f"{row['name']:16} {row['hw_type']:12} {row['description']}")
+        mark = "" if row["trusted"] or row["hw_type"] == "?" else f" (not trusted: hil board show {row['name']})"
+        click.echo(f"{row['name']:16} {row['hw_type']:12} {row['description']}{mark}")
 
 
 @board.command(epilog="Example: hil board show sim-f16")
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show a board's config."""
+    """Show a board's config, trusted or not."""
     from dataclasses import asdict
 
-    from hil.boards import load_board
+    from hil.boards import find_board, read_board
     from hil.controller.cli.screen import print_json
     from hil.controller.links import is_address
     from hil.errors import UsageError
@@ -53,12 +59,14 @@ def show(name: str, as_json: bool) -> None:
     if is_address(name):
         hint = f"hil board info {name} asks the board itself; hil board show generic is the config of any address"
         raise UsageError(f"{name} is an address: there is no config of that name", hint=hint)
-    config = load_board(name)
+    config = read_board(find_board(name))
     if as_json:
-        print_json({"schema": 1, "board": asdict(config)})
+        shown = asdict(config)
+        del shown["text"]
+        print_json({"schema": 1, "board": shown})
     else:
-        click.echo(config.path.read_text().rstrip())
+        click.echo(config.text.rstrip())
 
 
-for command in (check, ping, info, logs, shell, reset, deploy, clean):
+for command in (check, ping, info, logs, shell, reset, deploy, clean, trust):
     board.add_command(command)

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import json_option
+from hil.python_module import module_command
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DETACH_S = 180.0
@@ -82,7 +83,7 @@ def _detached(home: Path, wishes: Any, as_json: bool) -> int:
 
     prepare_home(home)
     log = home / LOGS / "up.log"
-    command = [sys.executable, "-m", "hil.controller.cli.main", "farm", "up", *wishes.host_words()]
+    command = module_command("hil.controller.cli.main", "farm", "up", *wishes.host_words())
     command += wishes.gateway_words()
     # A database's URL may hold a password, and others can read a command line.
     environment = {**os.environ, **({DB_VARIABLE: wishes.db} if wishes.db else {})}

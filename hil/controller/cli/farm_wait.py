@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.farm.words import JobState
-from hil.errors import FarmUnreachable
+from hil.errors import FarmUnreachable, NoSuchBoard
 
 if TYPE_CHECKING:
     from hil.controller.farm.client import FarmClient
@@ -34,12 +34,13 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
     Raises:
         KeyboardInterrupt: Ctrl-C; the jobs go on.
         FarmUnreachable: no gateway answers for too long; the jobs go on.
+        NoSuchBoard: no board can run them; they stay in the queue.
     """
     try:
         from hil.controller.farm.results import outcomes
 
         follow(farm, jobs, print_line=_quiet if as_json else _on_stderr, logs=logs)
-    except (KeyboardInterrupt, FarmUnreachable):
+    except (KeyboardInterrupt, FarmUnreachable, NoSuchBoard):
         click.echo(
             f"job {submission} goes on: hil farm logs {submission} -f follows it, hil farm cancel {submission} ends it",
             err=True,
@@ -56,6 +57,9 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
         jobs: their names.
         print_line: takes each line.
         logs: also what they print; without it, of the jobs that go well only the end is told, or the bar.
+
+    Raises:
+        NoSuchBoard: no board can run any of those that have not ended; they stay in the queue.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -64,6 +68,7 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
     columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     bar = print_line is not _quiet and len(jobs) > 1 and sys.stderr.isatty()
     states: dict[str, str] = {}
+    hopeless: dict[str, str] = {}
     with Progress(*columns, console=console, transient=True, disable=not bar) as progress:
         task = progress.add_task("queued", total=len(jobs))
         for reply in farm.follow(jobs, logs=logs):
@@ -75,7 +80,7 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
             elif kind == "job":
                 job = json.loads(reply.job)
                 moved = states.get(job["name"]) != job["state"]
-                states[job["name"]] = job["state"]
+                states[job["name"]], hopeless[job["name"]] = job["state"], job.get("hopeless", "")
                 lines = [_moved(job)] if moved and (logs or _is_news(job, bar)) else []
                 done = sum(state in _OVER for state in states.values())
                 running = sum(state == JobState.RUNNING.value for state in states.values())
@@ -85,6 +90,12 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
                     console.print(line, markup=False, highlight=False, soft_wrap=True)
                 else:
                     print_line(line)
+            waiting = [name for name, state in states.items() if state not in _OVER]
+            if waiting and len(states) >= len(jobs) and all(hopeless[name] for name in waiting):
+                raise NoSuchBoard(
+                    f"no board can run job {waiting[0]}: {hopeless[waiting[0]]}",
+                    hint="hil farm boards and events tell more; hil farm resume BOARD has one checked again",
+                )
 
 
 def _is_news(job: dict[str, Any], bar: bool) -> bool:

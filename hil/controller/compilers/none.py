@@ -45,7 +45,7 @@ def take_as_it_is(
         )
     return Artifact(
         runtime=runtime,
-        main=model.path.name,
+        main=next(name for name, path in model.files.items() if path == model.path),
         files=model.files,
         digests={name: digest_file(path) for name, path in model.files.items()},
         function=model.function,

@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from hil.controller.compilers.tfcompile_command import CLASS, ERROR, HEADER, OBJ
 from hil.controller.compilers.tfcompile_graph import CONFIG, GRAPH
 from hil.controller.isolated import signal_name
 from hil.errors import CompileCrashed, CompileFailed, UsageError
+from hil.python_module import module_command
 
 GLUE = "glue.cc"
 _FLAGS = "-std=c++17 -O2 -g0 -fPIC -w -fvisibility=hidden -ffunction-sections -fdata-sections -fno-sanitize=all".split()
@@ -77,7 +77,7 @@ def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> 
     """
     for name in (GRAPH, CONFIG):
         shutil.copyfile(Path(source) / name, Path(folder) / name)
-    command = [sys.executable, "-m", "hil.controller.compilers.tfcompile_command", folder, triple, cpu]
+    command = module_command("hil.controller.compilers.tfcompile_command", folder, triple, cpu)
     code, said = _run(command, Path(log))
     if unknown := _UNKNOWN_CPU.search(said):
         raise CompileFailed(
@@ -186,7 +186,7 @@ def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
     tensorflow = package_folder("tensorflow")
     includes = [f"-I{folder}" for folder in (_OWN, tensorflow / "include", tensorflow / "xla_aot_runtime_src")]
     package_folder("ziglang")
-    command = [sys.executable, "-m", "ziglang", "c++", "-target", target, *includes, *arguments]
+    command = module_command("ziglang", "c++", "-target", target, *includes, *arguments)
     with tempfile.TemporaryDirectory(prefix="hil-zig-") as scratch:
         code, said = _run(command, log, Path(scratch))
     if code:

@@ -8,7 +8,7 @@ import hil
 from hil.controller.deploy.packages import File
 
 # The rooms of the package that are the controller's alone.
-_CONTROLLERS = {"api.py", "boards.py", "board_configs", "controller", "py.typed", "sim", "testing"}
+_CONTROLLERS = {"api.py", "boards.py", "board_configs", "controller", "py.typed", "sim", "testing", "trust.py"}
 
 
 def own_title() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from hil.controller.deploy.platforms import Interpreter, pip_options, platform_t
 from hil.controller.deploy.progress import Progress
 from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
 from hil.errors import BoardError, StorageError, UsageError
+from hil.python_module import module_command
 
 # ExecuTorch's library is linked against PyTorch's: of that, only what is built without CUDA can be loaded everywhere.
 _EXECUTORCH = ("executorch", "torch", "flatbuffers")
@@ -48,6 +48,7 @@ _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|connection (?:error|broken)"
 )
+
 # What pip says of its search when it is asked for details: where it looked, and that an index refused to answer (a page
 # that an index does not have is a package that it does not have).
 _LOOKED = re.compile(r"Looking in indexes: |[1-9]\d* location\(s\) to search")
@@ -142,7 +143,7 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str, pro
     loose: set[str] = set()
     while True:
         chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
-        command = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"]
+        command = module_command("pip", "download", "--no-input", "--disable-pip-version-check")
         # Without retries pip does not say that its index cannot be reached.
         command += [
             "-vv",

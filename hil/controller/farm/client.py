@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 import tenacity
 
-from hil import errors, wire
+from hil import errors, wire, wire_errors
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import FarmStub
 from hil.controller.farm.words import Order
@@ -270,8 +270,8 @@ def seam() -> Iterator[None]:
 def translated(error: grpc.RpcError) -> errors.HilError:
     """The hil error that a gRPC error of a gateway stands for: the far side's own where it sent one."""
     code = error.code()
-    if said := wire.error_of(error):
-        return errors.FarmUnreachable(said.message, hint=said.hint) if is_away(error) else said
+    if said := wire_errors.of_call(error):
+        return errors.FarmUnreachable(said.message, hint=said.hint, detail=said.detail) if is_away(error) else said
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return errors.AccessRefused(
             f"the farm refused us: {error.details()}", hint="HIL_FARM_TOKEN must be a token that is still good"

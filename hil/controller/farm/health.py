@@ -14,6 +14,8 @@ from enum import Enum
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import BoardState
 
+# So many checks in a row that fail: the board is one that nobody need wait for. As many that are lost are a failure.
+GIVEN_UP = 3
 _DOUBLINGS = 30  # beyond them the longest time has long been reached
 
 
@@ -23,6 +25,7 @@ class What(str, Enum):
     ATTENDED = "attended"  # a worker of a host presents it
     HEALTHY = "healthy"  # its health job passed
     UNHEALTHY = "unhealthy"  # its health job failed
+    CHECK_LOST = "check lost"  # its health job has no result: its worker let it go, or was not heard of
     INFRASTRUCTURE = "infrastructure"  # a job on it failed, and not for the job's own sake
     LOST = "lost"  # its worker is not heard of
     UNCHECKED = "unchecked"  # nothing is known of its health for long
@@ -85,7 +88,13 @@ def after(state: BoardState, failures: int, event: Event, terms: Terms = _USUAL)
         # What nobody attends any more stays offline; it is online once it is attended again.
         now = BoardState.OFFLINE if state is BoardState.OFFLINE else BoardState.ONLINE
         return Change(now, 0, None, why or "it passed its check")
-    if what is What.UNHEALTHY:
+    if (
+        what is What.CHECK_LOST
+        and failures + 1 < GIVEN_UP
+        and state not in (BoardState.OFFLINE, BoardState.QUARANTINED)
+    ):
+        return Change(BoardState.SUSPECT, failures + 1, 0.0, why or "its check was lost")
+    if what in (What.UNHEALTHY, What.CHECK_LOST):
         failed = failures + 1
         wait_s = min(terms.quarantine_s * 2 ** min(failed - 1, _DOUBLINGS), terms.quarantine_most_s)
         said = f"its check failed{f' {failed} times in a row' if failed > 1 else ''}: {why or 'no reason was given'}"

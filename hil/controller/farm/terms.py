@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hil.errors import UsageError
+from hil.files import read_text
 from hil.toml_text import parse_toml
 
 _DAY_S = 86400.0
@@ -47,7 +48,7 @@ def load_terms(path: Path) -> Terms:
         UsageError: it cannot be read, names what there is not, or what cannot go together.
     """
     try:
-        text = path.read_text()
+        text = read_text(path)
     except FileNotFoundError:
         return Terms()
     except (OSError, UnicodeDecodeError) as error:

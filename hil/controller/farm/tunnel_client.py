@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import ssl
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,8 +75,7 @@ def pass_on(far: Any, near: socket.socket) -> None:
         for piece in far:
             if piece.data:
                 near.sendall(piece.data)
-            elif not isinstance(near, ssl.SSLSocket):
-                # Nothing more comes from there. TLS could say so only in both directions at once.
+            else:  # nothing more comes from there
                 with contextlib.suppress(OSError):  # whoever is here has gone first
                     near.shutdown(socket.SHUT_WR)
     finally:

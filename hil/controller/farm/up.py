@@ -7,7 +7,6 @@ import contextlib
 import getpass
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from hil.controller.farm.places import (
 from hil.controller.farm.terms import load_terms
 from hil.controller.farm.words import BoardState, Role
 from hil.errors import AccessRefused, FarmError, HilError, StorageError
+from hil.python_module import module_command
 
 _LOOK_S = 0.25
 _SERVE_S = 60.0
@@ -157,7 +157,7 @@ class Up:
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}
-        kept = Kept(name, [sys.executable, "-m", module, *words], environment, self.home / LOGS, self._say)
+        kept = Kept(name, module_command(module, *words), environment, self.home / LOGS, self._say)
         self._kept.append(kept)
         kept.start()
         return kept

@@ -17,6 +17,9 @@ D = TypeVar("D", bound="Document")
 # Exit codes from the lightest to the gravest (DESIGN: 4, 3, 1; what was cancelled counts as interrupted).
 _GRAVITY = (EXIT_OK, EXIT_NOTHING_RAN, EXIT_FAIL, EXIT_STAGE, EXIT_BOARD, EXIT_INTERRUPTED)
 _LONGEST_NAME = 40  # of a job
+# No board comes to this fence by being used: a thousand leases a second for 35 years. One above it would lock out the
+# board's next owner, so it is neither stored nor passed on.
+MOST_FENCE = 1 << 40
 
 
 class Kind(str, Enum):

@@ -8,6 +8,7 @@ from pathlib import Path
 from hil.bundle import Model
 from hil.controller.inputs import make_inputs
 from hil.controller.tensor_files import load_npz
+from hil.controller.typed_paths import exists
 from hil.digest import digest_of
 from hil.errors import UsageError
 from hil.tensors import Array, dtype_name, to_bytes
@@ -26,7 +27,7 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
     """
     specs = model.inputs or ()
     file = model.path.with_name(f"{model.path.stem}.calibration.npz")
-    from_file = not given and file.is_file()
+    from_file = not given and exists(file)
     if from_file:
         given = _read(file)
     # The tests' own random inputs have seed 0 unless somebody asks for another: no model is calibrated on those.

@@ -13,6 +13,7 @@ from hil.controller.flows.flow import Flow
 from hil.controller.flows.recipe import check_settings
 from hil.controller.registry import pick
 from hil.errors import UsageError, did_you_mean
+from hil.files import read_text
 from hil.toml_text import parse_toml
 
 _KEYS = tuple(one.name for one in fields(Flow) if one.name != "name")
@@ -28,7 +29,7 @@ def read_flows(path: Path) -> dict[str, Flow]:
         UsageError: it cannot be read, or says what no flow can be.
     """
     try:
-        data = parse_toml(path.read_text(), path)
+        data = parse_toml(read_text(path), path)
     except FileNotFoundError as error:
         raise UsageError(f"no such file of flows: {path}") from error
     except (OSError, UnicodeDecodeError) as error:

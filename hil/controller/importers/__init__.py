@@ -18,6 +18,7 @@ from hil.controller.registry import pick, registered
 from hil.controller.typed_paths import is_file
 from hil.digest import digest_file, digest_of
 from hil.errors import ImportFailed, LoadFailed, StageTimeout, UsageError
+from hil.files import within
 from hil.tensors import TensorSpec, check_names
 
 IMPORT_TIMEOUT_S = 600.0
@@ -121,14 +122,16 @@ def import_model(
         check_names(inputs or (), outputs or ())
     except LoadFailed as error:
         raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
-    files = {path.name: path} | {file: _external(path, file) for file in found["external"]}
-    digests = {path.name: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
+    # A board is told the name, in UTF-8.
+    main = path.name.encode(errors="replace").decode()
+    files = {main: path} | {file: _external(path, file) for file in found["external"]}
+    digests = {main: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
     return Model(
         name=name,
         format=chosen,
         path=path,
         files=files,
-        digest=_digest_of_all(path.name, digests),
+        digest=_digest_of_all(main, digests),
         function=found["function"],
         inputs=inputs,
         outputs=outputs,
@@ -244,4 +247,7 @@ def _external(model: Path, name: str) -> Path:
         raise ImportFailed(
             f"{model.name} keeps data in {name!r}, which is missing", hint=f"put the file at {model.parent / parts}"
         )
-    return file
+    try:
+        return within(model.parent, file)
+    except UsageError as error:
+        raise ImportFailed(f"{model.name} keeps data in {name!r}: {error.message}", hint=error.hint) from error

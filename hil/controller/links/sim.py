@@ -6,7 +6,6 @@ import json
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hil.boards import BoardConfig
 from hil.controller.client import Target
 from hil.controller.links import Link
 from hil.errors import BoardUnreachable, UsageError
+from hil.python_module import module_command
 
 _START_S = 30.0
 
@@ -27,7 +27,7 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
     """
     # Unix socket paths are short by law (104 bytes on macOS), so not below the user's own deep folders.
     folder = Path(tempfile.mkdtemp(prefix="hil-sim-"))
-    command = [sys.executable, "-m", "hil.sim", "--config", str(config.path), "--lifeline"]
+    command = module_command("hil.sim", "--config", str(config.path), "--lifeline")
     command += ["--listen", f"unix:{folder}/sim.sock", "--store", str(folder / "store")]
     for fault in faults:
         command += ["--fault", fault]

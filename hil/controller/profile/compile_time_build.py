@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.clock import now_ns
+from hil.python_module import module_command
 
 # Of the report's lines those that are no passes: what was left between them, and their sum.
 _SUMS = ("Rest", "Total")
@@ -43,7 +43,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
             convert(Path(model), dims, None, source, folder / "params.irpa", None)
             phases.append(["import", begin, now_ns(), []])
         out = folder / "main.vmfb"
-        command = [sys.executable, "-m", "hil.controller.profile.compile_phases"]
+        command = module_command("hil.controller.profile.compile_phases")
         command += [str(source), str(out), str(folders["reports"]), *flags]
         command += [f"--iree-hal-dump-executable-{kind}-to={folders[kind]}" for kind in ("sources", "binaries")]
         print("$", *command, flush=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import UsageError, did_you_mean
+from hil.files import read_text
 from hil.toml_text import parse_toml
 
 LIST = "study.toml"
@@ -79,7 +80,7 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
     """
     listed = folder / LIST
     try:
-        table = parse_toml(listed.read_text(), listed)
+        table = parse_toml(read_text(listed), listed)
     except OSError as error:
         raise UsageError(f"{folder} is no study: {LIST}: {error.strerror}", hint=f"it needs a {LIST}") from error
     except ValueError as error:

@@ -20,6 +20,7 @@ from hil.controller.flagfiles import parse_flagfile
 from hil.digest import digest_file, digest_of
 from hil.errors import UsageError
 from hil.executorch_file import is_bundle, mapped, read_cases, read_methods
+from hil.files import MAX_TEXT_BYTES, read_file
 from hil.flatbuffer import Damaged
 
 BUNDLES = (".hilb", ".bpte")
@@ -97,7 +98,7 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
     silent = []
     for file in flagfiles:
         try:
-            text = file.read_text(errors="replace")
+            text = read_file(file, MAX_TEXT_BYTES).decode(errors="replace")
             if "--module=" not in text:
                 continue
             if "--expected_output=" not in text:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from hil import files
 from hil.controller.suite.record import CaseRecord
 from hil.errors import UsageError, did_you_mean
 from hil.results import Outcome, Stage
@@ -138,7 +139,7 @@ def read_text(path: Path) -> str:
         UsageError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_text(path)
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:

@@ -24,6 +24,7 @@ from hil.controller.suite.bundled import (
 from hil.controller.suite.model_cases import SuiteModel
 from hil.controller.suite.naming import numbered, worded
 from hil.controller.tensor_files import load_npz
+from hil.controller.typed_paths import exists
 from hil.errors import UsageError
 from hil.tensors import Array
 
@@ -145,7 +146,7 @@ def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
     inputs, expected, calibration = (_archive(file, kind) for kind in (INPUTS, EXPECTED, CALIBRATION))
     beside = [inputs, expected, calibration]
     model = SuiteModel(name, file, given=functools.partial(_read, inputs), expected=functools.partial(_read, expected))
-    is_case = inputs.exists() or expected.exists()
+    is_case = exists(inputs) or exists(expected)
     if flagfiles:
         beside += [one for flagfile in flagfiles for one in _files_of(flagfile) if one != file]
         own = cases_of_flagfiles(flagfiles, file.parent)
@@ -169,7 +170,7 @@ def _files_of(flagfile: Path) -> list[Path]:
 
 def _read(archive: Path) -> Mapping[str, Array]:
     """The arrays beside a model, as ``net.inputs.npz`` beside ``net.onnx`` or the folder ``net`` of a SavedModel."""
-    return load_npz(archive) if archive.exists() else {}
+    return load_npz(archive) if exists(archive) else {}
 
 
 def _archive(file: Path, kind: str) -> Path:

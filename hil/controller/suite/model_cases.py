@@ -24,8 +24,9 @@ from hil.controller.inputs import make_inputs
 from hil.controller.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
 from hil.controller.references import default_references
 from hil.controller.suite.bundled import OwnCase
-from hil.controller.suite.naming import numbered, worded
+from hil.controller.suite.naming import numbered, short, worded
 from hil.controller.suite.spec import CaseData, CaseSpec
+from hil.controller.typed_paths import exists
 from hil.digest import digest_file, digest_of
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
 from hil.tensors import Array
@@ -122,7 +123,7 @@ def cases_of(
     every = [spec for specs in found for spec in specs]
     # Two models may bring cases whose names come to the same; each keeps its own record.
     return tuple(
-        replace(spec, id=name) for spec, name in zip(every, numbered([spec.id for spec in every]), strict=True)
+        replace(spec, id=name) for spec, name in zip(every, numbered([short(spec.id) for spec in every]), strict=True)
     )
 
 
@@ -331,7 +332,7 @@ class _Whole:
         """What a recipe is told to calibrate with; nothing where it is to look for itself."""
         if found := self.source.calibration():
             return found
-        if self.source.path.with_name(f"{self.source.path.stem}.calibration.npz").exists():
+        if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
             return []
         given = self._given(shop)
         return [given] if given else []
@@ -380,7 +381,7 @@ def _digest(file: Path) -> str:
     """Of a file; "" where it is not there, or cannot be read: then its case says so."""
     try:
         return digest_file(file)
-    except OSError:
+    except (OSError, UsageError):
         return ""
 
 

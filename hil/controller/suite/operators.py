@@ -7,7 +7,6 @@ the cache keeps them, in one archive, as numpy's own arrays, so that using them 
 from __future__ import annotations
 
 import functools
-import io
 import json
 import tempfile
 import warnings
@@ -23,10 +22,10 @@ from hil.controller.cache import Cache
 from hil.controller.case import Workshop
 from hil.controller.flows import Flow, apply_recipe
 from hil.controller.suite.spec import CaseData, CaseSpec
-from hil.controller.tensor_files import typed
 from hil.controller.versions import version
 from hil.digest import digest_of
-from hil.tensors import READING_NPY, Array, dtype_name, save_npy
+from hil.npy import parse_npy
+from hil.tensors import Array, dtype_name, save_npy, typed
 
 MAKE_TIMEOUT_S = 600.0
 # Raise this when what is kept of the tests changes.
@@ -97,9 +96,7 @@ class NodeTests:
         return {name: self._array(member, dtype) for name, dtype, member in entries}
 
     def _array(self, member: str, dtype: str) -> Array:
-        data = io.BytesIO(self._archive.read(member))
-        with READING_NPY:
-            return typed(np.load(data, allow_pickle=False), dtype)
+        return typed(parse_npy(self._archive.read(member)), dtype)
 
 
 def operator_cases(flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:

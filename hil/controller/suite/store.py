@@ -14,6 +14,7 @@ from typing import Any
 from hil.controller.runs import jsonable, safe_name, storing
 from hil.controller.suite.record import CaseRecord
 from hil.errors import UsageError
+from hil.files import read_file
 from hil.tensors import Array, save_npy
 
 SCHEMA = 1
@@ -63,7 +64,7 @@ class SuiteRun:
             UsageError: there is none, or its head cannot be read.
         """
         try:
-            head = json.loads((folder / HEAD).read_text())
+            head = json.loads(read_file(folder / HEAD))
             if head["schema"] > SCHEMA:
                 raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
         except FileNotFoundError as error:
@@ -71,7 +72,7 @@ class SuiteRun:
                 f"{folder} holds no suite run: it has no {HEAD}",
                 hint="name the folder of one: --out, or what hil suite run told of",
             ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{folder / HEAD} cannot be read: {error}") from error
         return cls(folder, head)
 

@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Error(_message.Message):
-    __slots__ = ("kind", "message", "hint", "detail")
+    __slots__ = ("kind", "message", "hint", "detail", "log")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     kind: str
     message: str
     hint: str
     detail: str
-    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    log: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., detail: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -133,12 +135,14 @@ class CounterSample(_message.Message):
     def __init__(self, clock_ns: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
-    __slots__ = ("program_id", "follow")
+    __slots__ = ("program_id", "follow", "error")
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     program_id: str
     follow: bool
-    def __init__(self, program_id: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
+    error: str
+    def __init__(self, program_id: _Optional[str] = ..., follow: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
 
 class LogLine(_message.Message):
     __slots__ = ("clock_ns", "program_id", "text")

@@ -13,6 +13,7 @@ import numpy as np
 
 from hil.controller.tensorflow.structure import Structure, leaves
 from hil.errors import UsageError
+from hil.files import within
 from hil.tensors import Array, dtype_name, load_npy, save_npy
 
 _PLAIN = (bool, int, float, str)
@@ -139,10 +140,7 @@ def _load_npy(said: Mapping[str, Any], folder: Path) -> Array:
     name, dtype = said["npy"], said["dtype"]
     if not isinstance(name, str) or not isinstance(dtype, str) or Path(name).name != name:
         raise UsageError(f"{folder} holds no call of a trace: {name!r} is no file in it")
-    try:
-        array = load_npy(folder / name, dtype)
-    except MemoryError as error:
-        raise UsageError(f"{folder / name} claims to hold more than there is memory for") from error
+    array = load_npy(within(folder, folder / name), dtype)
     if dtype_name(array.dtype) != dtype or list(array.shape) != said["shape"]:
         raise UsageError(f"{folder / name} is {array.shape} {array.dtype}, the trace says {said['shape']} {dtype}")
     return array

@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.controller.runs import storing
 from hil.errors import UsageError
+from hil.files import read_text, within
 from hil.tensors import Array, dtype_name, type_text
 from hil.testing.traces import structure
 from hil.testing.traces.structure import arrays_in
@@ -196,7 +197,7 @@ def _summary(array: Any) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(path.read_text())
+        said = json.loads(read_text(within(path.parent, path)))
     except FileNotFoundError as error:
         raise UsageError(f"{path.parent} holds no trace: there is no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:

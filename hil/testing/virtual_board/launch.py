@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from hil.errors import BoardError, UsageError
+from hil.python_module import module_command
 from hil.testing.virtual_board import host, packages
 from hil.testing.virtual_board import netem as network
 from hil.testing.virtual_board import system as machine
@@ -60,7 +60,7 @@ def start(
         network.parse(netem)
         made(folder)
         plan = _provide(Plan(name, arch, disk_mb, netem, system, memory_mb, lifeline), folder)
-        keeper = host.new_namespaces(folder, sys.executable, "-m", "hil.testing.virtual_board.keeper", str(folder))
+        keeper = host.new_namespaces(folder, *module_command("hil.testing.virtual_board.keeper", str(folder)))
         gateway, ip = host.plug_in(keeper.pid)
         replace(plan, ip=ip, gateway=gateway).write(folder)
         host_key = (folder / "host_key.pub").read_text()

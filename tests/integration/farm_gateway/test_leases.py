@@ -16,7 +16,6 @@ import grpc
 import pytest
 from gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
 
-from hil.controller.client import Target
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.host.serving import Serving
 from hil.controller.farm.stubs import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY
@@ -314,7 +313,7 @@ def test_connections_go_on_when_their_boards_stream_breaks(
         stream = holder.farm.stub.Dial(iter(pieces.get, None), metadata=keys)
         [dial] = until(lambda: board.told("dial"))
         with client("lab", Role.HOST) as attended:
-            Serving(grant.lease, Target(f"unix:{tmp_path}/agent"), print).dialled(dial, attended)
+            Serving(grant.lease, f"unix:{tmp_path}/agent", print).dialled(dial, attended)
             pieces.put(pb.Piece(data=b"first"))
             assert next(stream).data == b"first"
         pieces.put(pb.Piece(data=b"second"))

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -105,7 +106,7 @@ def test_a_worker_that_ends_before_anybody_watches_it_is_told_of(server: ForkSer
 
 
 def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(forks.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
 
     assert "No such file" in ForkServer("test_forks:Runtime").start()["error"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller import cache as cache_module
 from hil.controller.cache import META, Cache, digests_in
 from hil.errors import CompileFailed, StorageError
 
@@ -53,6 +54,31 @@ def test_recompute_makes_it_again(cache: Cache) -> None:
     cache.get_or_make(key, {}, fill("old"))
     path, cached = cache.get_or_make(key, {}, fill("new"), recompute=True)
     assert not cached and (path / "a.txt").read_text() == "new"
+
+
+def test_a_large_file_that_was_altered_at_its_size_is_made_again_and_is_hashed_only_then(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(folder: Path) -> None:
+        (folder / "large").write_bytes(b"\1" * (5 << 20))
+
+    key = cache.key("artifact", large=1)
+    path, _ = cache.get_or_make(key, {}, write)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache_module, "digest_file", lambda file: pytest.fail("hashed"))
+        assert cache.get(key) == path
+    before = (path / "large").stat()
+    time.sleep(0.05)
+    with (path / "large").open("r+b") as file:
+        file.write(b"\2")
+    os.utime(path / "large", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cache.get(key) is None
+    _, cached = cache.get_or_make(key, {}, write)
+    assert not cached
+    # One that only has been moved is hashed, and is what it was.
+    (path / "large").rename(path / "aside")
+    (path / "large").write_bytes((path / "aside").read_bytes())
+    assert cache.get(key) == path
 
 
 @pytest.mark.parametrize("damage", ["changed", "longer", "gone", "meta"])

@@ -15,15 +15,13 @@ from hil.controller.farm.desk.leases import grants_of, over
 from hil.controller.farm.desk.notes import note_board
 from hil.controller.farm.desk.rows import active_leases, alone, as_json, fetched, storable
 from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Bearer, BoardCard, BoardState, Grant
+from hil.controller.farm.words import MOST_FENCE, Bearer, BoardCard, BoardState, Grant
 from hil.errors import UsageError, did_you_mean
-
-_MOST_FENCE = 2**62
 
 _NEW = """
     insert into hil.boards (name, card, state, reason) values (%s, '{}', 'offline', 'new')
     on conflict (name) do update set name = excluded.name
-    returning host, worker
+    returning host, worker, fence
 """
 _BOARD = "select host, worker from hil.boards where name = %s"
 # Whoever is just heard of is waited for; and see `.ticking`: when the transaction began.
@@ -66,10 +64,15 @@ async def attend(
         leases: those that it works on.
 
     Raises:
-        UsageError: the card makes no sense.
+        UsageError: the card makes no sense, or what the farm has kept of the board's fence does not.
     """
     _check(card)
     [board] = await fetched(tx, _NEW, [card.name])
+    if board["fence"] < 0:
+        raise UsageError(
+            f"the fence that the farm has kept of {card.name} makes no sense, so nobody may have the board",
+            hint=f"an admin mends it: hil farm forget {card.name}",
+        )
     known = await over(tx, [(lease, worker) for lease in leases])
     ended = {lease: reason for (lease, _), reason in known.items()}
     if board["worker"] not in ("", worker):
@@ -182,5 +185,5 @@ def _check(card: BoardCard) -> None:
         raise UsageError("a board's card has texts, and a name")
     if not isinstance(card.labels, Mapping):
         raise UsageError(f"the labels of {card.name} are no table")
-    if isinstance(card.fence, bool) or not isinstance(card.fence, int) or not 0 <= card.fence < _MOST_FENCE:
+    if isinstance(card.fence, bool) or not isinstance(card.fence, int) or not 0 <= card.fence < MOST_FENCE:
         raise UsageError(f"{card.fence} is no fence of {card.name}")

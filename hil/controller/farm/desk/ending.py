@@ -53,7 +53,8 @@ async def lost(tx: Tx, engine: Engine, lease: LeaseRow, reason: str, terms: Term
     """The farm lost a board during a lease: the job goes elsewhere, or that is its result."""
     await end(tx, engine, lease, reason, terms)
     await _decide(tx, lease, Result(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True))
-    doubt = health.Event(health.What.INFRASTRUCTURE, f"job {lease.job.name} was lost on it: {reason}")
+    what = health.What.CHECK_LOST if lease.job.kind is Kind.HEALTH else health.What.INFRASTRUCTURE
+    doubt = health.Event(what, f"job {lease.job.name} was lost on it: {reason}")
     await conditions.change(tx, lease.board, doubt, terms)
 
 

@@ -11,14 +11,18 @@ from hil.controller.farm.desk.notes import note_board
 from hil.controller.farm.desk.queueing import finish
 from hil.controller.farm.desk.rows import JobRow, alone, fetched
 from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Bearer, Result
+from hil.controller.farm.words import MOST_FENCE, Bearer, Result
 from hil.errors import EXIT_BOARD, UsageError
 
 # One that is presented again is new: nothing is known of its health, and nobody holds it back.
 _FORGET = """
     update hil.boards
-    set forgotten = true, hold = '', reason = '', failures = 0, checked_at = null, check_at = null, warm = '{}'
-    where name = any(%s)
+    set forgotten = true, hold = '', reason = '', failures = 0, checked_at = null, check_at = null, warm = '{}',
+        fence = case when fence >= 0 then fence else coalesce(
+            (select max(lease.fence) from hil.leases as lease where lease.board = name and lease.fence < %(most)s), 0)
+        end
+    where name = any(%(names)s)
+    returning name, fence, (select before.fence from hil.boards as before where before.name = boards.name) as was
 """
 _OWNER = "select host from hil.boards where name = %s and worker <> ''"
 _ABSENT = """
@@ -67,9 +71,9 @@ async def forget_absent(tx: Tx, absent_s: float, terms: Terms) -> list[str]:
 
 async def _forget(tx: Tx, names: Sequence[str], reason: str, terms: Terms) -> list[str]:
     gone = await board_rows(tx, terms, names)
-    await tx.execute(_FORGET, [list(names)])
-    for name in names:
-        await note_board(tx, "forgotten", name, reason)
+    for row in await fetched(tx, _FORGET, {"names": list(names), "most": MOST_FENCE}):
+        mended = f"; its fence made no sense, and goes on after {row['fence']}" if row["was"] < 0 else ""
+        await note_board(tx, "forgotten", row["name"], f"{reason}{mended}")
     left = await board_rows(tx, terms)
     lanes = [Lane.of(row) for row in await fetched(tx, _LANES)]
     lost = [

@@ -10,14 +10,11 @@ from hil.controller.farm.desk import ending
 from hil.controller.farm.desk.database import Tx
 from hil.controller.farm.desk.engine import Engine
 from hil.controller.farm.desk.granting import grant
-from hil.controller.farm.desk.notes import note_lease, note_started
+from hil.controller.farm.desk.notes import note_board, note_lease, note_started
 from hil.controller.farm.desk.rows import LeaseRow, alone, as_json, fetched, lease_row, storable, stored
 from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import BoardCard, Grant, Kind, Result, Spec, job_name
+from hil.controller.farm.words import MOST_FENCE, BoardCard, Grant, Kind, Result, Spec, job_name
 from hil.errors import AccessRefused, UsageError
-
-# A fence is one of PostgreSQL's bigints, and there must be room above it.
-_HIGHEST_FENCE = 2**62
 
 _USUAL = Terms()
 
@@ -227,23 +224,24 @@ async def report(
     """How a lease's job ended, of its board's worker. What comes late counts for nothing.
 
     Args:
-        fence: the highest that the board has seen, so that the next one is above it.
+        fence: the highest that the board has seen, so that the next one is above it. One that makes no sense is told
+            and not stored; the result counts all the same.
 
     Returns:
         Whether it counted, and why not.
-
-    Raises:
-        UsageError: the fence is none.
     """
-    if not 0 <= fence < _HIGHEST_FENCE:
-        raise UsageError(f"{fence} is no board's fence", hint="what has set it? The agent's state can be deleted")
     result = _sound(result)
     row = await lease_row(tx, lease)
     if row is None or row.worker != worker:
         return False, "the farm has given this worker no such lease"
     if row.ended_at is not None:
         return await _repeated(tx, row, result)
-    await tx.execute("update hil.boards set fence = greatest(fence, %s) where name = %s", [fence, row.board])
+    if 0 <= fence < MOST_FENCE:
+        await tx.execute("update hil.boards set fence = greatest(fence, %s) where name = %s", [fence, row.board])
+    else:
+        await note_board(
+            tx, "fence", row.board, f"its host reports the fence {fence}, which no board comes to: not kept"
+        )
     await ending.reported(tx, engine, row, result, terms)
     # A job that failed for the infrastructure's sake may go to any board, and so may those that had to avoid this one.
     everywhere = result.infrastructure or row.job.kind is Kind.HEALTH

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from hil import errors, wire
+from hil import errors, wire, wire_errors
 from hil.controller.farm.desk.database import DatabaseAway
 from hil.controller.farm.gateway.access import Access, Unauthenticated, admit, nobody
 from hil.controller.farm.gateway.metrics import Metrics
@@ -178,9 +178,9 @@ async def _abort(name: str, error: Exception, context: Any) -> str:
             _LOG.error("call.failed", exc_info=error, extra={"call": name})
             error = errors.FarmError(f"the gateway failed: {type(error).__name__}", hint="its log says why")
         code = status_of(error)
-        trailing = ((wire.ERROR_KEY, wire.error_to_message(error).SerializeToString()),)
+        trailing = ((wire_errors.ERROR_KEY, wire_errors.to_message(error).SerializeToString()),)
     with contextlib.suppress(grpc.aio.AbortError):
-        await context.abort(code, error.message[:500], trailing)
+        await context.abort(code, wire_errors.status_text(error), trailing)
     return str(code.name)
 
 

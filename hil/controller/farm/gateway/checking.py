@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
 from hil import digest
-from hil.controller.farm.words import BoardCard, Document, Order, Result, Spec
+from hil.controller.farm.words import MOST_FENCE, BoardCard, Document, Order, Result, Spec
 from hil.errors import UsageError
 
 D = TypeVar("D", bound=Document)
@@ -76,8 +76,10 @@ def card_of(text: str) -> BoardCard:
         raise UsageError("the card's config must be TOML of at most 1 MiB")
     if not _BOARD.fullmatch(card.name):
         raise UsageError(f"{card.name[:120]!r} cannot be a board's name", hint="letters, digits and . _ - @ : +")
-    if isinstance(card.fence, bool) or not isinstance(card.fence, int) or not 0 <= card.fence < 1 << 62:
-        raise UsageError(f"the card's fence makes no sense: {card.fence!r}")
+    if isinstance(card.fence, bool) or not isinstance(card.fence, int) or not 0 <= card.fence < MOST_FENCE:
+        raise UsageError(
+            f"the card's fence makes no sense: {str(card.fence)[:50]}", hint="hil board reset-fence mends an agent's"
+        )
     if not isinstance(card.powered, bool):
         raise UsageError(f"the card's powered must be true or false, not {card.powered!r}")
     for label, value in _mapping(card.labels, "labels").items():

@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.controller.farm.desk import logs, reading
 from hil.controller.farm.desk.database import Tx
+from hil.controller.farm.desk.hopeless import why_hopeless
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.hub import Change, drained
 from hil.controller.farm.gateway.parts import Parts
@@ -56,13 +57,17 @@ class Following:
             self._open = set(self._names.values())
             await self._look(None)
             loop = asyncio.get_running_loop()
-            looked = loop.time()
+            looked = whole = loop.time()
             while self._open:
                 # Many changes that come one after another are looked at together.
                 await asyncio.sleep(looked + _GATHER_S - loop.time())
                 changes, looked = await drained(queue, _LOOK_S), loop.time()
                 await self._call.still_good()
                 touched = self._touched(changes)
+                # How the boards are is looked at now and then, for that changes often and matters rarely.
+                if looked - whole >= _LOOK_S:
+                    touched = None
+                whole = looked if touched is None else whole
                 if touched is None or touched:
                     await self._look(touched)
             if self._logs:
@@ -97,6 +102,7 @@ class Following:
         """Read what may have changed, the states before the logs: what a job printed is told before its end."""
         async with self._parts.db.transaction() as tx:
             found = await self._jobs(tx, touched)
+            hopeless = await why_hopeless(tx, found)
             printed = await logs.after(tx, list(self._names), self._after) if self._logs else []
         while printed:
             for row in printed:
@@ -105,7 +111,7 @@ class Following:
             async with self._parts.db.transaction() as tx:
                 printed = await logs.after(tx, list(self._names), self._after)
         for job in found:
-            text = json.dumps(job)
+            text = json.dumps({**job, "hopeless": hopeless.get(job["name"], "")})
             if self._told.get(job["name"]) != text:
                 self._told[job["name"]] = text
                 await self._call.send(pb.FollowReply(job=text))

@@ -131,7 +131,7 @@ class Holding:
         grant = await leases.grant_of(tx, lease)
         if held is None or not held.started or grant is None:
             return None
-        card = replace(held.card, direct=held.direct or held.card.direct)
+        card = replace(held.card, direct=held.direct)
         return pb.LeaseGranted(grant=json.dumps(grant.to_json()), card=json.dumps(card.to_json()), key=held.key)
 
     async def _resume(self, asked: pb.ResumeLease) -> None:

@@ -58,8 +58,8 @@ def sim_text(config: BoardConfig, name: str, address: str) -> str:
 
 
 def _document(config: BoardConfig) -> dict[str, Any]:
-    """The file's tables, with what else depends on its name and place."""
-    document: dict[str, Any] = tomlkit.parse(config.path.read_text()).unwrap()
+    """The config's tables as they were read, with what else depends on its name and place."""
+    document: dict[str, Any] = tomlkit.parse(config.text).unwrap()
     board = document.setdefault("board", {})
     board.update(name=config.name, hw_type=config.hw_type)
     document.pop("labgrid", None)  # its place is held already, by whoever has the board

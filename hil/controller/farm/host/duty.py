@@ -15,6 +15,7 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.attempt import Attempt, failed
 from hil.controller.farm.host.attendance import Attendance
 from hil.controller.farm.host.files import Files
+from hil.controller.farm.host.lease_guard import LeaseGuard
 from hil.controller.farm.host.serving import Serving
 from hil.controller.farm.host.way import Way
 from hil.controller.farm.words import Grant, Kind, Result
@@ -59,7 +60,7 @@ class Duty:
                 timings["open"] = (time.monotonic_ns() - begun) / 1e9
                 begun = time.monotonic_ns()
                 with self._served(grant):
-                    attendance.started(grant.lease, self.way.direct)
+                    attendance.started(grant.lease, self.serving.address if self.serving else "")
                     if replace(self.way.card(), fence=before.fence) != before:
                         attendance.present()
                     result = self._use(replace(grant, trace=span.traceparent), tell, timings)
@@ -134,12 +135,14 @@ class Duty:
         if target is None or target.token:
             why = "its agent asks for a token, which is its host's alone" if target else "it has no agent"
             raise UsageError(f"nobody can hold {grant.board}: {why}", hint="a selector that leaves it out")
-        self.serving = Serving(grant.lease, target, self.way.say)
+        guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
+        self.serving = Serving(grant.lease, guard.address, self.way.say)
         try:
             yield
         finally:
             self.serving.close()
             self.serving = None
+            guard.close()
 
     def _pool(self) -> Isolated:
         if self._isolated is None or self._isolated.closed:

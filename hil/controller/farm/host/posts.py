@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.boards import BoardConfig, known_boards, load_board
+from hil.boards import BoardConfig, find_board, is_file, is_trusted_place, known_boards, load_board, read_board
 from hil.controller.farm.host.board_file import sim_text
 from hil.controller.farm.places import FarmAddress
 from hil.errors import UsageError
@@ -54,16 +54,18 @@ class Post:
         config: its config's file.
         folder: of this board alone.
         simulator: arguments of `python -m hil.sim`, where the host starts the board itself.
+        typed: whether the config needs no word of the user's, whoever alters it.
     """
 
     name: str
     config: Path
     folder: Path
     simulator: tuple[str, ...] = ()
+    typed: bool = True
 
     def load(self) -> BoardConfig:
         """Its config, read anew."""
-        return load_board(str(self.config))
+        return load_board(str(self.config), typed=self.typed)
 
 
 def find_boards(site: Site, named: Sequence[str]) -> list[Post]:
@@ -75,6 +77,7 @@ def find_boards(site: Site, named: Sequence[str]) -> list[Post]:
     found: dict[str, Post] = {}
     for name in named or _reachable():
         config = load_board(name)
+        typed = is_file(name) or is_trusted_place(find_board(name))
         if not config.connection.address and not config.labgrid.place:
             raise UsageError(
                 f"{config.name} is a kind of board and has no address",
@@ -84,7 +87,8 @@ def find_boards(site: Site, named: Sequence[str]) -> list[Post]:
             raise UsageError(
                 f"two boards are called {config.name}", hint="[board] name in their configs tells them apart"
             )
-        found[config.name] = Post(config.name, config.path, site.folder / "boards" / checked(config.name))
+        folder = site.folder / "boards" / checked(config.name)
+        found[config.name] = Post(config.name, config.path, folder, typed=typed)
     return list(found.values())
 
 
@@ -119,7 +123,7 @@ def sockets_for(folder: Path) -> Path:
 
 def _reachable() -> list[str]:
     """Names of the boards here that have an address, or a place in labgrid."""
-    configs = {name: load_board(name) for name in known_boards()}
+    configs = {name: read_board(path) for name, path in known_boards().items()}
     return [name for name, one in configs.items() if one.connection.address or one.labgrid.place]
 
 

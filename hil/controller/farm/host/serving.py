@@ -1,16 +1,16 @@
-"""An interactive lease on its board's host: connections of its holder that come through the farm, led to the agent."""
+"""An interactive lease on its board's host: connections of its holder that come through the farm, led to the agent's
+guard.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 from typing import Any
 
 import grpc
 
-from hil.controller.client import Target
 from hil.controller.farm.client import FarmClient, open_channel
 from hil.controller.farm.stubs import DIAL_KEY, FarmStub
 from hil.controller.farm.tunnel_client import pass_on, pieces_from
@@ -18,20 +18,18 @@ from hil.controller.links import Say
 from hil.errors import HilError
 from hil.proto.v1 import farm_pb2 as pb
 
-_CONNECT_S = 10.0
-
 
 class Serving:
     """The connections of one lease, until it is over.
 
     Args:
         lease: its number.
-        target: the agent.
+        address: where the holder's calls are served: ``unix:PATH``.
         say: told of connections that could not be made.
     """
 
-    def __init__(self, lease: int, target: Target, say: Say) -> None:
-        self.lease, self._target, self._say = lease, target, say
+    def __init__(self, lease: int, address: str, say: Say) -> None:
+        self.lease, self.address, self._say = lease, address, say
         self._lock = threading.Lock()
         self._open: dict[socket.socket, Any] = {}
         self._over = False
@@ -58,7 +56,8 @@ class Serving:
         except HilError as error:
             return self._say(f"a connection of lease {self.lease} could not be carried: {error}")
         try:
-            with connect(self._target) as near:
+            with socket.socket(socket.AF_UNIX) as near:
+                near.connect(self.address.removeprefix("unix:"))
                 far = FarmStub(channel).Accept(pieces_from(near), metadata=metadata)
                 with self._lock:
                     self._open[near] = far
@@ -75,29 +74,3 @@ class Serving:
             pass  # the holder, or the gateway, hung up
         finally:
             channel.close()
-
-
-def connect(target: Target) -> socket.socket:
-    """A connection to an agent, as bytes.
-
-    Raises:
-        OSError: nobody answers there, or its certificate is not good.
-    """
-    if target.address.startswith("unix:"):
-        near = socket.socket(socket.AF_UNIX)
-        try:
-            near.connect(target.address.removeprefix("unix:"))
-        except OSError:
-            near.close()
-            raise
-        return near
-    host, _, port = target.address.rpartition(":")
-    near = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
-    near.settimeout(None)
-    if target.ca is None:
-        return near
-    context = ssl.create_default_context(cafile=str(target.ca))
-    context.set_alpn_protocols(["h2"])
-    if target.cert and target.key:
-        context.load_cert_chain(target.cert, target.key)
-    return context.wrap_socket(near, server_hostname=host.strip("[]"))

@@ -15,10 +15,10 @@ from hil.controller.farm.host.board_file import lease_text, public_text
 from hil.controller.farm.host.labels import labels_of
 from hil.controller.farm.host.posts import Post, Site
 from hil.controller.farm.labgrid import borrowed
-from hil.controller.farm.words import BoardCard, Grant
+from hil.controller.farm.words import MOST_FENCE, BoardCard, Grant
 from hil.controller.links import Link, Say, open_link
 from hil.controller.ssh.address import is_ssh_address
-from hil.errors import BoardBusy, BoardLost, BoardUnreachable, HilError, SessionEnded
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 
 _HOLD_S = 3.0
 
@@ -72,7 +72,6 @@ class Way:
             hw_type=self.config.hw_type,
             fence=self.fence,
             powered=self.config.power.can("cycle"),
-            direct=self.direct,
             machine=leased.machine_id(),
         )
 
@@ -82,15 +81,10 @@ class Way:
         return self._link.target if self._link else None
 
     @property
-    def direct(self) -> str:
-        """The same for others on this machine, where they need no more than the address."""
-        target = self.target
-        return target.address if target and target.address.startswith("unix:") and not target.token else ""
-
-    @property
     def fence(self) -> int:
-        """The highest that the board has seen, as far as it was asked."""
-        return int(self.info.get("fence", 0))
+        """The highest that the board has seen, as far as it was asked; one that makes no sense is not told."""
+        fence = int(self.info.get("fence", 0))
+        return fence if fence < MOST_FENCE else 0
 
     def look(self) -> None:
         """Find out how the board is, opening the way to it where that is not done.
@@ -106,11 +100,21 @@ class Way:
             try:
                 client = self._open()
                 self.info = MessageToDict(client.describe(), preserving_proto_field_name=True)
-                return
             except (BoardLost, BoardUnreachable, SessionEnded):
                 self.close()
                 if mended:
                     raise
+            else:
+                return self._check_fence()
+
+    def _check_fence(self) -> None:
+        fence = int(self.info.get("fence", 0))
+        if fence >= MOST_FENCE:
+            raise BoardError(
+                f"its agent has kept the fence {fence}, to which no board comes by being used",
+                board=self.post.name,
+                hint=f"hil board reset-fence {self.post.name} mends it",
+            )
 
     def bring(self, runtime: str, say: Say) -> bool:
         """See to it that the board's agent has a runtime, where we put agents on it: over SSH. To be called when the

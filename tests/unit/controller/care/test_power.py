@@ -107,7 +107,7 @@ def test_every_kind_of_hook_is_read():
             "off": {"url": "http://pdu/3/off", "method": "PUT", "headers": {"X-Key": "k"}, "body": "b"},
             "boot_s": 30,
         },
-        "a.toml",
+        Path("a.toml"),
     )
     assert power.hooks["reset"] == Command(("relay", "1 2"))
     assert power.hooks["cycle"] == Command(("labgrid-client", "-p", "my board", "power", "cycle"))
@@ -115,8 +115,14 @@ def test_every_kind_of_hook_is_read():
     assert power.boot_s == 30.0
 
 
+def test_a_program_with_a_relative_path_lies_beside_the_config(tmp_path):
+    power = parse_power({"reset": ["./reset.sh", "./x"], "off": ["/usr/bin/off"], "on": "on"}, tmp_path / "a.toml")
+    assert power.hooks["reset"] == Command((str(tmp_path / "reset.sh"), "./x"))
+    assert (power.hooks["off"], power.hooks["on"]) == (Command(("/usr/bin/off",)), Command(("on",)))
+
+
 def test_the_keys_of_labgrids_external_power_driver_are_taken_as_they_are():
-    power = parse_power({"cmd_on": "pdu --on 3", "cmd_off": "pdu --off 3", "delay": 5}, "a.toml")
+    power = parse_power({"cmd_on": "pdu --on 3", "cmd_off": "pdu --off 3", "delay": 5}, Path("a.toml"))
     assert power.hooks == {"on": Command(("pdu", "--on", "3")), "off": Command(("pdu", "--off", "3"))}
     assert power.delay == 5.0
     assert power.can("cycle")
@@ -151,7 +157,7 @@ def test_the_keys_of_labgrids_external_power_driver_are_taken_as_they_are():
 )
 def test_a_wrong_table_is_told_with_its_place(table, said):
     with pytest.raises(UsageError, match=r"^a\.toml: \[power\]") as caught:
-        parse_power(table, "a.toml")
+        parse_power(table, Path("a.toml"))
     assert said in str(caught.value)
 
 

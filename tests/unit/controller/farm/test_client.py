@@ -8,7 +8,7 @@ from concurrent import futures
 import grpc
 import pytest
 
-from hil import errors, wire
+from hil import errors, wire_errors
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import methods
@@ -122,7 +122,7 @@ def test_what_nobody_answers_is_said_with_what_to_do():
 def test_the_farms_own_errors_come_through_with_their_hints(gateway):
     def refuse(request, context):
         error = errors.FarmError("no board matches gpu", hint="rpi5 has no gpu")
-        context.set_trailing_metadata(((wire.ERROR_KEY, wire.error_to_message(error).SerializeToString()),))
+        context.set_trailing_metadata(((wire_errors.ERROR_KEY, wire_errors.to_message(error).SerializeToString()),))
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
 
     server = gateway(Submit=refuse)

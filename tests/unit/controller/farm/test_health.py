@@ -38,6 +38,15 @@ STATES = (ONLINE, SUSPECT, QUARANTINED, OFFLINE)
             },
         ),
         (
+            What.CHECK_LOST,
+            {
+                ONLINE: (SUSPECT, 0),
+                SUSPECT: (SUSPECT, 0),
+                QUARANTINED: (QUARANTINED, 30),
+                OFFLINE: (OFFLINE, None),
+            },
+        ),
+        (
             What.INFRASTRUCTURE,
             {
                 ONLINE: (SUSPECT, 0),
@@ -138,3 +147,14 @@ def test_whatever_happens_only_a_check_or_a_fresh_one_brings_a_board_online(stat
         assert change.failures >= 0
         assert change.doubted is (change.check_in_s is not None)
         state, failures = change.state, change.failures
+
+
+def test_checks_that_are_lost_again_and_again_put_a_board_into_quarantine():
+    state, failures, seen = SUSPECT, 0, []
+    for _ in range(5):
+        change = after(state, failures, Event(What.CHECK_LOST, "nothing was heard of it"), TERMS)
+        state, failures = change.state, change.failures
+        seen.append((state, failures, change.check_in_s))
+    lost = [(SUSPECT, 1, 0), (SUSPECT, 2, 0)]
+    assert seen == [*lost, (QUARANTINED, 3, 120), (QUARANTINED, 4, 200), (QUARANTINED, 5, 200)]
+    assert after(SUSPECT, 2, Event(What.HEALTHY)).failures == 0

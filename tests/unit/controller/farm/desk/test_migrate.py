@@ -16,7 +16,7 @@ from farm_rows import board, insert, job, lease, rows, submission, with_tx
 from hil.controller.farm.desk.database import Tx
 from hil.controller.farm.desk.migrate import Part, migrate, shipped
 from hil.controller.farm.words import Kind
-from hil.errors import FarmError
+from hil.errors import FarmError, UsageError
 
 # What makes up a schema, but for names that say nothing.
 CATALOG = """
@@ -222,3 +222,28 @@ def test_what_was_cut_off_goes_on_where_it_was(empty_db: str) -> None:
 def test_every_step_of_ours_is_numbered_without_gaps() -> None:
     names = list(shipped()[1].steps)
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+
+
+def test_a_fence_that_locks_a_board_out_is_told_and_mended_by_forgetting_the_board(any_db: str) -> None:
+    asyncio.run(migrate(any_db, old()))
+    with_tx(any_db, fill)
+
+    async def brick(tx: Tx) -> None:
+        await tx.execute("update hil.boards set fence = %s, worker = '', state = 'offline'", [2**62 - 1])
+
+    with_tx(any_db, brick)
+    asyncio.run(migrate(any_db))
+    with open_desk(any_db) as desk:
+        assert "makes no sense" in desk.board("pi")["reason"]
+        assert ("board.fence", f"its stored fence, {2**62 - 1}, makes no sense: hil farm forget pi mends it") in (
+            desk.events(board="pi")
+        )
+        with pytest.raises(UsageError, match="the fence that the farm has kept of pi makes no sense") as refused:
+            desk.attend("pi", "w2")
+        assert "hil farm forget pi" in refused.value.hint
+        [highest] = desk.rows("select max(fence) as fence from hil.leases where board = 'pi'")
+        desk.forget("pi")
+        assert f"goes on after {highest['fence']}" in desk.events(board="pi")[-1][1]
+        # What the agent has seen counts too: it refuses what is not above it.
+        desk.attend("pi", "w2", fence=40)
+        assert desk.board("pi")["fence"] >= 40

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 import pytest
 from farm_desks import ANNA, LONG_AGO, PASSED, Desk, open_desk
 
-from hil.controller.farm.desk import leases, submissions, ticking
+from hil.controller.farm.desk import leases, reading, submissions, ticking
 from hil.controller.farm.desk.database import Database, DatabaseAway, Tx
+from hil.controller.farm.desk.hopeless import why_hopeless
 from hil.controller.farm.desk.rows import alone, fetched
 from hil.controller.farm.gateway.clockwork import Clockwork
 from hil.controller.farm.tasks import ended
@@ -253,3 +254,33 @@ def test_one_gateway_ticks_at_a_time(desk: Desk) -> None:
     first, second = desk.run(both())
     assert first > 0
     assert second == 0
+
+
+def test_a_board_that_loses_check_after_check_is_quarantined_and_who_waits_for_it_is_told(desk: Desk) -> None:
+    [name] = desk.submit(board="a")
+
+    def let_go() -> None:
+        """Its worker is heard of, but works on nothing that it was given."""
+        desk.rows("update hil.leases set expires_at = now() - interval '1 s' where board = 'a'")
+        desk.tick()
+
+    let_go()
+    for lost in range(3):
+        assert (desk.board("a")["state"], desk.board("a")["failures"]) == ("suspect", lost)
+        assert desk.grant("a").spec.kind is Kind.HEALTH and not desk.do(hopeless, name)
+        let_go()
+    board = desk.board("a")
+    assert (board["state"], board["failures"]) == ("quarantined", 3)
+    assert "failed 3 times in a row" in board["reason"]
+    assert desk.do(hopeless, name) == f"a: {board['reason']}" and desk.jobs()[name] == "queued"
+    desk.drain("b")
+    [either] = desk.submit()
+    assert desk.do(hopeless, either)
+    desk.online("c")
+    assert not desk.do(hopeless, either)
+    desk.resume("a")
+    assert not desk.do(hopeless, name)
+
+
+async def hopeless(tx: Tx, name: str) -> str:
+    return (await why_hopeless(tx, [await reading.job(tx, name)])).get(name, "")

@@ -23,8 +23,11 @@ class Way:
     """A board that can be had, or not."""
 
     def __init__(self, folder: Path, error: HilError | None = None, target: Target | None = None) -> None:
-        self.site, self.post = SimpleNamespace(files=folder / "files"), SimpleNamespace(name="rpi5", folder=folder)
-        self.error, self.target, self.direct = error, target, "unix:/a.sock"
+        self.site, self.post = (
+            SimpleNamespace(files=folder / "files", sockets=folder),
+            SimpleNamespace(name="rpi5", folder=folder),
+        )
+        self.error, self.target = error, target
         self.shown = BoardCard("rpi5", labels={"kernel": "6.1"})
         self.holder, self.taken = 0, 0
         self.brought = ""
@@ -82,7 +85,7 @@ def test_a_job_begins_when_its_board_was_taken_by_its_fence(do, tmp_path):
     way = Way(tmp_path)
     seen: list[str] = []
     result, told = do(way, lambda self: (seen.append(self.board.read_text()), Result(0, "PASS"))[1])
-    assert (way.taken, seen, told) == (3, ["fence = 3\n"], ["started 5 unix:/a.sock"])
+    assert (way.taken, seen, told) == (3, ["fence = 3\n"], ["started 5 "])
     assert (result.exit_code, list(result.timings)) == (0, ["open"])
     assert 0 < result.board_ns[0] < result.board_ns[1] and not list((tmp_path).glob("job*"))
 
@@ -108,7 +111,7 @@ def test_a_board_that_turned_out_to_be_another_is_presented_anew(do, tmp_path):
         way.shown = replace(way.shown, labels={"kernel": "6.6"})
 
     way.take = look
-    assert do(way)[1] == ["started 5 unix:/a.sock", "present"]
+    assert do(way)[1] == ["started 5 ", "present"]
 
 
 def test_the_runtime_that_a_job_needs_is_brought_to_the_board(do, tmp_path):
@@ -148,6 +151,10 @@ def test_a_farm_that_is_away_is_waited_for(monkeypatch):
 def test_connections_are_led_to_a_board_that_is_held_before_anybody_is_told_that_it_is_there(tmp_path):
     made: Any = Duty(Way(tmp_path, target=Target("unix:/a.sock")), lambda: None, 1)
     attendance: Any = Attendance()
-    attendance.started = lambda lease, direct: attendance.told.append(made.serving.lease)
+    attendance.started = lambda lease, direct: attendance.told.append((made.serving.lease, direct))
     result = made.do(replace(GRANT, spec=Spec(Kind.LEASE), timeout_s=0.05), attendance)
-    assert (attendance.told, result.reason, made.serving) == ([5], "its time is over", None)
+    assert (attendance.told, result.reason, made.serving) == (
+        [(5, f"unix:{tmp_path}/lease-5.sock")],
+        "its time is over",
+        None,
+    )

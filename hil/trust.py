@@ -1,0 +1,193 @@
+"""Board configs that hil takes from a folder only after the user trusted it.
+
+A config of hil's own, one in the user's own folder and one whose path was typed are used as they are. Another one lies
+in a folder that somebody else may have made (``./board_configs`` of a project that was cloned): what only describes a
+board is used, and what runs, reads, writes or connects is used once ``hil board trust`` was called for that folder. The
+user's answer is kept by the folder's path and by the digest of each config with the programs that it calls by path, so
+that an altered one is asked for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.digest import Hasher, digest_file
+from hil.errors import StorageError, UsageError
+from hil.power import Command
+
+if TYPE_CHECKING:
+    from hil.boards import BoardConfig
+
+SCHEMA = 1
+_FILE = "trusted.json"
+# What a config may say untrusted: it describes the board, and nothing in it runs, reads, writes or connects.
+# Of the other tables, and of those that are added some day, nothing is used.
+_HARMLESS = {"board", "devices", "labels", "simulator"}
+_HARMLESS_RUNTIME = {"kind", "tensors", "version"}
+
+
+def user_folder() -> Path | None:
+    """The folder of the user's own configuration, ``$XDG_CONFIG_HOME/hil``; None without a home, as some services run.
+
+    A relative ``XDG_CONFIG_HOME`` counts as none, as its standard says: it would be another one in every folder.
+    """
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    if Path(home).is_absolute():
+        return Path(home) / "hil"
+    with contextlib.suppress(RuntimeError):
+        return Path.home() / ".config" / "hil"
+    return None
+
+
+def asks_for(data: Mapping[str, Any]) -> list[str]:
+    """What a config holds that needs the user's trust, as ``[table] key``; nothing where it only describes a board.
+
+    Args:
+        data: the config's tables.
+    """
+    found = []
+    for table, values in data.items():
+        if table not in _HARMLESS:
+            keys = values if isinstance(values, Mapping) else {}
+            found += [f"[{table}] {key}" for key in keys if not (table == "runtime" and key in _HARMLESS_RUNTIME)]
+    return found
+
+
+def digest_of_config(config: BoardConfig) -> str:
+    """The digest of a config's text and of the programs of this machine that it names by their path.
+
+    Raises:
+        UsageError: such a program cannot be read.
+    """
+    hasher = Hasher()
+    hasher.update(config.text.encode())
+    for path in _programs(config):
+        try:
+            hasher.update(f"\0{digest_file(path)}".encode())
+        except OSError as error:
+            raise UsageError(f"{path}, which {config.path} names, cannot be read: {error.strerror}") from error
+    return hasher.digest()
+
+
+def _programs(config: BoardConfig) -> Iterator[Path]:
+    if config.command.file:
+        yield config.path.parent / Path(config.command.file).expanduser()
+    for hook in config.power.hooks.values():
+        if isinstance(hook, Command) and "/" in hook.argv[0]:
+            yield Path(hook.argv[0])
+
+
+def check_trust(config: BoardConfig) -> None:
+    """Refuse a config of a folder that nobody typed, which asks for trust and has none, or was altered since.
+
+    Raises:
+        UsageError: it is not trusted as it is now.
+    """
+    state = state_of(config) if config.asks else "trusted"
+    if state == "trusted":
+        return
+    why = (
+        "has been altered since you trusted it" if state == "altered" else "is from a folder that you have not trusted"
+    )
+    raise UsageError(
+        f"{config.path} {why}, and it says more than what the board is: {', '.join(config.asks)}",
+        hint=f"read it, then: hil board trust {config.path.parent}; or name the file itself: --board {config.path}",
+    )
+
+
+def state_of(config: BoardConfig) -> str:
+    """Whether a config is ``trusted`` as it is now, ``altered`` since it was, or ``unknown``."""
+    known = {files[str(config.path)] for files in _read().values() if str(config.path) in files}
+    if not known:
+        return "unknown"
+    try:
+        return "trusted" if digest_of_config(config) in known else "altered"
+    except UsageError:
+        return "altered"
+
+
+def trusted_folders() -> dict[str, dict[str, str]]:
+    """What the user trusts: folder -> a config's file, without links -> its digest.
+
+    Raises:
+        UsageError: the file of it is damaged, or others may write to it.
+    """
+    return _read()
+
+
+def trust(folder: Path, configs: list[BoardConfig]) -> None:
+    """Trust a folder's configs as they are now, in place of what was trusted there before.
+
+    Args:
+        folder: its absolute path.
+        configs: those that it holds.
+
+    Raises:
+        UsageError: there is no home to keep it in, or a program that one names cannot be read.
+        StorageError: it cannot be written.
+    """
+    _write({**_read(), str(folder): {str(config.path): digest_of_config(config) for config in configs}})
+
+
+def distrust(folder: Path) -> bool:
+    """Trust a folder no longer; whether it was trusted.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    folders = dict(_read())
+    known = folders.pop(str(folder), None) is not None
+    if known:
+        _write(folders)
+    return known
+
+
+def _read() -> dict[str, dict[str, str]]:
+    base = user_folder()
+    if base is None:
+        return {}
+    path = base / _FILE
+    try:
+        with path.open() as file:
+            status = os.fstat(file.fileno())
+            text = file.read()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise UsageError(f"others may write to {path}, which says what you trust", hint="look at it, then remove it")
+    try:
+        folders = json.loads(text)["folders"]
+        if not all(isinstance(digest, str) for files in folders.values() for digest in files.values()):
+            raise TypeError("a digest is no text")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is damaged: {error}", hint="remove it, and trust again what you trust: hil board trust DIR"
+        ) from error
+    return folders  # type: ignore[no-any-return]
+
+
+def _write(folders: Mapping[str, Mapping[str, str]]) -> None:
+    base = user_folder()
+    if base is None:
+        raise UsageError("there is no home to keep in what you trust", hint="set HOME or XDG_CONFIG_HOME")
+    temporary = ""
+    try:
+        base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # mkstemp's file is 0600 from the start.
+        number, temporary = tempfile.mkstemp(prefix=_FILE, dir=base)
+        with os.fdopen(number, "w") as file:
+            json.dump({"schema": SCHEMA, "folders": folders}, file, indent=1, sort_keys=True)
+            file.write("\n")
+        Path(temporary).replace(base / _FILE)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise StorageError(f"{base / _FILE} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,124 @@
+"""A program's file that is altered in the store of a running agent: it is sent again, or told as what it is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from agents import Program
+from models import DIGITS
+
+import hil as library
+from hil import errors, wire
+from hil.bundle import Artifact
+from hil.controller.board import Board
+from hil.controller.choice import choose
+from hil.controller.client import AgentClient
+from hil.digest import digest_file, digest_of
+from hil.proto.v1 import agent_pb2 as pb
+from hil.results import Outcome
+
+A = np.ones(4096, np.float32)
+MIB = 1 << 20
+
+
+def alter(store: Path) -> None:
+    """Write over the middle of every blob, as a program on the board can, and set back the time of the last change."""
+    time.sleep(0.05)
+    for blob in (store / "blobs").rglob("*"):
+        if blob.is_file():
+            before = blob.stat()
+            blob.chmod(0o600)
+            with blob.open("r+b") as file:
+                file.seek(before.st_size // 2)
+                file.write(b"\xff" * 64)
+
+            os.utime(blob, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def artifact_of(program: Program) -> Artifact:
+    return Artifact(program.runtime, program.path.name, {program.path.name: program.path}, program.digests, "", "none")
+
+
+@pytest.fixture
+def board(start_agent: Callable[..., str]):
+    said: list[str] = []
+    with Board(choose(start_agent()), say=said.append) as connected:
+        connected.take()
+        connected.said = said
+        yield connected
+
+
+def test_a_file_that_is_altered_in_the_store_is_sent_again_and_runs(board: Board, add: Program, tmp_path: Path) -> None:
+    artifact = artifact_of(add)
+    for spoilt in (False, True, False, True):
+        board.push(artifact)
+        if spoilt:
+            alter(tmp_path / "store-0")
+        with board.load(artifact) as program:
+            result, _ = program.run({"a": A, "b": A})
+        np.testing.assert_array_equal(next(iter(result.outputs.values())), A + A)
+    assert len([line for line in board.said if "was altered on the board" in line and "sending it again" in line]) == 2
+
+
+def test_a_file_that_is_altered_again_and_again_blames_the_board(board: Board, tmp_path: Path) -> None:
+    push = board.push
+
+    def spoilt(*what: object) -> int:
+        sent = push(*what)
+        alter(tmp_path / "store-0")
+        return sent
+
+    board.push = spoilt
+    case = library.run(DIGITS / "digits_cnn.onnx", board, runtime="onnxruntime")
+    assert case.outcome is Outcome.BLOB_DAMAGED
+    assert case.outcome.exit_code == errors.EXIT_BOARD
+    assert "was altered on the board" in case.reason
+
+
+def test_a_file_that_was_altered_here_does_not_blame_the_board(board: Board, add: Program, tmp_path: Path) -> None:
+    artifact = artifact_of(add)
+    mine = tmp_path / add.path.name
+    mine.write_bytes(add.path.read_bytes())
+    changed = Artifact(add.runtime, mine.name, {mine.name: mine}, {mine.name: digest_file(mine)}, "", "none")
+    mine.write_bytes(mine.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(errors.UsageError, match="was altered after it was read"):
+        board.push(changed)
+    board.push(artifact)
+
+
+def cut_upload(client: AgentClient, number: int, size: int) -> None:
+    """Send all but the last byte of a blob, and break off."""
+
+    def messages():
+        yield pb.PutRequest(start=pb.PutStart(digest=digest_of(b"%d" % number), size=size + 1))
+        for _ in range(size // MIB):
+            yield from wire.data_messages(memoryview(b"x" * MIB))
+
+    with pytest.raises(errors.HilError), client._seam():
+        replies = client._stub.Put(messages(), metadata=client._token())
+        list(replies)
+        raise errors.BoardLost("broken off")
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_cut_uploads_count_in_an_agents_quota(start_agent, open_client, tmp_path: Path) -> None:
+    client = open_client(start_agent("--quota", str(20 * MIB)))
+    most = 0
+    for number in range(15):
+        cut_upload(client, number, 10 * MIB)
+        most = max(most, size_of(tmp_path / "store-0"))
+    assert 9 * MIB < most <= 21 * MIB
+    whole = tmp_path / "whole"
+    whole.write_bytes(b"w" * (15 * MIB))
+    name = digest_file(whole)
+    client.put({name: (whole, 0)})
+    assert client.missing([name]) == {}
+    assert size_of(tmp_path / "store-0") <= 21 * MIB

@@ -1,0 +1,170 @@
+"""`hil` in a folder that somebody made to do harm: nothing of it runs, writes elsewhere, or sends anything away."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hostile import hostile_modules, run
+from models import save_model
+from onnx import TensorProto, helper
+
+from hil.python_module import module_command
+
+Hil = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "cloned"
+    (made / "board_configs").mkdir(parents=True)
+    node = helper.make_node("Add", ["x", "x"], ["y"], "twice")
+    value = (TensorProto.FLOAT, [4])
+    save_model(made / "doubling.onnx", [node], [("x", *value)], [("y", *value)])
+    return made
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "it ran"
+
+
+@pytest.fixture
+def there(folder: Path, environment: dict[str, str]) -> Hil:
+    """Runs `hil ARGS...` in the folder."""
+
+    def call(*words: object) -> subprocess.CompletedProcess[str]:
+        done = run(words, folder, environment)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return call
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[str, list[bytes]]]:
+    """An address, and what was sent to it."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hear() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                heard.append(b"")
+                with connection:
+                    connection.settimeout(1)
+                    with contextlib.suppress(OSError):
+                        heard.append(connection.recv(1 << 16))
+
+        thread = threading.Thread(target=hear, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", heard
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def test_its_board_configs_run_no_command_and_write_no_file(folder, there, marker):
+    power = f'[connection]\naddress = "unix:{folder}/none.sock"\n[power]\nreset = ["touch", "{marker}"]\nboot_s = 1\n'
+    flags = f'[simulator]\n[compile_flags]\niree = ["--iree-hal-dump-executable-sources-to={marker}"]\n'
+    for name, text in (("sim", power), ("generic", power), ("kitchen", power), ("flags", flags)):
+        (folder / "board_configs" / f"{name}.toml").write_text(text)
+    assert there("run", "doubling.onnx").returncode == 0
+    assert there("run", "doubling.onnx", "--board", "sim").returncode == 0
+    assert there("bench", "doubling.onnx", "--runtime-hw-type", "sim", "--iterations", 3).returncode == 0
+    for words in (
+        ("run", "doubling.onnx", "--board", "kitchen"),
+        ("run", "doubling.onnx", "--runtime-hw-type", "flags"),
+        ("compile", "doubling.onnx", "--runtime-hw-type", "flags"),
+        ("board", "reset", "kitchen"),
+        ("board", "check", "kitchen"),
+        ("suite", "run", "models", "--filter", "digits", "--board", "kitchen"),
+        ("farm", "host"),
+    ):
+        done = there(*words)
+        if words == ("farm", "host"):  # it says first that there is no farm
+            continue
+        assert done.returncode == 2 and "have not trusted" in done.stderr, done.stderr
+        assert "hil board trust" in done.stderr
+    for words in (("board", "list"), ("board", "show", "kitchen"), ("board", "trust", "--list")):
+        assert there(*words).returncode == 0
+    assert not marker.exists()
+
+
+def test_its_addresses_are_sent_no_token_and_no_line_of_a_file(folder, there, environment):
+    (folder / "secret").write_text("the first line\n")
+    environment["HIL_AGENT_TOKEN"] = "the-users-token"
+    with listening() as (address, heard):
+        for name, more in (("kitchen", ""), ("reader", f'token_file = "{folder}/secret"\n')):
+            text = f'[connection]\naddress = "{address}"\n{more}'
+            (folder / "board_configs" / f"{name}.toml").write_text(text)
+            done = there("run", "doubling.onnx", "--board", name)
+            assert done.returncode == 2 and "have not trusted" in done.stderr
+    assert heard == []
+
+
+def test_once_trusted_it_does_what_it_says_until_it_is_altered(folder, there, marker):
+    config = folder / "board_configs" / "kitchen.toml"
+    config.write_text(
+        f'[connection]\naddress = "unix:{folder}/none.sock"\n[power]\nreset = ["touch", "{marker}"]\nboot_s = 0\n'
+    )
+    trusted = there("board", "trust", ".", "--json")
+    assert trusted.returncode == 0 and "[power] reset" in trusted.stdout
+    assert there("run", "doubling.onnx", "--board", "kitchen").returncode == 4
+    assert marker.exists()
+    marker.unlink()
+    config.write_text(config.read_text().replace("boot_s = 0", "boot_s = 1"))
+    altered = there("run", "doubling.onnx", "--board", "kitchen")
+    assert altered.returncode == 2 and "altered since" in altered.stderr and not marker.exists()
+    assert '"state": "altered"' in there("board", "trust", "--list", "--json").stdout
+    assert there("board", "trust", "--remove", "board_configs").returncode == 0
+    assert there("board", "trust", "--remove", "board_configs").returncode == 2
+    typed = there("run", "doubling.onnx", "--board", "board_configs/kitchen.toml")
+    assert typed.returncode == 4 and marker.exists()
+
+
+def test_its_modules_and_entry_points_are_not_imported(folder, there, marker, environment):
+    hostile_modules(folder, marker)
+    for words in (
+        ("run", "doubling.onnx"),
+        ("run", "doubling.onnx", "--runtime", "onnxruntime", "--reference", "iree-llvm-cpu"),
+        ("flows",),
+        ("compile", "doubling.onnx", "--compile-time-profile", "times"),
+        ("suite", "run", "models", "--filter", "digits", "--no-layers"),
+    ):
+        done = there(*words)
+        assert done.returncode == 0, done.stderr
+        assert not marker.exists(), marker.read_text()
+
+
+def test_pip_is_not_a_module_of_the_folder(folder, marker, monkeypatch):
+    """What fetches a board's packages."""
+    hostile_modules(folder, marker)
+    monkeypatch.chdir(folder)
+    done = subprocess.run(module_command("pip", "--version"), capture_output=True, text=True)
+    assert done.returncode == 0 and "pip" in done.stdout, done.stderr
+    assert not marker.exists()
+
+
+def test_python_m_hil_imports_nothing_from_the_folder_once_hil_is_found(folder, marker, environment):
+    """What Python itself imports before that (runpy, typing, ...) only `python -P` can help with."""
+    hostile_modules(folder, marker)
+    for name in ("runpy", "typing"):
+        (folder / f"{name}.py").unlink()
+    for name in ("hil", "iree"):
+        shutil.rmtree(folder / name)
+    clean = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
+    for module, words in (("hil", ("run", "doubling.onnx")), ("hil.agent", ("--help",)), ("hil.sim", ("--help",))):
+        command = [sys.executable, "-m", module, *words]
+        done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not marker.exists(), marker.read_text()
