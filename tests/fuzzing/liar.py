@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil import wire
+from hil import wire, wire_errors
 from hil.errors import BoardError, StageError
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -153,7 +153,7 @@ class _Liar(grpc.GenericRpcHandler):
             next(requests, None)
             if end == "error":
                 self.sent += 1
-                context.set_trailing_metadata(((wire.ERROR_KEY, b"".join(answers)[:8000]),))
+                context.set_trailing_metadata(((wire_errors.ERROR_KEY, b"".join(answers)[:8000]),))
                 context.abort(grpc.StatusCode.INTERNAL, "it says")
             for one in answers:
                 self.sent += 1

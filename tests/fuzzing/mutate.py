@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from random import Random
@@ -395,7 +396,9 @@ def archive(data: bytes, rng: Random, change: Callable[[bytes, Random], bytes] =
         else:
             members[at] = (name, change(content, rng))
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as held:
+    way = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with warnings.catch_warnings(), zipfile.ZipFile(out, "w", way) as held:
+        warnings.simplefilter("ignore")  # of a name that is there twice
         for name, content in members:
             held.writestr(zipfile.ZipInfo(name.encode(errors="replace").decode() or "x"), content)
     return out.getvalue()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -423,3 +424,24 @@ def test_many_operators_that_do_not_exist_are_told_at_once(save_onnx: Save, isol
     with pytest.raises(ImportFailed, match="Nonesuch"):
         import_model(path, isolated=isolated)
     assert time.monotonic() - began < 10  # twelve milliseconds a node would be 24 s
+
+
+def quantised(save: Save, scale: np.ndarray, zero: np.ndarray) -> Path:
+    node = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    return save([node], [("x", FLOAT, (4,))], [("y", UINT8, (4,))], [tensor("scale", scale), tensor("zero", zero)])
+
+
+def test_scales_that_do_not_fit_their_zero_points_bound_nothing(save_onnx: Save, isolated: Isolated) -> None:
+    scale, zero = np.ones((20_000, 1), np.float32), np.zeros((1, 20_000), np.uint8)
+    model = import_model(quantised(save_onnx, scale, zero), isolated=isolated)  # 3 GB if they were multiplied out
+    assert model.ranges == {}
+
+
+def test_constant_that_is_not_what_it_says_bounds_nothing(save_onnx: Save, isolated: Isolated) -> None:
+    path = quantised(save_onnx, np.ones(1, np.float32), np.zeros(1, np.uint8))
+    assert import_model(path, isolated=isolated).ranges == {"x": (0.0, 255.0)}
+    model = onnx.load(path)
+    model.graph.initializer[1].dims[:] = [7]
+    onnx.save(model, path)
+    with contextlib.suppress(ImportFailed):
+        assert import_model(path, isolated=isolated).ranges == {}
