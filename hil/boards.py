@@ -8,7 +8,6 @@ folder, and ``./board_configs``, of which only what the user trusts may do more 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,13 +18,8 @@ from hil.errors import UsageError, did_you_mean, one_of
 from hil.files import read_file
 from hil.power import Command, Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
+from hil.toml_text import parse_toml
 from hil.trust import asks_for, check_trust, user_folder
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 _PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
 _BOARD = ("name", "hw_type", "description", "runtime")
@@ -260,11 +254,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     Raises:
         UsageError: it is not a board config.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    return _parse(data, path, text)
+    return _parse(parse_toml(text, path), path, text)
 
 
 def _parse(data: dict[str, Any], path: Path, text: str) -> BoardConfig:

@@ -25,6 +25,15 @@ SCHEMA = 1
 GO_ON = "interrupted; go on with: "
 DEFAULT_ROOT = Path("hil-runs")
 _INDEX = "index.sqlite"
+# What every record has, however its run ended.
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "created": (int, float),
+    "board": dict,
+    "cases": list,
+    "outcome": (str, type(None)),
+    "exit_code": (int, type(None)),
+    "finished": bool,
+}
 # A file name has at most 255: there is room for what is put around it.
 _NAME_BYTES = 80
 _TABLE = """create table if not exists runs (
@@ -178,6 +187,9 @@ class RunStore:
                 raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
+        wrong = [key for key, kinds in _FIELDS.items() if not isinstance(record.get(key), kinds)]
+        if wrong or not all(isinstance(case, dict) and isinstance(case.get("name"), str) for case in record["cases"]):
+            raise UsageError(f"{folder}/run.json is no record of a run: {wrong[0] if wrong else 'cases'} is damaged")
         return Run(folder, record)
 
     def summaries(self) -> list[dict[str, Any]]:

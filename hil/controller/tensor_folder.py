@@ -34,4 +34,7 @@ def load_tensors(folder: Path) -> dict[str, Array]:
         index = json.loads(read_text(folder / INDEX))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{folder} holds no tensors: {error}") from error
-    return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
+    try:
+        return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{folder / INDEX} is damaged: {type(error).__name__}: {error}") from error

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from fuzzing.engine import confine
 from fuzzing.runs import Report, drive, replay, work
 from fuzzing.targets import FUZZERS
 
@@ -29,13 +30,14 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which fuzzers; all where none is named")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long each runs (60)")
+    parser.add_argument("--inputs", type=int, default=0, help="at most how many each tries; 0: as many as it can")
     parser.add_argument("--seed", type=int, default=None, help="of all that is left to chance; the time if not given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many run at a time")
     parser.add_argument("--corpus", type=Path, default=platformdirs.user_cache_path("hil-fuzz"), metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was done there")
     parser.add_argument("--list", action="store_true", help="say which there are")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="try one input again")
-    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in FUZZERS]:
         parser.error(f"no fuzzer {unknown[0]!r}: one of {', '.join(FUZZERS)}")
@@ -51,8 +53,9 @@ def main() -> int:
     seed = int(time.time()) if given.seed is None else given.seed
     if given.work:
         faulthandler.enable()
-        folder, note, first, seconds = given.work
-        work(chosen[0], Path(folder), seed=seed, first=int(first), seconds=float(seconds), note=Path(note))
+        folder, note, first, last, seconds = given.work
+        numbers = {"first": int(first), "last": int(last), "seconds": float(seconds)}
+        work(chosen[0], Path(folder), seed=seed, note=Path(note), **numbers)
         return 0
     if given.list:
         width = max(map(len, FUZZERS))
@@ -61,12 +64,14 @@ def main() -> int:
             print(f"{one.name:{width}}  {one.about}{f' (skipped here: {lacking})' if lacking else ''}")
         return 0
     if given.replay is not None:
+        confine(chosen[0])
         failure = replay(chosen[0], given.replay)
         print(f"{failure.kind}\n{failure.text}" if failure else "nothing was broken")
         return 1 if failure else 0
     print(f"seed {seed}; kept in {given.corpus}")
     with ThreadPoolExecutor(given.jobs) as pool:
-        runs = [pool.submit(drive, one, given.corpus / one.name, seed=seed, seconds=given.seconds) for one in chosen]
+        how = {"seed": seed, "seconds": given.seconds, "inputs": given.inputs}
+        runs = [pool.submit(drive, one, given.corpus / one.name, **how) for one in chosen]
         reports = []
         for run in runs:
             reports.append(run.result())

@@ -39,20 +39,33 @@ def seeds() -> list[bytes]:
         line("Board.Clock", *[pb.ClockPing()] * 200),
         line("Board.Logs", pb.LogsRequest(follow=True)),
         line("Board.Counters", pb.CountersRequest(period_ms=10)),
-        line("Sessions.Hold", pb.HoldRequest(open=pb.SessionOpen(owner="x", purpose="y", ttl_s=5)),
-             *[pb.HoldRequest(keep_alive=pb.KeepAlive())] * 200),
+        line(
+            "Sessions.Hold",
+            pb.HoldRequest(open=pb.SessionOpen(owner="x", purpose="y", ttl_s=5)),
+            *[pb.HoldRequest(keep_alive=pb.KeepAlive())] * 200,
+        ),
         line("Blobs.Missing", pb.MissingRequest(digests=[DIGEST, put.digest])),
         line("Blobs.Put", pb.PutRequest(start=put), *[pb.PutRequest(data=b"x")] * 10),
-        line("Blobs.Put", *[pb.PutRequest(start=pb.PutStart(digest=DIGEST, size=5)), pb.PutRequest(data=b"12345")] * 100),
+        line(
+            "Blobs.Put", *[pb.PutRequest(start=pb.PutStart(digest=DIGEST, size=5)), pb.PutRequest(data=b"12345")] * 100
+        ),
         line("Blobs.Get", pb.GetRequest(digest=DIGEST, offset=3)),
-        line("Programs.Load", pb.LoadRequest(files=files, main="add.onnx", runtime="onnxruntime", timeout_s=5), seconds=3.0),
+        line(
+            "Programs.Load",
+            pb.LoadRequest(files=files, main="add.onnx", runtime="onnxruntime", timeout_s=5),
+            seconds=3.0,
+        ),
         line("Programs.Invoke", *[pb.InvokeRequest(start=start)] * 100, seconds=3.0),
-        line("Programs.Invoke", pb.InvokeRequest(start=pb.InvokeStart(program_id=PROGRAM, inputs=streamed, iterations=2)),
-             pb.InvokeRequest(data=vector.tobytes()), pb.InvokeRequest(data=vector.tobytes()),
-             pb.InvokeRequest(digests=pb.Digests(digests=["blake3:" + "1" * 64] * 2))),
+        line(
+            "Programs.Invoke",
+            pb.InvokeRequest(start=pb.InvokeStart(program_id=PROGRAM, inputs=streamed, iterations=2)),
+            pb.InvokeRequest(data=vector.tobytes()),
+            pb.InvokeRequest(data=vector.tobytes()),
+            pb.InvokeRequest(digests=pb.Digests(digests=["blake3:" + "1" * 64] * 2)),
+        ),
         line("Programs.Unload", pb.UnloadRequest(program_id="x")),
         *GARBAGE,
-    ]  # fmt: skip
+    ]
 
 
 class Victim:
@@ -102,8 +115,12 @@ class Victim:
         grown = _rss_mib(self._process.pid) - self._base_mib
         threads, files = (len(os.listdir(f"/proc/{self._process.pid}/{what}")) for what in ("task", "fd"))  # noqa: PTH208
         processes = len(_children(self._process.pid))
-        found = {"MiB more": (grown, _MOST_MIB), "threads": (threads, _MOST_THREADS), "files": (files, _MOST_FILES),
-                 "processes": (processes, _MOST_PROCESSES)}  # fmt: skip
+        found = {
+            "MiB more": (grown, _MOST_MIB),
+            "threads": (threads, _MOST_THREADS),
+            "files": (files, _MOST_FILES),
+            "processes": (processes, _MOST_PROCESSES),
+        }
         for what, (count, most) in found.items():
             if count > most:
                 raise Broken(f"the agent has {what}: {count}, and {most} are allowed")
@@ -193,6 +210,14 @@ def _opened(folder: Path) -> Iterator[Attempt]:
 
 
 FUZZER = Fuzzer(
-    "agent", "an agent, by its calls and its socket", _opened, seeds, Changer(METHODS, _TOKENS), (), limit_s=240.0,
-    limit_mib=1024, address_mib=0, history=_CHECK_EVERY + 1,
-)  # fmt: skip
+    "agent",
+    "an agent, by its calls and its socket",
+    _opened,
+    seeds,
+    Changer(METHODS, _TOKENS),
+    (),
+    limit_s=240.0,
+    limit_mib=1024,
+    address_mib=0,
+    history=_CHECK_EVERY + 1,
+)

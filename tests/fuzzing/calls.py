@@ -1,7 +1,8 @@
 """Calls of gRPC as inputs: a line of JSON for each, so that inputs can be joined, and read by people.
 
-``{"call": "Programs.Invoke", "token": "session", "messages": ["BASE64", ...]}`` is a call, ``{"http2": "BASE64"}`` bytes
-that are sent to the server's socket as they are. What changes from run to run has a name of the same length: PROGRAM___...
+``{"call": "Programs.Invoke", "token": "session", "messages": ["BASE64", ...]}`` is a call, ``{"http2": "BASE64"}``
+bytes that are sent to the server's socket as they are. What changes from run to run has a name of the same length:
+PROGRAM___...
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fuzzing import mutate
 from fuzzing.engine import Broken
-from hil import wire
+from hil import wire_errors
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
@@ -208,7 +209,7 @@ class Server:
             self.kinds.add(f"{name} {error}")
 
     def _look(self, name: str, error: Any) -> None:
-        found = wire.error_of(error)
+        found = wire_errors.of_call(error)
         code = error.code().name
         kind = type(found).__name__ if found else ""
         self.kinds.add(f"{name} {code} {kind} {found.message[:15] if found else ''}")

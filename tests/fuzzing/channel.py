@@ -23,11 +23,19 @@ _SPEC = {"name": "x", "dtype": "float32", "shape": [4, "n", None]}
 _ANSWERS: list[Any] = [
     {"ok": {}},
     {"ok": {"inputs": [_SPEC], "outputs": [_SPEC], "function": "main", "load_ns": 5}},
-    {"ok": {"outputs": [{"name": "y", "dtype": "float32", "shape": [4], "at": 0, "bytes": 16}], "start_ns": [1],
-            "end_ns": [2], "warmup_ns": 0, "cpu_ns": 3, "peak": 1000,
-            "placement": [{"device": "cpu", "nodes": 2, "names": ["a"], "elsewhere": False}]}},
+    {
+        "ok": {
+            "outputs": [{"name": "y", "dtype": "float32", "shape": [4], "at": 0, "bytes": 16}],
+            "start_ns": [1],
+            "end_ns": [2],
+            "warmup_ns": 0,
+            "cpu_ns": 3,
+            "peak": 1000,
+            "placement": [{"device": "cpu", "nodes": 2, "names": ["a"], "elsewhere": False}],
+        }
+    },
     {"error": ["RunFailed", "it failed", "a hint", "a detail"]},
-]  # fmt: skip
+]
 
 
 def _framed(value: Any) -> bytes:

@@ -1,7 +1,8 @@
 """The loop that every fuzzer shares: inputs made from those that taught something, tried, judged and kept.
 
 What is new is worth keeping: an error raised at a place where none was raised before, an answer of another kind, and
-on Python 3.12 and newer a line of hil that had not run yet (`sys.monitoring` tells each line once and then costs nothing).
+on Python 3.12 and newer a line of hil that had not run yet (`sys.monitoring` tells each line once and then costs
+nothing).
 """
 
 from __future__ import annotations

@@ -245,8 +245,23 @@ def _npy(data: bytes, rng: Random) -> bytes:
     header = _HEADER.search(data[:2000])
     if header is None:
         return mutate.havoc(data, rng)
-    odd = [str(rng.choice(mutate.INTEGERS)).encode(), b"-1", b"'O'", b"'<U999999999'", b"(" * 3000, b"9" * 6000, b"[]*9",
-           b"'|V0'", b"'<M8[ns]'", b"[('a','<f4')]", b"None", b"1e9", b"()", b"(1,)*64", b"'<f1'"]  # fmt: skip
+    odd = [
+        str(rng.choice(mutate.INTEGERS)).encode(),
+        b"-1",
+        b"'O'",
+        b"'<U999999999'",
+        b"(" * 3000,
+        b"9" * 6000,
+        b"[]*9",
+        b"'|V0'",
+        b"'<M8[ns]'",
+        b"[('a','<f4')]",
+        b"None",
+        b"1e9",
+        b"()",
+        b"(1,)*64",
+        b"'<f1'",
+    ]
     text = header[0]
     spots = list(re.finditer(rb"\d+|'[^']*'|True|False|\(.*?\)", text))
     if spots:
@@ -314,25 +329,63 @@ _MLIR = b"""module {
   func.func private @other(%a: tensor<f64>) -> tensor<f64> { return %a : tensor<f64> }
 }
 """
-_MLIR_WORDS = [b"tensor<*xf32>", b"tensor<4xcomplex<f32>>", b"!torch.vtensor<[2,?],f32>", b"memref<2xf32>", b"vector<2xf32>",
-               b"tensor<0x0x9223372036854775807xf32>", b"index", b"i1", b"f8E4M3FN", b"private", b"{}", b"none"]  # fmt: skip
+_MLIR_WORDS = [
+    b"tensor<*xf32>",
+    b"tensor<4xcomplex<f32>>",
+    b"!torch.vtensor<[2,?],f32>",
+    b"memref<2xf32>",
+    b"vector<2xf32>",
+    b"tensor<0x0x9223372036854775807xf32>",
+    b"index",
+    b"i1",
+    b"f8E4M3FN",
+    b"private",
+    b"{}",
+    b"none",
+]
 
 
-def _model(name: str, about: str, file: str, read: Callable[[Path], None], seeds: Callable[[], Sequence[bytes]],
-           change: Callable[[bytes, Random], bytes], **more: Any) -> Fuzzer:  # fmt: skip
+def _model(
+    name: str,
+    about: str,
+    file: str,
+    read: Callable[[Path], None],
+    seeds: Callable[[], Sequence[bytes]],
+    change: Callable[[bytes, Random], bytes],
+    **more: Any,
+) -> Fuzzer:
     """Models are read in a process of their own: an end of that is an error of the model's."""
     return Fuzzer(name, about, reader(file, read), seeds, change, (ImportFailed, UsageError), imported(file), **more)
 
 
 FUZZERS = [
     Fuzzer("bundles", "bundles, .hilb", reader("a.hilb", _read_bundle), _bundles, _bundle),
-    _model("executorch", "ExecuTorch's programs and their cases, .pte and .bpte", "a.bpte", _read_cases, _executorch,
-           mutate.havoc),
+    _model(
+        "executorch",
+        "ExecuTorch's programs and their cases, .pte and .bpte",
+        "a.bpte",
+        _read_cases,
+        _executorch,
+        mutate.havoc,
+    ),
     _model("onnx", "models, .onnx", "a.onnx", _read_onnx, _models, _onnx),
-    _model("tflite", "models, .tflite", "a.tflite", _read_tflite, lambda: small_files("examples/tflite/*.tflite"),
-           mutate.havoc, lacking=_lacking_litert),
+    _model(
+        "tflite",
+        "models, .tflite",
+        "a.tflite",
+        _read_tflite,
+        lambda: small_files("examples/tflite/*.tflite"),
+        mutate.havoc,
+        lacking=_lacking_litert,
+    ),
     _model("vmfb", "programs of IREE, .vmfb", "a.vmfb", _read_vmfb, _programs, mutate.havoc),
-    _model("mlir", "models, .mlir", "a.mlir", _read_mlir, lambda: [_MLIR],
-           lambda data, rng: mutate.lines(data, rng, _MLIR_WORDS)),
+    _model(
+        "mlir",
+        "models, .mlir",
+        "a.mlir",
+        _read_mlir,
+        lambda: [_MLIR],
+        lambda data, rng: mutate.lines(data, rng, _MLIR_WORDS),
+    ),
     Fuzzer("tensors", "tensors that users give: .npy, .npz, .pb", reader("a.bin", _read_tensor), _tensors, _tensor),
-]  # fmt: skip
+]

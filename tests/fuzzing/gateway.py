@@ -24,13 +24,39 @@ _ANSWER_S = 30.0
 
 def seeds() -> list[bytes]:
     """What users and hosts say."""
-    order = json.dumps({"title": "digits", "key": "a" * 20, "specs": [{"kind": "run", "options": {"a": 1}, "files": {}}],
-                        "selector": "chip=a53", "priority": "normal", "timeout_s": 5.0, "max_attempts": 2})  # fmt: skip
+    order = json.dumps(
+        {
+            "title": "digits",
+            "key": "a" * 20,
+            "specs": [{"kind": "run", "options": {"a": 1}, "files": {}}],
+            "selector": "chip=a53",
+            "priority": "normal",
+            "timeout_s": 5.0,
+            "max_attempts": 2,
+        }
+    )
     lease = json.dumps({"title": "mine", "key": "b" * 20, "specs": [{"kind": "lease"}]})
-    card = json.dumps({"name": "rpi", "site": "lab", "host": "h", "labels": {"chip": "a53", "n": 3, "tags": ["a"]},
-                       "config": "[board]\nhw_type = 'x'\n", "fence": 3, "powered": True})  # fmt: skip
-    result = json.dumps({"exit_code": 0, "outcome": "PASS", "record": {"a": 1}, "files": {"a/b": "blake3:" + "0" * 64},
-                         "timings": {"run": 1.5}, "board_ns": [1, 2]})  # fmt: skip
+    card = json.dumps(
+        {
+            "name": "rpi",
+            "site": "lab",
+            "host": "h",
+            "labels": {"chip": "a53", "n": 3, "tags": ["a"]},
+            "config": "[board]\nhw_type = 'x'\n",
+            "fence": 3,
+            "powered": True,
+        }
+    )
+    result = json.dumps(
+        {
+            "exit_code": 0,
+            "outcome": "PASS",
+            "record": {"a": 1},
+            "files": {"a/b": "blake3:" + "0" * 64},
+            "timings": {"run": 1.5},
+            "board_ns": [1, 2],
+        }
+    )
     asked = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens")
     done = ("cancel", "drain", "resume", "forget", "token", "revoke", "gc", "priority")
     arguments = json.dumps({"name": "1", "user": "x", "role": "user", "board": "rpi", "days": 3.0, "priority": "low"})
@@ -44,17 +70,27 @@ def seeds() -> list[bytes]:
         line("Farm.Lease", pb.LeaseRequest(open=lease), *[beat] * 100, token="user"),
         line("Farm.Lease", pb.LeaseRequest(resume=pb.ResumeLease(lease=1, key="x")), *[beat] * 100, token="user"),
         line("Farm.Dial", *[pb.Piece(data=b"x" * 100)] * 100, token="user"),
-        line("Hosts.Attend", pb.FromBoard(hello=pb.Hello(card=card, worker="w1")),
-             *[pb.FromBoard(beat=pb.BoardBeat(leases=[1]))] * 100, pb.FromBoard(started=pb.Started(lease=1)),
-             pb.FromBoard(printed=pb.Printed(lease=1, text="x")), token="host", seconds=0.5),
+        line(
+            "Hosts.Attend",
+            pb.FromBoard(hello=pb.Hello(card=card, worker="w1")),
+            *[pb.FromBoard(beat=pb.BoardBeat(leases=[1]))] * 100,
+            pb.FromBoard(started=pb.Started(lease=1)),
+            pb.FromBoard(printed=pb.Printed(lease=1, text="x")),
+            token="host",
+            seconds=0.5,
+        ),
         line("Hosts.Report", pb.ReportRequest(lease=1, worker="w1", result=result, fence=3), token="host"),
         line("Hosts.Accept", *[pb.Piece(data=b"x")] * 10, token="host"),
         line("Artifacts.Lacks", pb.LacksRequest(digests=["blake3:" + "0" * 64]), token="user"),
-        line("Artifacts.Upload", pb.FilePiece(start=pb.FileStart(digest="blake3:" + "0" * 64, size=3)),
-             pb.FilePiece(data=b"abc"), token="user"),
+        line(
+            "Artifacts.Upload",
+            pb.FilePiece(start=pb.FileStart(digest="blake3:" + "0" * 64, size=3)),
+            pb.FilePiece(data=b"abc"),
+            token="user",
+        ),
         line("Artifacts.Download", pb.DownloadRequest(digest="blake3:" + "0" * 64), token="user"),
         *GARBAGE,
-    ]  # fmt: skip
+    ]
 
 
 def lacking() -> str:
@@ -141,6 +177,15 @@ def _use(running: Any, token: str) -> None:
 
 
 FUZZER = Fuzzer(
-    "gateway", "the gateway of a farm, by its calls and its socket", _opened, seeds, Changer(METHODS, _TOKENS), (),
-    limit_s=240.0, limit_mib=1024, address_mib=0, history=_CHECK_EVERY + 1, lacking=lacking,
-)  # fmt: skip
+    "gateway",
+    "the gateway of a farm, by its calls and its socket",
+    _opened,
+    seeds,
+    Changer(METHODS, _TOKENS),
+    (),
+    limit_s=240.0,
+    limit_mib=1024,
+    address_mib=0,
+    history=_CHECK_EVERY + 1,
+    lacking=lacking,
+)

@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil import wire
+from hil import wire, wire_errors
 from hil.errors import BoardError, StageError
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -38,11 +38,30 @@ def _honest() -> dict[str, list[Message]]:
     output = pb.Tensor(name="y", dtype="float32", shape=[4], inline=bytes(16))
     machine = pb.Machine(hostname="h", system="Linux", arch="x86_64", cores=2, memory_bytes=1 << 30, boot_id="b")
     runtime = pb.Runtime(name="onnxruntime", version="1", devices=["cpu"])
-    done = pb.InvokeDone(outputs=[output], start_ns=[1], end_ns=[2], received_ns=1, ready_ns=3, peak_memory_bytes=5,
-                         placement=pb.Placement(parts=[pb.Part(device="cpu", nodes=1)]), state=pb.State(clock_ns=1))  # fmt: skip
+    done = pb.InvokeDone(
+        outputs=[output],
+        start_ns=[1],
+        end_ns=[2],
+        received_ns=1,
+        ready_ns=3,
+        peak_memory_bytes=5,
+        placement=pb.Placement(parts=[pb.Part(device="cpu", nodes=1)]),
+        state=pb.State(clock_ns=1),
+    )
     return {
-        "Describe": [pb.DescribeReply(board_id="b", name="n", agent_version="1", protocol=wire.PROTOCOL, machine=machine,
-                                      runtimes=[runtime], clock_ns=1, wall_ns=1, fence=3)],
+        "Describe": [
+            pb.DescribeReply(
+                board_id="b",
+                name="n",
+                agent_version="1",
+                protocol=wire.PROTOCOL,
+                machine=machine,
+                runtimes=[runtime],
+                clock_ns=1,
+                wall_ns=1,
+                fence=3,
+            )
+        ],
         "Clock": [pb.ClockPong(clock_ns=number) for number in range(9)],
         "Logs": [pb.LogLine(clock_ns=1, text="a line")],
         "Counters": [pb.CounterSample(clock_ns=1, readings=[pb.Reading(name="t", value=1, unit="degC")])],
@@ -53,15 +72,18 @@ def _honest() -> dict[str, list[Message]]:
         "Load": [pb.LoadReply(program_id="p", device="cpu", function="main", inputs=specs[:1], outputs=specs[1:])],
         "Invoke": [pb.InvokeReply(done=done)],
         "Unload": [pb.UnloadReply()],
-    }  # fmt: skip
+    }
 
 
 _STREAMED = [
-    pb.InvokeReply(done=pb.InvokeDone(outputs=[pb.Tensor(name="y", dtype="float32", shape=[4], streamed=16)],
-                                      start_ns=[1], end_ns=[2])),
+    pb.InvokeReply(
+        done=pb.InvokeDone(
+            outputs=[pb.Tensor(name="y", dtype="float32", shape=[4], streamed=16)], start_ns=[1], end_ns=[2]
+        )
+    ),
     pb.InvokeReply(data=bytes(16)),
     pb.InvokeReply(digests=pb.Digests(digests=["blake3:" + "0" * 64])),
-]  # fmt: skip
+]
 _REPLIES = {
     method.name: GetMessageClass(method.output_type)
     for service in wire.SERVICES
@@ -131,7 +153,7 @@ class _Liar(grpc.GenericRpcHandler):
             next(requests, None)
             if end == "error":
                 self.sent += 1
-                context.set_trailing_metadata(((wire.ERROR_KEY, b"".join(answers)[:8000]),))
+                context.set_trailing_metadata(((wire_errors.ERROR_KEY, b"".join(answers)[:8000]),))
                 context.abort(grpc.StatusCode.INTERNAL, "it says")
             for one in answers:
                 self.sent += 1

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from random import Random
@@ -14,12 +15,70 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-INTEGERS = (0, 1, 2, 7, 8, 31, 32, 64, 127, 128, 255, 256, 1023, 4096, 65535, 65536, 1 << 20, (1 << 31) - 1, 1 << 31,
-            (1 << 32) - 1, 1 << 32, 1 << 48, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
+INTEGERS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    31,
+    32,
+    64,
+    127,
+    128,
+    255,
+    256,
+    1023,
+    4096,
+    65535,
+    65536,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 48,
+    (1 << 62) - 1,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-320, 1e300, -1e300, float("inf"), float("-inf"), float("nan"))
-TEXTS = ("", " ", "x", "..", "../../x", "/etc/passwd", "a\0b", "\ud800", "\u202e", "\x1b]0;x\x07", "²", "٣", "é" * 130,
-         "x" * 300, "9" * 6000, "-1", "1e999", "nan", "true", "null", "{}", "[]", "%s%n", "a" * 70_000, "\r\n", "=",
-         "float32", "string", "int4", "main", "blake3:" + "0" * 64, "sha256:" + "f" * 64)  # fmt: skip
+TEXTS = (
+    "",
+    " ",
+    "x",
+    "..",
+    "../../x",
+    "/etc/passwd",
+    "a\0b",
+    "\ud800",
+    "\u202e",
+    "\x1b]0;x\x07",
+    "²",
+    "٣",
+    "é" * 130,
+    "x" * 300,
+    "9" * 6000,
+    "-1",
+    "1e999",
+    "nan",
+    "true",
+    "null",
+    "{}",
+    "[]",
+    "%s%n",
+    "a" * 70_000,
+    "\r\n",
+    "=",
+    "float32",
+    "string",
+    "int4",
+    "main",
+    "blake3:" + "0" * 64,
+    "sha256:" + "f" * 64,
+)
 _MOST_DEPTH = 1200
 _MOST = 1 << 20
 _MOST_DOCUMENT = 1 << 16
@@ -179,8 +238,20 @@ def _like(value: Any, rng: Random) -> Any:
 
 def odd_value(rng: Random) -> Any:
     """Anything that JSON can say."""
-    return rng.choice((None, True, [], {}, rng.choice(INTEGERS), -rng.choice(INTEGERS), rng.choice(FLOATS),
-                       rng.choice(TEXTS), [rng.choice(INTEGERS)] * 3, {rng.choice(TEXTS): 1}))  # fmt: skip
+    return rng.choice(
+        (
+            None,
+            True,
+            [],
+            {},
+            rng.choice(INTEGERS),
+            -rng.choice(INTEGERS),
+            rng.choice(FLOATS),
+            rng.choice(TEXTS),
+            [rng.choice(INTEGERS)] * 3,
+            {rng.choice(TEXTS): 1},
+        )
+    )
 
 
 def json_bytes(data: bytes, rng: Random) -> bytes:
@@ -267,6 +338,7 @@ _BITS = {
 def _scalar(field: FieldDescriptor, old: Any, rng: Random) -> Any:
     kind = field.type
     if kind == FieldDescriptor.TYPE_STRING:
+        old = old.decode(errors="replace") if isinstance(old, bytes) else old
         if old and old[0] in "{[" and rng.random() < 0.8:  # a document in a text
             return json_bytes(old.encode(), rng)[:_MOST_DOCUMENT].decode(errors="replace")
         text = rng.choice((rng.choice(TEXTS), f"{old or ''}x", (old or "")[:-1]))
@@ -324,7 +396,9 @@ def archive(data: bytes, rng: Random, change: Callable[[bytes, Random], bytes] =
         else:
             members[at] = (name, change(content, rng))
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as held:
+    way = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with warnings.catch_warnings(), zipfile.ZipFile(out, "w", way) as held:
+        warnings.simplefilter("ignore")  # of a name that is there twice
         for name, content in members:
             held.writestr(zipfile.ZipInfo(name.encode(errors="replace").decode() or "x"), content)
     return out.getvalue()

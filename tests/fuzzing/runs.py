@@ -24,6 +24,7 @@ from hil.errors import HilError
 _HEAD = struct.Struct("<QdQ")
 _BOARD = 64 << 20
 _MOST_STARTS = 400
+_ALL = 1 << 62
 _STATE = "state.json"
 REGRESSIONS = Path(__file__).with_name("regressions")
 _MOST_KNOWN = 500
@@ -80,31 +81,31 @@ class _Note:
         return number, since, self._map[_HEAD.size : _HEAD.size + size]
 
 
-def work(fuzzer: Fuzzer, folder: Path, *, seed: int, first: int, seconds: float, note: Path) -> None:
-    """A fuzzer's process: try inputs from a number on until the time is over."""
+def work(fuzzer: Fuzzer, folder: Path, *, seed: int, first: int, seconds: float, last: int, note: Path) -> None:
+    """A fuzzer's process: try inputs from a number on until the time is over, or the last one is."""
     os.umask(0o077)
     corpus, failures = folder / "corpus", folder / "failures"
     kept = sorted(corpus.iterdir(), key=lambda one: one.stat().st_mtime)[-_MOST_KNOWN:]
     known = [one.read_bytes() for one in [*_regressions(fuzzer), *kept]]
     board = _Note(note)
     COVERAGE.start()
-    with tempfile.TemporaryDirectory(prefix="hil-fuzz-") as place:
-        with looping(fuzzer, Path(place), seed, corpus, known) as loop:
-            confine(fuzzer)
-            began = told = time.monotonic()
-            number = first
-            while time.monotonic() - began < seconds:
-                data = loop.input(number)
-                board.write(number, data)
-                failure = loop.step(number, data)
-                board.done(number)
-                if failure is not None:
-                    keep(failure, failures, fuzzer, seed)
-                number += 1
-                if time.monotonic() - told > 1.0:
-                    told = time.monotonic()
-                    _tell(note.with_name(_STATE), loop.counts, told - began)
-            _tell(note.with_name(_STATE), loop.counts, time.monotonic() - began)
+    scratch = tempfile.TemporaryDirectory(prefix="hil-fuzz-")
+    with scratch as place, looping(fuzzer, Path(place), seed, corpus, known) as loop:
+        confine(fuzzer)
+        began = told = time.monotonic()
+        number = first
+        while time.monotonic() - began < seconds and number <= last:
+            data = loop.input(number)
+            board.write(number, data)
+            failure = loop.step(number, data)
+            board.done(number)
+            if failure is not None:
+                keep(failure, failures, fuzzer, seed)
+            number += 1
+            if time.monotonic() - told > 1.0:
+                told = time.monotonic()
+                _tell(note.with_name(_STATE), loop.counts, told - began)
+        _tell(note.with_name(_STATE), loop.counts, time.monotonic() - began)
 
 
 def _tell(path: Path, counts: Counts, seconds: float) -> None:
@@ -132,8 +133,8 @@ def keep(failure: Failure, folder: Path, fuzzer: Fuzzer, seed: int) -> None:
     )
 
 
-def drive(fuzzer: Fuzzer, folder: Path, *, seed: int, seconds: float) -> Report:
-    """Run a fuzzer for a time, in processes that are watched."""
+def drive(fuzzer: Fuzzer, folder: Path, *, seed: int, seconds: float, inputs: int = 0) -> Report:
+    """Run a fuzzer for a time or a number of inputs (0: no limit), in processes that are watched."""
     report = Report(fuzzer.name, seed)
     if lacking := fuzzer.lacking():
         report.skipped = lacking
@@ -141,25 +142,28 @@ def drive(fuzzer: Fuzzer, folder: Path, *, seed: int, seconds: float) -> Report:
     for name in ("corpus", "failures"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    first = 0
-    while (left := seconds - (time.monotonic() - began)) > 0 and report.starts < _MOST_STARTS:
+    first, last = 0, inputs - 1 if inputs else _ALL
+    while (left := seconds - (time.monotonic() - began)) > 0 and first <= last and report.starts < _MOST_STARTS:
         report.starts += 1
         with tempfile.TemporaryDirectory(prefix="hil-fuzz-") as place:
-            first = _one_process(fuzzer, folder, report, first, left, Path(place))
+            first = _one_process(fuzzer, folder, report, (first, last), left, Path(place))
     report.seconds = time.monotonic() - began
     report.corpus = len(list((folder / "corpus").iterdir()))
     return report
 
 
-def _one_process(fuzzer: Fuzzer, folder: Path, report: Report, first: int, left: float, place: Path) -> int:
+def _one_process(
+    fuzzer: Fuzzer, folder: Path, report: Report, numbers: tuple[int, int], left: float, place: Path
+) -> int:
     """Watch one process to its end; returns the number of the next input."""
     note = place / "note"
     board = _Note(note)
     # Inputs are written to files thousands of times a second: in memory, where there is such a place.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="hil-fuzz-", dir=memory) as scratch:
-        process, said, hung = _watched(fuzzer, folder, report, first, left, note, scratch)
+        process, said, hung = _watched(fuzzer, folder, report, numbers, left, note, scratch)
     number, _, data = board.read()
+    first = numbers[0]
     state = note.with_name(_STATE)
     if state.exists():
         told = json.loads(state.read_text())
@@ -177,11 +181,11 @@ def _one_process(fuzzer: Fuzzer, folder: Path, report: Report, first: int, left:
 
 
 def _watched(
-    fuzzer: Fuzzer, folder: Path, report: Report, first: int, left: float, note: Path, scratch: str
+    fuzzer: Fuzzer, folder: Path, report: Report, numbers: tuple[int, int], left: float, note: Path, scratch: str
 ) -> tuple[subprocess.Popen[bytes], str, bool]:
     """Run one process to its end: the process, the end of what it printed, and whether an input hung."""
     board = _Note(note)
-    arguments = ["--work", str(folder), str(note), str(first), str(left), "--seed", str(report.seed), fuzzer.name]
+    arguments = ["--work", str(folder), str(note), *map(str, (*numbers, left)), "--seed", str(report.seed), fuzzer.name]
     process = subprocess.Popen(
         [sys.executable, "-m", "fuzzing", *arguments],
         cwd=scratch,
@@ -245,7 +249,4 @@ def _dead(fuzzer: Fuzzer, folder: Path, report: Report, data: bytes, said: str, 
 def replay(fuzzer: Fuzzer, file: Path) -> Failure | None:
     """Try one input again, in this process; returns what it breaks."""
     with tempfile.TemporaryDirectory(prefix="hil-fuzz-") as place, looping(fuzzer, Path(place), 0) as loop:
-        confine(fuzzer)
-        failure = loop.step(0, file.read_bytes())
-        print(", ".join(loop.counts.kinds))
-        return failure
+        return loop.step(0, file.read_bytes())

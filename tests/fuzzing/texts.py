@@ -139,8 +139,22 @@ _FLAGS = b"""--module=a.vmfb
 --parameters=model=a.irpa
 --device=local-task
 """
-_FLAG_WORDS = [b"--input=", b"=@", b"4294967296xf32", b"0x0xi8", b"1xi4=1", b"complex<f32>", b"1x1x1x1xf64=nan", b"--equality_mode=exact",
-               b"999999999999xf32", b"2xi64=0x_1 1_0", b"1xi8=300", b"i1=true", b"--", b"99999x99999x99999xf32=1"]  # fmt: skip
+_FLAG_WORDS = [
+    b"--input=",
+    b"=@",
+    b"4294967296xf32",
+    b"0x0xi8",
+    b"1xi4=1",
+    b"complex<f32>",
+    b"1x1x1x1xf64=nan",
+    b"--equality_mode=exact",
+    b"999999999999xf32",
+    b"2xi64=0x_1 1_0",
+    b"1xi8=300",
+    b"i1=true",
+    b"--",
+    b"99999x99999x99999xf32=1",
+]
 
 
 def _read_flags(path: Path) -> None:
@@ -206,8 +220,26 @@ result[0]: hal.buffer_view
 iree/runtime/x.c:12: INVALID_ARGUMENT; the function takes 2 inputs
 """
 _BENCH = b'{"benchmarks": [{"run_type": "iteration", "real_time": 1.5, "time_unit": "ms"}, {"run_type": "aggregate"}]}'
-_BOARD_WORDS = [b"python", b"up", b"free", b"busy", b"installed", "\u0661\u0662".encode(), "²".encode(), b"9" * 6000, b"-5",
-                b"3.\xb2", b"0x41", b"nan", b"inf", b"1e400", b"\xff\xfe", b"\x1b[2J", b"\x85", b"\xe2\x80\xa8"]  # fmt: skip
+_BOARD_WORDS = [
+    b"python",
+    b"up",
+    b"free",
+    b"busy",
+    b"installed",
+    "\u0661\u0662".encode(),
+    "²".encode(),
+    b"9" * 6000,
+    b"-5",
+    b"3.\xb2",
+    b"0x41",
+    b"nan",
+    b"inf",
+    b"1e400",
+    b"\xff\xfe",
+    b"\x1b[2J",
+    b"\x85",
+    b"\xe2\x80\xa8",
+]
 
 
 def _board_says(data: bytes) -> Tried:
@@ -239,8 +271,19 @@ _DECLARATIONS = [
     b"0rriI_rf",
     b"0_r",
 ]
-_DECLARATION_WORDS = [b"tensor<", b"tensor<?x?xf32>", b", %", b") -> (", b"tensor<99999999999999999999x1xf32>", b"%: ", b"!hal.fence",
-                      b"tensor<1x1x1x1x1xi4>", b"r" * 500, b"{", b"}"]  # fmt: skip
+_DECLARATION_WORDS = [
+    b"tensor<",
+    b"tensor<?x?xf32>",
+    b", %",
+    b") -> (",
+    b"tensor<99999999999999999999x1xf32>",
+    b"%: ",
+    b"!hal.fence",
+    b"tensor<1x1x1x1x1xi4>",
+    b"r" * 500,
+    b"{",
+    b"}",
+]
 
 
 def _declares(data: bytes) -> None:
@@ -260,17 +303,67 @@ def _declares(data: bytes) -> None:
 
 
 def _stored() -> list[bytes]:
-    run = {"schema": 1, "id": "x", "created": 1.5, "request": {}, "board": {"name": "sim"}, "outcome": "PASS", "exit_code": 0,
-           "finished": True, "cases": [{"name": "a", "outcome": "PASS", "outputs": [
-               {"name": "y", "dtype": "float32", "shape": [2], "file": "a.npy"}]}]}  # fmt: skip
-    suite = {"schema": 1, "suite": "s", "flow": "f", "ids": ["a", "b"], "boards": ["sim"], "started": 1.0, "finished": 2.0,
-             "exit_code": 0, "versions": {"onnx": "1"}, "left_out": ["x"]}  # fmt: skip
+    run = {
+        "schema": 1,
+        "id": "x",
+        "created": 1.5,
+        "request": {},
+        "board": {"name": "sim"},
+        "outcome": "PASS",
+        "exit_code": 0,
+        "finished": True,
+        "cases": [
+            {
+                "name": "a",
+                "outcome": "PASS",
+                "outputs": [{"name": "y", "dtype": "float32", "shape": [2], "file": "a.npy"}],
+            }
+        ],
+    }
+    suite = {
+        "schema": 1,
+        "suite": "s",
+        "flow": "f",
+        "ids": ["a", "b"],
+        "boards": ["sim"],
+        "started": 1.0,
+        "finished": 2.0,
+        "exit_code": 0,
+        "versions": {"onnx": "1"},
+        "left_out": ["x"],
+    }
     span = {"name": "load", "start_ns": 1, "end_ns": 5}
-    profile = {"schema": 1, "run": "r", "model": "m", "board": "sim", "runtime": "iree", "rows": 0, "stages": [span],
-               "transfers": [span], "calls": [], "counters": [], "clock": {}, "notes": ["n"]}  # fmt: skip
-    golden = {"golden": 1, "runtime": "none", "main": "m", "files": ["m"], "compiler": "", "flags": [], "methods": [
-        {"name": "f", "inputs": [{"name": "x", "dtype": "float32", "shape": [2, "N", None]}], "outputs": [], "cases": []}],
-        "made": {}}  # fmt: skip
+    profile = {
+        "schema": 1,
+        "run": "r",
+        "model": "m",
+        "board": "sim",
+        "runtime": "iree",
+        "rows": 0,
+        "stages": [span],
+        "transfers": [span],
+        "calls": [],
+        "counters": [],
+        "clock": {},
+        "notes": ["n"],
+    }
+    golden = {
+        "golden": 1,
+        "runtime": "none",
+        "main": "m",
+        "files": ["m"],
+        "compiler": "",
+        "flags": [],
+        "methods": [
+            {
+                "name": "f",
+                "inputs": [{"name": "x", "dtype": "float32", "shape": [2, "N", None]}],
+                "outputs": [],
+                "cases": [],
+            }
+        ],
+        "made": {},
+    }
     tensors = [{"name": "x", "dtype": "float32", "shape": [2], "file": "a.npy"}]
     return [json.dumps(one).encode() for one in (run, suite, profile, golden, tensors)]
 
@@ -328,15 +421,44 @@ def _direct(work: Any) -> Any:
 
 
 FUZZERS = [
-    Fuzzer("boards", "board configurations, and the other files of TOML", reader("a.toml", _read_config),
-           lambda: [_BOARD, _SIMULATED, _EXPECTED, _FLOWS, b"[terms]\nbeat_s = 2\n",
-                    *small_files("board_configs/*.toml", "hil/**/*.toml", "examples/**/*.toml")], toml),
-    Fuzzer("flagfiles", "flag files of IREE's tools", reader("a.flagfile", _read_flags), lambda: [_FLAGS],
-           lambda data, rng: mutate.lines(data, rng, _FLAG_WORDS)),
-    Fuzzer("probe", "what a board answers over SSH", _direct(_board_says), lambda: [_PROBE, _CPU, _IREE, _BENCH],
-           lambda data, rng: (mutate.json_bytes if data[:1] == b"{" else
-                              lambda data, rng: mutate.lines(data, rng, _BOARD_WORDS))(data, rng), (BoardError,)),
-    Fuzzer("declarations", "what a program of IREE says of its functions", _direct(_declares), lambda: _DECLARATIONS,
-           lambda data, rng: mutate.lines(data, rng, _DECLARATION_WORDS), (LoadFailed,)),
+    Fuzzer(
+        "boards",
+        "board configurations, and the other files of TOML",
+        reader("a.toml", _read_config),
+        lambda: [
+            _BOARD,
+            _SIMULATED,
+            _EXPECTED,
+            _FLOWS,
+            b"[terms]\nbeat_s = 2\n",
+            *small_files("board_configs/*.toml", "hil/**/*.toml", "examples/**/*.toml"),
+        ],
+        toml,
+    ),
+    Fuzzer(
+        "flagfiles",
+        "flag files of IREE's tools",
+        reader("a.flagfile", _read_flags),
+        lambda: [_FLAGS],
+        lambda data, rng: mutate.lines(data, rng, _FLAG_WORDS),
+    ),
+    Fuzzer(
+        "probe",
+        "what a board answers over SSH",
+        _direct(_board_says),
+        lambda: [_PROBE, _CPU, _IREE, _BENCH],
+        lambda data, rng: (
+            mutate.json_bytes if data[:1] == b"{" else lambda data, rng: mutate.lines(data, rng, _BOARD_WORDS)
+        )(data, rng),
+        (BoardError,),
+    ),
+    Fuzzer(
+        "declarations",
+        "what a program of IREE says of its functions",
+        _direct(_declares),
+        lambda: _DECLARATIONS,
+        lambda data, rng: mutate.lines(data, rng, _DECLARATION_WORDS),
+        (LoadFailed,),
+    ),
     Fuzzer("stored", "what runs, suites, profiles and golden folders hold", _store, _stored, mutate.json_bytes),
-]  # fmt: skip
+]

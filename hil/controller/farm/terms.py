@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hil.errors import UsageError
 from hil.files import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from hil.toml_text import parse_toml
 
 _DAY_S = 86400.0
 
@@ -58,10 +53,7 @@ def load_terms(path: Path) -> Terms:
         return Terms()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    try:
-        table = tomllib.loads(text).get("terms", {})
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    table = parse_toml(text, path).get("terms", {})
     names = {one.name for one in fields(Terms)}
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         if name not in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,7 @@ from hil.controller.flows.recipe import check_settings
 from hil.controller.registry import pick
 from hil.errors import UsageError, did_you_mean
 from hil.files import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from hil.toml_text import parse_toml
 
 _KEYS = tuple(one.name for one in fields(Flow) if one.name != "name")
 _TEXTS = ("runtime", "compiler", "recipe", "description")
@@ -34,10 +29,10 @@ def read_flows(path: Path) -> dict[str, Flow]:
         UsageError: it cannot be read, or says what no flow can be.
     """
     try:
-        data = tomllib.loads(read_text(path))
+        data = parse_toml(read_text(path), path)
     except FileNotFoundError as error:
         raise UsageError(f"no such file of flows: {path}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not data:
         raise UsageError(f"{path} holds no flow", hint=f"a table for each, such as {_EXAMPLE}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES
 _OWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 # A tensor above this size is left out of what checker and shape inference see: they need its type alone.
 _SMALL_BYTES = 1 << 16
+_MOST_VERSION = (1 << 31) - 1
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -118,9 +120,28 @@ def _load(file: Path) -> Any:
         ) from error
     if not model.HasField("graph") or not model.ir_version:
         raise ImportFailed(f"{file.name} is no ONNX model: it holds no graph")
+    # What is no UTF-8, protobuf gives as bytes: nothing behind this could show it, or look it up.
+    if any(isinstance(text, bytes) for text in _texts(model)):
+        raise ImportFailed(f"{file.name} is damaged: a name in it is no UTF-8 text")
     if not model.graph.output:
         raise ImportFailed(f"{file.name} has no outputs", hint="a model that returns nothing cannot be checked")
     return model
+
+
+def _texts(message: Any) -> Iterator[Any]:
+    """Every text of a message and of those in it; of a tensor only its name and where it lies."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message.name
+        for entry in message.external_data:
+            yield from (entry.key, entry.value)
+        return
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.type == field.TYPE_STRING:
+            yield from values
+        elif field.type == field.TYPE_MESSAGE:
+            for one in values:
+                yield from _texts(one)
 
 
 def _location(file: Path, tensor: Any) -> str:
@@ -158,7 +179,7 @@ def _check_operators(file: Path, model: Any) -> bool:
 
     newest = defs.onnx_opset_version()
     local = {(function.domain, function.name) for function in model.functions}
-    versions = {_domain(item.domain): item.version for item in model.opset_import}
+    versions = _opsets(file, model.opset_import)
     if versions.get("", 0) > newest:
         raise ImportFailed(
             f"{file.name} uses opset {versions['']}; the newest that the installed onnx knows is {newest}",
@@ -166,7 +187,7 @@ def _check_operators(file: Path, model: Any) -> bool:
         )
     bodies = [(model.graph.node, versions)]
     for function in model.functions:
-        bodies.append((function.node, {_domain(item.domain): item.version for item in function.opset_import}))
+        bodies.append((function.node, _opsets(file, function.opset_import)))
     for nodes, opsets in bodies:
         for node in nodes_of(nodes):
             domain = _domain(node.domain)
@@ -185,12 +206,33 @@ def _check_operators(file: Path, model: Any) -> bool:
     return foreign
 
 
+def _opsets(file: Path, imports: Any) -> dict[str, int]:
+    """Domain -> version.
+
+    Raises:
+        ImportFailed: a version is none.
+    """
+    for item in imports:
+        if not 0 <= item.version <= _MOST_VERSION:
+            raise ImportFailed(f"{file.name} uses opset {item.version} of {item.domain or 'ai.onnx'}: there is none")
+    return {_domain(item.domain): item.version for item in imports}
+
+
 def _ort_knows(node: Any, version: int) -> bool:
     """ONNX Runtime puts a few operators of its own into ONNX's domain, in models that it has optimised."""
+    return version >= _ort_operators().get(node.op_type, _MOST_VERSION + 1)
+
+
+@functools.cache
+def _ort_operators() -> dict[str, int]:
+    """Those that ONNX Runtime has in ONNX's domain -> the opset that first had it."""
     from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
-    known = [schema for schema in ort.get_all_operator_schema() if schema.name == node.op_type and not schema.domain]
-    return any(schema.since_version <= version for schema in known)
+    first: dict[str, int] = {}
+    for schema in ort.get_all_operator_schema():
+        if not schema.domain:
+            first[schema.name] = min(schema.since_version, first.get(schema.name, _MOST_VERSION))
+    return first
 
 
 def _domain(domain: str) -> str:
@@ -251,7 +293,8 @@ def _check_structure(file: Path, light: Any) -> None:
         return  # in a subgraph or an attribute, where the checker would look for the file in the wrong folder
     try:
         onnx.checker.check_model(light)
-    except onnx.checker.ValidationError as error:
+    # UnicodeDecodeError: of attributes' texts that are no UTF-8, in what it says.
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ImportFailed(f"{file.name} is not a valid ONNX model: {' '.join(lines)[:500]}") from error
 

@@ -39,7 +39,7 @@ class _Look:
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._users: dict[str, list[tuple[Any, int]]] = {}
         for node in graph.node:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
                 self._constants[node.output[0]] = node.attribute[0].t
             for position, name in enumerate(node.input):
                 self._users.setdefault(name, []).append((node, position))
@@ -52,8 +52,15 @@ class _Look:
                     fresh = [output for output in node.output[:1] if output not in seen]
                     pending += fresh
                     seen.update(fresh)
-                elif (bound := self._bound(node, position)) is not None:
+                elif (bound := self._bound_or_none(node, position)) is not None:
                     yield bound
+
+    def _bound_or_none(self, node: Any, position: int) -> tuple[float, float] | None:
+        # Bounds are a help, not a condition: a node whose attributes or constants make no sense bounds nothing.
+        try:
+            return self._bound(node, position)
+        except Exception:
+            return None
 
     def _bound(self, node: Any, position: int) -> tuple[float, float] | None:
         kind = (node.op_type, position)
@@ -86,6 +93,9 @@ class _Look:
         zero = self._values(node, 2) if len(node.input) > 2 and node.input[2] else np.zeros(1, np.uint8)
         if scale is None or zero is None or zero.dtype not in (np.int8, np.uint8, np.int16, np.uint16):
             return None
+        # Equal shapes, or one number for all: what numpy makes of others could be larger than memory.
+        if scale.shape != zero.shape and 1 not in (scale.size, zero.size):
+            return None
         limits = np.iinfo(zero.dtype)
         scale, zero = scale.astype(np.float64), zero.astype(np.float64)
         return float(np.min((limits.min - zero) * scale)), float(np.max((limits.max - zero) * scale))
@@ -101,7 +111,9 @@ class _Look:
 
         if len(node.input) <= position or node.input[position] not in self._constants:
             return None
-        return numpy_helper.to_array(self._constants[node.input[position]])
+        tensor = self._constants[node.input[position]]
+        # Nobody has checked yet where the files of external tensors lie.
+        return None if tensor.data_location == tensor.EXTERNAL else numpy_helper.to_array(tensor)
 
 
 def _attribute(node: Any, name: str, default: Any) -> Any:

@@ -121,7 +121,7 @@ def read_profile(folder: Path) -> Profile:
         raise UsageError(what, hint="hil run MODEL --profile DIR writes one") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         told = f"{type(error).__name__}: {error}"
         raise UsageError(f"{path} is not whole, or no profile: {told}", hint="profile again") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,7 @@ from typing import Any
 
 from hil.errors import UsageError, did_you_mean
 from hil.files import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from hil.toml_text import parse_toml
 
 LIST = "study.toml"
 MODEL = "model.py"
@@ -85,7 +80,7 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
     """
     listed = folder / LIST
     try:
-        table = tomllib.loads(read_text(listed))
+        table = parse_toml(read_text(listed), listed)
     except OSError as error:
         raise UsageError(f"{folder} is no study: {LIST}: {error.strerror}", hint=f"it needs a {LIST}") from error
     except ValueError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -16,11 +15,7 @@ from hil import files
 from hil.controller.suite.record import CaseRecord
 from hil.errors import UsageError, did_you_mean
 from hil.results import Outcome, Stage
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from hil.toml_text import parse_toml
 
 # The tables, the one that goes before the other first, and what an entry of each may foresee. A time limit may be
 # outlived in both. A board that is lost tells nothing of a case, so that is never foreseen.
@@ -161,10 +156,7 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
     Raises:
         UsageError: it is no such file; says which entry and what is wrong with it.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from error
+    data = parse_toml(text, path)
     place = next((number for number, name in enumerate(data) if name == MADE_WITH), 0)
     versions = data.pop(MADE_WITH, {})
     if not isinstance(versions, dict) or not all(isinstance(one, str) for one in versions.values()):
@@ -185,7 +177,7 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
 
 def made_with(text: str) -> dict[str, str]:
     """Package -> the version that a file was made with, of the text of a file that :func:`parse` takes."""
-    return dict(tomllib.loads(text).get(MADE_WITH, {}))
+    return dict(parse_toml(text, None).get(MADE_WITH, {}))
 
 
 def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expectation:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -392,3 +394,54 @@ def test_a_saved_model_is_read_again_where_its_folder_holds_other_files(cache: C
 def test_a_node_is_called_by_its_name_or_by_what_it_makes() -> None:
     assert node_label(helper.make_node("Relu", ["x"], ["y"], name="act")) == "node 'act'"
     assert node_label(helper.make_node("Split", ["x"], ["a", "b"])) == "the node that makes a, b"
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 31, (1 << 63) - 1])
+def test_opset_that_no_number_can_be_is_refused(save_onnx: Save, isolated: Isolated, version: int) -> None:
+    path = relu(save_onnx)
+    model = onnx.load(path)
+    model.opset_import[0].version = version
+    onnx.save(model, path)
+    with pytest.raises(ImportFailed, match="opset"):
+        import_model(path, isolated=isolated)
+
+
+@pytest.mark.parametrize("name", [b"Relu", b"act", b"net"])
+def test_names_that_are_no_utf8_are_told(save_onnx: Save, isolated: Isolated, name: bytes) -> None:
+    path = relu(save_onnx)
+    raw = path.read_bytes()
+    assert name in raw
+    path.write_bytes(raw.replace(name, b"\xff" * len(name)))
+    with pytest.raises(ImportFailed, match="UTF-8"):
+        import_model(path, isolated=isolated)
+
+
+def test_many_operators_that_do_not_exist_are_told_at_once(save_onnx: Save, isolated: Isolated) -> None:
+    nodes = [helper.make_node("Affine", ["x"], [f"y{number}"]) for number in range(2000)]
+    nodes.append(helper.make_node("Nonesuch", ["x"], ["y"]))
+    path = save_onnx(nodes, [("x", FLOAT, (2, 2))], [("y", FLOAT, (2, 2))])
+    began = time.monotonic()
+    with pytest.raises(ImportFailed, match="Nonesuch"):
+        import_model(path, isolated=isolated)
+    assert time.monotonic() - began < 10  # twelve milliseconds a node would be 24 s
+
+
+def quantised(save: Save, scale: np.ndarray, zero: np.ndarray) -> Path:
+    node = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    return save([node], [("x", FLOAT, (4,))], [("y", UINT8, (4,))], [tensor("scale", scale), tensor("zero", zero)])
+
+
+def test_scales_that_do_not_fit_their_zero_points_bound_nothing(save_onnx: Save, isolated: Isolated) -> None:
+    scale, zero = np.ones((20_000, 1), np.float32), np.zeros((1, 20_000), np.uint8)
+    model = import_model(quantised(save_onnx, scale, zero), isolated=isolated)  # 3 GB if they were multiplied out
+    assert model.ranges == {}
+
+
+def test_constant_that_is_not_what_it_says_bounds_nothing(save_onnx: Save, isolated: Isolated) -> None:
+    path = quantised(save_onnx, np.ones(1, np.float32), np.zeros(1, np.uint8))
+    assert import_model(path, isolated=isolated).ranges == {"x": (0.0, 255.0)}
+    model = onnx.load(path)
+    model.graph.initializer[1].dims[:] = [7]
+    onnx.save(model, path)
+    with contextlib.suppress(ImportFailed):
+        assert import_model(path, isolated=isolated).ranges == {}

@@ -34,7 +34,15 @@ def test_an_ambiguous_beginning_is_refused(tmp_path):
         store.open("2")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}', "null"])
+DAMAGED = [
+    *("", "{", "[]", '{"schema": 99}', "null", "[" * 100_000, '{"schema": 1}'),
+    '{"schema": 1, "created": 1, "board": {}, "cases": [7], "outcome": "PASS", "exit_code": 0, "finished": true}',
+    '{"schema": 1, "created": 1, "board": {}, "cases": [], "outcome": "PASS", "exit_code": {}, "finished": true}',
+    '{"schema": 1, "created": 1, "board": 3, "cases": [], "outcome": "PASS", "exit_code": 0, "finished": true}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_record_is_told_and_the_others_are_listed(tmp_path, text):
     store = RunStore(tmp_path)
     good, bad = finished(store, "good", 1.0), finished(store, "bad", 2.0)

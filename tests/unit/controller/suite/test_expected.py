@@ -239,7 +239,7 @@ def test_hundreds_of_entries_for_thousands_of_cases_are_quick(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
-        ("[[run]\n", "is not TOML", ""),
+        ("[[run]\n", "cannot be read", ""),
         ("[[runs]]\n", "'runs' is no table", "did you mean 'run'?"),
         ("run = 3\n", "run must be a list of tables", "[[run]]"),
         ("[run]\nreason = 'x'\n", "run must be a list of tables", "[[run]]"),
