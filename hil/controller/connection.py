@@ -20,6 +20,7 @@ from hil import clock, errors, wire, wire_errors
 from hil.controller import answers
 from hil.controller.guard import Guard
 from hil.controller.streams import SILENCE_S, Hold, InvokeStream
+from hil.listening import check_tls_files, check_token_way
 from hil.proto.v1 import agent_pb2 as pb
 
 TTL_S = 15.0
@@ -300,8 +301,12 @@ def agent_channel(target: Target) -> grpc.Channel:
     """Open a channel to an agent; nothing is sent before the first call.
 
     Raises:
-        UsageError: a TLS file cannot be read.
+        UsageError: a TLS file cannot be read, half of TLS was given, or the token would go in the clear.
     """
+    check_tls_files(cert=target.cert, key=target.key, ca=target.ca)
+    if target.token:
+        hint = "ca in the config's [connection] names the authority of the agent's certificate"
+        check_token_way(target.address, encrypted=target.ca is not None, hint=hint)
     # A pool of its own, or a new client of an address shares the dying connection of an older one.
     options = [
         *wire.GRPC_OPTIONS,
