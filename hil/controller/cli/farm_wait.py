@@ -57,8 +57,9 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
         print_line: takes each line.
         logs: also what they print; without it, of the jobs that go well only the end is told, or the bar.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from hil.controller.console import Console
 
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -140,8 +141,7 @@ def show(farm: FarmClient, name: str, ended: Sequence[Outcome], *, out: Path | N
 
 
 def _print(ended: Sequence[Outcome], document: dict[str, Any], out: Path | None) -> None:
-    from rich.console import Console
-
+    from hil.controller.console import Console
     from hil.controller.report import print_case
     from hil.results import Timings
 
