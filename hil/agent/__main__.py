@@ -19,6 +19,7 @@ from hil.agent import forks
 from hil.agent.confinement import seclude
 from hil.agent.server import Agent, AgentConfig
 from hil.errors import HilError, UsageError
+from hil.visible import show_visibly
 
 _LOOK_S = 0.5
 # Without a session for so long, the agent keeps nothing in memory but itself.
@@ -114,6 +115,7 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
 
 def main() -> None:
     """Start an agent, or verify a bundle."""
+    show_visibly()
     if sys.argv[1:2] == ["verify"]:
         from hil.agent import verify
 

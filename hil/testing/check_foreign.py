@@ -268,8 +268,9 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
 
     Ends with 1 where one differs, with 5 when no test matches or none can be compiled.
     """
-    from rich.console import Console
     from rich.progress import track
+
+    from hil.controller.console import Console
 
     tests = node_tests(patterns, every)
     errors = Console(stderr=True)

@@ -230,16 +230,18 @@ def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) ->
 
 def _watched(futures: Sequence[Any]) -> Iterator[Any]:
     """The futures, with a bar of those that are done."""
-    from rich.console import Console
     from rich.progress import track
+
+    from hil.controller.console import Console
 
     console = Console(stderr=True)
     yield from track(futures, "by hand", console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequence[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from hil.controller.console import Console
 
     console = Console(soft_wrap=True)
     console.print(f"flow {flow}; by hand: {commands}", markup=False)

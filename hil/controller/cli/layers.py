@@ -100,10 +100,10 @@ def _print_table(found: Sequence[Layer]) -> None:
     """Layers of one signature stand in one line, with how many they are."""
     import sys
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from hil.controller.console import Console
     from hil.controller.layers import layer_specs
 
     copies = Counter(layer.same_as or layer.name for layer in found)

@@ -8,7 +8,7 @@ import subprocess
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
-from hil.controller.links import Link
+from hil.controller.links import Link, Say
 from hil.errors import BoardUnreachable, UsageError
 from hil.python_module import module_command
 from hil.scratch import new_folder, remove_tree
@@ -16,7 +16,7 @@ from hil.scratch import new_folder, remove_tree
 _START_S = 30.0
 
 
-def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
+def start(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda text: None) -> Link:
     """Start a simulator for a board config and wait until it serves.
 
     Raises:
@@ -61,6 +61,8 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
                 message, _, hint = said.removeprefix("hil.sim: ").partition("\n  hint: ")
                 raise UsageError(message, hint=hint)
             raise BoardUnreachable("the simulator did not start", board=config.name, detail=said)
+        if told := [one for one in read_log().splitlines() if one.startswith("not sandboxed: ")]:
+            say(f"{told[0]}; programs run on this machine with all rights that you have")
         return Link(Target(json.loads(line)["address"]), close, read_log)
     except BaseException:
         process.kill()

@@ -17,6 +17,7 @@ from hil.testing.pytest_plugin.collecting import ModelCase, ModelFile
 from hil.testing.pytest_plugin.options import TAKEN, absolute, writes_reports
 from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
+from hil.visible import visible
 
 
 def begin(config: pytest.Config) -> None:
@@ -28,7 +29,7 @@ def begin(config: pytest.Config) -> None:
     try:
         bench = Bench(config)
     except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(visible(str(error))) from None
     config.stash[BENCH] = bench
     config.pluginmanager.register(Hooks(bench), "hil-hooks")
     if writes_reports(config) and not bench.is_worker:
