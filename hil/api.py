@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from hil.controller.pipeline import begin, check_options, conclude, execute, pre
 from hil.controller.torch_module import exported, is_torch, save_program
 from hil.errors import ImportFailed, UsageError
 from hil.results import Stage
+from hil.scratch import temporary_folder
 
 
 def connect(
@@ -117,7 +117,7 @@ def run(
         elif chosen.recompute or chosen.debug_ir is not None:
             # A cache makes things anew once for all who ask it to: here every call asks for itself.
             shop = replace(shop, cache=Cache(shop.cache.root))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hil-")))
+        folder = Path(stack.enter_context(temporary_folder("hil-")))
         (folder / "logs").mkdir()
         if program is not None:
             path = folder / path

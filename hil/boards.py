@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hil.digest import digest_file, digest_of
 from hil.errors import UsageError, did_you_mean, one_of
 from hil.files import read_file
-from hil.power import Power, parse_power
+from hil.power import Command, Power, parse_power
 from hil.runtime_command import RuntimeCommand, parse_runtime
 from hil.toml_text import parse_toml
 from hil.trust import asks_for, check_trust, user_folder
@@ -178,7 +179,7 @@ def load_board(name: str, *, typed: bool = True) -> BoardConfig:
     path = find_board(name)
     config = read_board(path)
     if not (typed and is_file(name)) and not is_trusted_place(path):
-        check_trust(config)
+        check_trust(config.path, trust_digest(config), config.asks, f"--board {path}")
     return config
 
 
@@ -218,6 +219,22 @@ def read_board(path: Path) -> BoardConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return parse_board(text, path)
+
+
+def trust_digest(config: BoardConfig) -> str:
+    """The digest that a config is trusted by: of its text, and of the programs here that it names by their path.
+
+    "" where such a program cannot be read: what is not there is not trusted.
+    """
+    programs = [config.path.parent / Path(config.command.file).expanduser()] if config.command.file else []
+    for hook in config.power.hooks.values():
+        if isinstance(hook, Command) and "/" in hook.argv[0]:
+            programs.append(Path(hook.argv[0]))
+    try:
+        digests = [digest_file(path) for path in programs]
+    except (OSError, RuntimeError):  # or the home of a user that there is not
+        return ""
+    return digest_of("\0".join([config.text, *digests]).encode())
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -20,6 +20,7 @@ The tree, with the outcome and the exit code each ends in::
     └── BoardError            the board failed, not the model                  exit 4
         ├── BoardLost         BOARD_LOST       it stopped answering
         ├── BlobDamaged       BLOB_DAMAGED     what its store holds is not what was sent
+        ├── ProtocolBroken    BOARD_LOST       its answer is no sane message of the protocol
         ├── BoardRefused      BOARD_REFUSED    it does not let us in, or no board is as asked for
         ├── BoardUnreachable  BOARD_UNREACHABLE  it never answered
         ├── BoardBusy         BOARD_LOST       somebody else holds it
@@ -193,6 +194,10 @@ class BlobDamaged(BoardError):
     """A file in the board's store is not what was sent there, or is gone."""
 
     outcome = "BLOB_DAMAGED"
+
+
+class ProtocolBroken(BoardError):
+    """The other side answered with what is no sane message of the protocol."""
 
 
 class BoardRefused(BoardError):

@@ -170,9 +170,14 @@ def times_ns(data: bytes) -> list[int]:
     """
     try:
         rows = [row for row in json.loads(data)["benchmarks"] if row["run_type"] == "iteration"]
-        return [round(row["real_time"] * _UNIT_NS[row["time_unit"]]) for row in rows]
+        times = [round(row["real_time"] * _UNIT_NS[row["time_unit"]]) for row in rows]
     except (KeyError, TypeError) as error:
         raise ValueError(f"it has no {error}") from error
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if any(time_ns not in range(1 << 63) for time_ns in times):
+        raise ValueError("it tells a time that nothing takes")
+    return times
 
 
 def _text(array: Array) -> str:

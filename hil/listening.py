@@ -1,4 +1,4 @@
-"""Where a gRPC server listens: what it may not without protection, and how it takes its place."""
+"""Addresses of gRPC servers: where one listens, and what neither side may do without protection."""
 
 from __future__ import annotations
 
@@ -29,19 +29,71 @@ def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None
     Raises:
         UsageError: it may not listen there.
     """
-    if listen.startswith("unix:"):
-        if listen == "unix:":
-            raise UsageError("unix: needs a path")
-        return
-    host, _ = host_port(listen)
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not protected:
+    if listen == "unix:":
+        raise UsageError("unix: needs a path")
+    if not listen.startswith("unix:"):
+        host_port(listen)
+    if not is_local(listen) and not protected:
         raise UsageError(
             f"{listen} can be reached from other machines: that needs {needs}",
             hint=f"{hint}, or listen on 127.0.0.1 or a Unix socket",
+        )
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is this machine's alone: a Unix socket, or a port of loopback.
+
+    Args:
+        address: ``unix:PATH`` or ``HOST:PORT``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if address.startswith("unix:"):
+        return True
+    host, _ = host_port(address, what="address")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_token_way(address: str, *, encrypted: bool, hint: str) -> None:
+    """Refuse to send a token where others can read it on its way.
+
+    Args:
+        address: whom it is sent to: ``unix:PATH`` or ``HOST:PORT``.
+        encrypted: whether the connection is TLS.
+        hint: how it becomes that.
+
+    Raises:
+        UsageError: the address is no address, or the token would leave this machine in the clear.
+    """
+    if not encrypted and not is_local(address):
+        raise UsageError(f"the token would be sent to {address} in the clear: that needs TLS", hint=hint)
+
+
+def check_tls_files(*, cert: object, key: object, ca: object = None, ca_needs_cert: bool = False) -> None:
+    """Refuse half of a TLS configuration: without the other half it would be none, in silence.
+
+    Args:
+        cert, key: of the side whose configuration this is.
+        ca: the authority of the other side's certificate.
+        ca_needs_cert: whether it is a server's: there ``ca`` says whose clients are let in, and means nothing without
+            a certificate; a client's certificate means nothing without ``ca``.
+
+    Raises:
+        UsageError: something is given without what it needs.
+    """
+    if bool(cert) != bool(key):
+        given, lacking = ("certificate", "key") if cert else ("key", "certificate")
+        raise UsageError(f"a {given} for TLS was given without its {lacking}", hint="they go together")
+    if ca_needs_cert and ca and not cert:
+        raise UsageError("an authority of clients was given, but no certificate of the server's own: that is no TLS")
+    if not ca_needs_cert and cert and not ca:
+        raise UsageError(
+            "a certificate for TLS was given, but no authority of the other side's: that is no TLS",
+            hint="ca names the PEM file of the authority",
         )
 
 
@@ -113,8 +165,9 @@ def listen_on(
         Where it really listens.
 
     Raises:
-        UsageError: it cannot listen there, or a file cannot be read.
+        UsageError: it cannot listen there, half of TLS was given, or a file cannot be read.
     """
+    check_tls_files(cert=cert, key=key, ca=client_ca, ca_needs_cert=True)
     kind, _, path = listen.partition(":")
     if kind == "unix":
         refuse_if_served(path)

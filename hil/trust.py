@@ -1,10 +1,9 @@
-"""Board configs that hil takes from a folder only after the user trusted it.
+"""What hil takes from the working directory only after the user trusted it: board configs, and flows with flags.
 
 A config of hil's own, one in the user's own folder and one whose path was typed are used as they are. Another one lies
 in a folder that somebody else may have made (``./board_configs`` of a project that was cloned): what only describes a
 board is used, and what runs, reads, writes or connects is used once ``hil board trust`` was called for that folder. The
-user's answer is kept by the folder's path and by the digest of each config with the programs that it calls by path, so
-that an altered one is asked for again.
+user's answer is kept by path and by the digest of each file, so that an altered one is asked for again.
 """
 
 from __future__ import annotations
@@ -13,16 +12,11 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hil.digest import Hasher, digest_file
 from hil.errors import StorageError, UsageError
-from hil.power import Command
-
-if TYPE_CHECKING:
-    from hil.boards import BoardConfig
 
 SCHEMA = 1
 _FILE = "trusted.json"
@@ -59,61 +53,43 @@ def asks_for(data: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def digest_of_config(config: BoardConfig) -> str:
-    """The digest of a config's text and of the programs of this machine that it names by their path.
+def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str) -> None:
+    """Refuse a file of a folder that nobody typed, unless it is trusted as it is now.
+
+    Args:
+        path: the file.
+        digest: of what it says, and of what that calls.
+        asks: what of it needs trust; nothing is never refused.
+        instead: how the file itself is named, for the hint.
 
     Raises:
-        UsageError: such a program cannot be read.
+        UsageError: the user has not trusted it, or it was altered since.
     """
-    hasher = Hasher()
-    hasher.update(config.text.encode())
-    for path in _programs(config):
-        try:
-            hasher.update(f"\0{digest_file(path)}".encode())
-        except OSError as error:
-            raise UsageError(f"{path}, which {config.path} names, cannot be read: {error.strerror}") from error
-    return hasher.digest()
-
-
-def _programs(config: BoardConfig) -> Iterator[Path]:
-    if config.command.file:
-        yield config.path.parent / Path(config.command.file).expanduser()
-    for hook in config.power.hooks.values():
-        if isinstance(hook, Command) and "/" in hook.argv[0]:
-            yield Path(hook.argv[0])
-
-
-def check_trust(config: BoardConfig) -> None:
-    """Refuse a config of a folder that nobody typed, which asks for trust and has none, or was altered since.
-
-    Raises:
-        UsageError: it is not trusted as it is now.
-    """
-    state = state_of(config) if config.asks else "trusted"
+    asks = list(asks)
+    state = state_of(path, digest) if asks else "trusted"
     if state == "trusted":
         return
-    why = (
-        "has been altered since you trusted it" if state == "altered" else "is from a folder that you have not trusted"
-    )
+    why = "has been altered since you trusted it" if state == "altered" else "lies where you have not trusted it"
     raise UsageError(
-        f"{config.path} {why}, and it says more than what the board is: {', '.join(config.asks)}",
-        hint=f"read it, then: hil board trust {config.path.parent}; or name the file itself: --board {config.path}",
+        f"{path} {why}, and it asks for more than hil does by itself: {', '.join(asks)}",
+        hint=f"read it, then: hil board trust {path.parent}; or name the file itself: {instead}",
     )
 
 
-def state_of(config: BoardConfig) -> str:
-    """Whether a config is ``trusted`` as it is now, ``altered`` since it was, or ``unknown``."""
-    known = {files[str(config.path)] for files in _read().values() if str(config.path) in files}
-    if not known:
-        return "unknown"
-    try:
-        return "trusted" if digest_of_config(config) in known else "altered"
-    except UsageError:
-        return "altered"
+def state_of(path: Path, digest: str) -> str:
+    """Whether a file is ``trusted`` as it is now, ``altered`` since it was, or ``unknown``.
+
+    Args:
+        path: the file.
+        digest: its present one; "" where it has none any more.
+    """
+    real = str(path.resolve())
+    known = {files[real] for files in _read().values() if real in files}
+    return ("trusted" if digest in known else "altered") if known else "unknown"
 
 
 def trusted_folders() -> dict[str, dict[str, str]]:
-    """What the user trusts: folder -> a config's file, without links -> its digest.
+    """What the user trusts: folder -> a file, without links -> its digest.
 
     Raises:
         UsageError: the file of it is damaged, or others may write to it.
@@ -121,18 +97,18 @@ def trusted_folders() -> dict[str, dict[str, str]]:
     return _read()
 
 
-def trust(folder: Path, configs: list[BoardConfig]) -> None:
-    """Trust a folder's configs as they are now, in place of what was trusted there before.
+def trust(folder: Path, files: Mapping[Path, str]) -> None:
+    """Trust a folder's files as they are now, in place of what was trusted there before.
 
     Args:
         folder: its absolute path.
-        configs: those that it holds.
+        files: file -> digest.
 
     Raises:
-        UsageError: there is no home to keep it in, or a program that one names cannot be read.
+        UsageError: there is no home to keep it in.
         StorageError: it cannot be written.
     """
-    _write({**_read(), str(folder): {str(config.path): digest_of_config(config) for config in configs}})
+    _write({**_read(), str(folder): {str(path.resolve()): digest for path, digest in files.items()}})
 
 
 def distrust(folder: Path) -> bool:

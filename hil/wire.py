@@ -26,6 +26,10 @@ SESSION_KEY = "hil-session"
 
 CHUNK = 1 << 20
 INLINE_MAX = 1 << 20
+# The largest message: a call's start with its small tensors, or an answer with them.
+MESSAGE_MAX = 4 << 20
+# What small tensors may take together in one message; what is left of them is streamed.
+INLINE_TOTAL = 2 << 20
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -54,6 +58,14 @@ def data_messages(payload: memoryview) -> Iterator[bytes]:
     for offset in range(0, payload.nbytes, CHUNK):
         piece = payload[offset : offset + CHUNK]
         yield b"".join((_data_header(piece.nbytes), piece))
+
+
+def payload_of(message: bytes) -> memoryview:
+    """What a `data` message carries."""
+    at = 1
+    while message[at] > 0x7F:
+        at += 1
+    return memoryview(message)[at + 1 :]
 
 
 def _data_header(size: int) -> bytes:
@@ -106,7 +118,7 @@ class Stub:
         for service in SERVICES:
             for name, path, streams_in, streams_out, _, decode in _methods(service):
                 make = getattr(channel, _kind(streams_in, streams_out))
-                setattr(self, name, make(path, request_serializer=_encode, response_deserializer=decode))
+                setattr(self, name, make(path, request_serializer=_encode, response_deserializer=_refusing(decode)))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -119,7 +131,7 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
         make = getattr(grpc, f"{_kind(streams_in, streams_out)}_rpc_method_handler")
         behaviour = getattr(servicer, name)
         guard = guard_stream if streams_out else _guard
-        table[name] = make(guard(behaviour), request_deserializer=_refusing(decode), response_serializer=_encode)
+        table[name] = make(guard(behaviour), request_deserializer=decode, response_serializer=_encode)
     return grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", table)
 
 
@@ -128,7 +140,7 @@ def _kind(streams_in: bool, streams_out: bool) -> str:
 
 
 def _refusing(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Bytes that are no message come to the handler as an error to raise, not as a broken stream."""
+    """Bytes that are no message are None: a handler raises an error of its own, and a caller's call ends INTERNAL."""
 
     def checked(raw: bytes) -> Any:
         try:
@@ -142,11 +154,9 @@ def _refusing(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 def _guard(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            if request is None:
-                raise errors.UsageError("the request is no message of this protocol")
             return behaviour(request, context)
         except Exception as error:
-            return _fail(error, context)
+            return fail(error, context)
 
     return call
 
@@ -156,16 +166,15 @@ def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Calla
 
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
-            if request is None:
-                raise errors.UsageError("the request is no message of this protocol")
             yield from behaviour(request, context)
         except Exception as error:
-            _fail(error, context)
+            fail(error, context)
 
     return call
 
 
-def _fail(error: Exception, context: grpc.ServicerContext) -> None:
+def fail(error: Exception, context: grpc.ServicerContext) -> None:
+    """End a call with an error, as the protocol carries it; what is no error of hil's is the agent's own failure."""
     if not isinstance(error, errors.HilError):
         if type(error) is Exception or not context.is_active():  # grpc's own abort, or nobody there to tell
             raise error
@@ -200,9 +209,11 @@ def spec_from_message(message: pb.TensorSpec) -> TensorSpec:
     return TensorSpec(message.name, message.dtype, dims)
 
 
-def tensor_to_message(name: str, dtype: str, shape: Sequence[int], data: memoryview) -> tuple[pb.Tensor, bool]:
-    """A tensor's message, and whether its data must follow as `data` messages."""
-    if data.nbytes > INLINE_MAX:
+def tensor_to_message(
+    name: str, dtype: str, shape: Sequence[int], data: memoryview, inline_max: int = INLINE_MAX
+) -> tuple[pb.Tensor, bool]:
+    """A tensor's message, and whether its data must follow as `data` messages: beyond ``inline_max`` bytes it does."""
+    if data.nbytes > inline_max:
         return pb.Tensor(name=name, dtype=dtype, shape=shape, streamed=data.nbytes), True
     return pb.Tensor(name=name, dtype=dtype, shape=shape, inline=data.tobytes()), False
 

@@ -15,8 +15,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hil.agent import forks
+from hil.agent.confinement import seclude
 from hil.agent.server import Agent, AgentConfig
 from hil.errors import HilError, UsageError
+from hil.visible import show_visibly
 
 _LOOK_S = 0.5
 # Without a session for so long, the agent keeps nothing in memory but itself.
@@ -83,6 +86,8 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
         lifeline: end at the end of stdin too.
         idle_exit: end after so many seconds without a session too; 0 is never.
     """
+    seclude()
+    forks.adopt()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -110,6 +115,7 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
 
 def main() -> None:
     """Start an agent, or verify a bundle."""
+    show_visibly()
     if sys.argv[1:2] == ["verify"]:
         from hil.agent import verify
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hil.agent import framing
+from hil.agent import descendants, framing
 from hil.agent.runtimes import resolve
 from hil.errors import BoardError, HilError, LoadFailed
 from hil.python_module import module_command
@@ -24,15 +24,79 @@ _RETRY_S = 30.0
 _FORK_S = 30.0
 # The first worker waits until the runtime's library is imported: PyTorch's takes a small board a minute.
 _PRELOAD_S = 300.0
+_STOP_S = 5.0
+_MOST_DEVICES = 1000
+_MOST_TEXT = 4096
+_NEWS_BYTES = 16 << 10
+# The fork servers of this process: of its other children those are ended that came to it when one died.
+_starting = threading.Lock()
+_servers: set[int] = set()
+_adopts = False
+
+
+def adopt() -> None:
+    """Have this process end what a fork server that died left behind. It must have no children of its own making but
+    fork servers."""
+    global _adopts
+    _adopts = descendants.adopt()
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait for one that has been told to end, but not for long."""
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _end_orphans(pid: int) -> None:
+    with _starting:
+        _servers.discard(pid)
+        if _adopts:
+            descendants.end_children(_servers)
 
 
 class _Told:
-    """What one such process has told: the workers that it started, and how those ended that nobody watched yet."""
+    """What one such process has told: the workers that it started (or why it did not), and how those ended that nobody
+    watched yet."""
 
     def __init__(self) -> None:
-        self.pids: collections.deque[int] = collections.deque()
+        self.pids: collections.deque[int | str] = collections.deque()
         self.watching: dict[int, Callable[[int], None]] = {}
         self.ended: dict[int, int] = {}
+
+
+def read_description(said: Any) -> dict[str, Any]:
+    """What a runtime says of itself, or as an error that it says nothing that can be told on."""
+    texts = ("version", "error", "profile_tool")
+    devices = said.get("devices", []) if isinstance(said, dict) else None
+    if not isinstance(devices, (list, tuple)) or len(devices) > _MOST_DEVICES:
+        return {"error": "it describes itself in another way than runtimes do"}
+    if not all(_is_text(one) for one in (*devices, *(said.get(key, "") for key in texts))):
+        return {"error": "it describes itself in texts that are none, or are far too long"}
+    return dict(said)
+
+
+def read_news(body: bytes) -> tuple[int | str, int | None]:
+    """A fork server's message: a worker's number (or why there is none), and the status that it ended with, if it did.
+
+    Raises:
+        Garbled: it is no such message.
+    """
+    said = framing.decode(body)
+    if isinstance(said, dict):
+        if _is_text(said.get("failed")):
+            return str(said["failed"]), None
+        pid, status = said.get("pid", said.get("exited")), said.get("status")
+        # Signals go to it: a small number, or none above 0, would be somebody else's or everybody's.
+        if type(pid) is int and 1 < pid < 1 << 31 and (type(status) is int or ("pid" in said and status is None)):
+            return pid, status
+    raise framing.Garbled("it tells of no worker")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MOST_TEXT and value.encode(errors="replace").decode() == value
 
 
 class ForkServer:
@@ -41,11 +105,13 @@ class ForkServer:
     Args:
         reference: the runtime's class, ``module:Class``.
         light: the class can be asked here what it is, and the process waits until it is needed.
+        memory_limit: most bytes that a program may take; 0 is the machine's memory.
     """
 
-    def __init__(self, reference: str, *, light: bool = False) -> None:
+    def __init__(self, reference: str, *, light: bool = False, memory_limit: int = 0) -> None:
         self._reference = reference
         self._light = light
+        self._memory_limit = memory_limit
         # One fork at a time: the answers come in order, but whoever waits is not woken in order.
         self._forking = threading.Lock()
         self._lock = threading.Lock()
@@ -73,7 +139,7 @@ class ForkServer:
 
     def _ask_here(self) -> dict[str, Any]:
         try:
-            self.described = resolve(self._reference).describe()
+            self.described = read_description(resolve(self._reference).describe())
         except Exception as error:
             self._failed_at = time.monotonic()
             self.described = {"error": f"{type(error).__name__}: {error}"}
@@ -93,13 +159,16 @@ class ForkServer:
                 }
                 env = {key: value for key, value in env.items() if value}
                 try:
-                    self._process = subprocess.Popen(
-                        module_command("hil.agent.forkserver", str(theirs.fileno()), self._reference),
-                        pass_fds=[theirs.fileno()],
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                        env=env,
-                    )
+                    arguments = [str(theirs.fileno()), self._reference, str(self._memory_limit)]
+                    with _starting:
+                        self._process = subprocess.Popen(
+                            module_command("hil.agent.forkserver", *arguments),
+                            pass_fds=[theirs.fileno()],
+                            stdin=subprocess.DEVNULL,
+                            start_new_session=True,
+                            env=env,
+                        )
+                        _servers.add(self._process.pid)
                 except OSError as error:
                     ours.close()
                     self._failed_at = time.monotonic()
@@ -108,7 +177,9 @@ class ForkServer:
                 finally:
                     theirs.close()
                 try:
-                    self.described = ours.receive(timeout=120)
+                    self.described = read_description(ours.receive(timeout=120))
+                except framing.Garbled:
+                    self.described = {"error": "it describes itself at far too great length"}
                 except (framing.Closed, framing.Late):
                     self.described = {"error": "the runtime's process died while importing it"}
                 if "error" in self.described:
@@ -116,11 +187,13 @@ class ForkServer:
                     ours.close()
                     self._process.kill()
                     self._process.wait()
+                    _end_orphans(self._process.pid)
                     return self.described
                 self._channel = ours
                 self._told = _Told()
                 self._awake = False
-                threading.Thread(target=self._listen, args=(ours, self._told), daemon=True, name="forkserver").start()
+                listened = (ours, self._told, self._process)
+                threading.Thread(target=self._listen, args=listened, daemon=True, name="forkserver").start()
             return self.described
 
     def fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
@@ -160,6 +233,8 @@ class ForkServer:
                 raise BoardError("the agent's fork server does not answer")
             self._awake = True
             pid = told.pids.popleft()
+            if isinstance(pid, str):
+                raise BoardError(f"the board has no room for another process: {pid}")
             status = told.ended.pop(pid, None)
             if status is None:
                 told.watching[pid] = on_exit
@@ -193,36 +268,38 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 channel.sock.shutdown(socket.SHUT_RDWR)
         if process is not None:
-            try:
-                process.wait(2)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _wait(process)
 
-    def _listen(self, channel: framing.Channel, told: _Told) -> None:
+    def _listen(self, channel: framing.Channel, told: _Told, process: subprocess.Popen[bytes]) -> None:
         try:
             while True:
-                message = channel.receive()
+                pid, status = read_news(channel.receive_bytes(most_bytes=_NEWS_BYTES))
+                on_exit = None
                 with self._lock:
-                    if "pid" in message:
-                        told.pids.append(message["pid"])
+                    if isinstance(pid, str) or status is None:
+                        if told.pids:
+                            raise framing.Garbled("it tells of workers that nobody asked for")
+                        told.pids.append(pid)
                         self._forked.notify_all()
-                        continue
-                    pid, status = message["exited"], message["status"]
-                    on_exit = told.watching.pop(pid, None)
-                    if on_exit is None:
+                    elif (on_exit := told.watching.pop(pid, None)) is None and pid in told.pids:
                         told.ended[pid] = status
-                if on_exit is not None:
+                if on_exit is not None and status is not None:
                     on_exit(status)
+        except framing.Garbled:
+            process.kill()
         except framing.Closed:
-            with self._lock:
-                if self._channel is channel:
-                    self._channel = None
-                orphans, told.watching = told.watching, {}
-                self._forked.notify_all()
-            for pid, on_exit in orphans.items():
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, signal.SIGKILL)
-                # Nobody else would ever tell: a worker that was kept ready would be taken for one that lives.
-                on_exit(-signal.SIGKILL)
-            channel.close()
+            pass
+        with self._lock:
+            if self._channel is channel:
+                self._channel = None
+            orphans, told.watching = told.watching, {}
+            self._forked.notify_all()
+        for pid in orphans:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        _wait(process)
+        _end_orphans(process.pid)
+        for on_exit in orphans.values():
+            # Nobody else would ever tell: a worker that was kept ready would be taken for one that lives.
+            on_exit(-signal.SIGKILL)
+        channel.close()

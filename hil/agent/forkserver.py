@@ -1,8 +1,9 @@
 """A process that has a runtime imported and forks a worker for each program.
 
-Started as `python -m hil.agent.forkserver FD MODULE:CLASS`. A fork takes a millisecond where a fresh interpreter takes
-200, so every program gets a process of its own and none is ever used twice. This process starts no thread and opens no
-device. It ends, killing its workers, when the agent does.
+Started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`. A fork takes a millisecond where a fresh
+interpreter takes 200, so every program gets a process of its own and none is ever used twice. This process starts no
+thread and opens no device. It ends, killing its workers and whatever they started, when the agent does; what a worker
+leaves behind ends with the worker.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ import sys
 import traceback
 from typing import Any
 
-from hil.agent import framing, worker
+from hil.agent import descendants, framing, worker
+from hil.agent.confinement import confine, seclude
 from hil.agent.runtimes import resolve
 from hil.agent.shm import Arena
 
 
 def main() -> None:
     """Serve the agent's fork orders until it hangs up."""
+    seclude()
+    descendants.adopt()
     control = framing.Channel(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.send(_describe(sys.argv[2]))
     _preload(sys.argv[2])
     gc.freeze()
-    children: set[int] = set()
+    workers: set[int] = set()
+    # A library's own, which it started as it was imported: they stay as long as we do.
+    helpers = descendants.children()
     wake_read, wake_write = socket.socketpair()
     wake_read.setblocking(False)
     wake_write.setblocking(False)
@@ -45,26 +51,29 @@ def main() -> None:
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     wake_read.recv(4096)
-                _reap(control, children)
+                _reap(control, workers, helpers)
             if control.sock in ready:
                 _, fds = control.receive_fds(4)
                 ours = os.getpid()
-                pid = os.fork()
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    pid = -1
+                    control.send({"failed": error.strerror})
                 if pid == 0:
                     selector.close()
-                    _become_worker(ours, [control.sock, wake_read, wake_write], fds)
-                children.add(pid)
+                    _become_worker(ours, [control.sock, wake_read, wake_write], fds, int(sys.argv[3]))
                 for fd in fds:
                     os.close(fd)
-                control.send({"pid": pid})
-    except framing.Closed:
+                if pid > 0:
+                    workers.add(pid)
+                    control.send({"pid": pid})
+    except (framing.Closed, framing.Garbled):
         pass
     finally:
-        for pid in children:
-            # By its own number too: a worker that was forked just now has no group of its own yet.
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(OSError):
-                    kill(pid, signal.SIGKILL)
+        for pid in workers:
+            _kill(pid)
+        descendants.end_children((), {})
 
 
 def _describe(reference: str) -> dict[str, Any]:
@@ -86,7 +95,7 @@ def _describe(reference: str) -> dict[str, Any]:
     theirs.close()
     try:
         described: dict[str, Any] = ours.receive(timeout=60)
-    except (framing.Closed, framing.Late):
+    except (framing.Closed, framing.Garbled, framing.Late):
         os.kill(pid, signal.SIGKILL)
         described = {"error": "it died while looking for devices"}
     os.waitpid(pid, 0)
@@ -100,22 +109,26 @@ def _preload(reference: str) -> None:
         getattr(resolve(reference), "preload", lambda: None)()
 
 
-def _reap(control: framing.Channel, children: set[int]) -> None:
-    while children:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        children.discard(pid)
-        # A worker's own children (a vendor's helper process, say) go with it.
+def _reap(control: framing.Channel, workers: set[int], helpers: set[int]) -> None:
+    """Tell of workers that have ended, once all that they started has ended as well."""
+    ended: dict[int, int] = {}
+    descendants.end_children(workers | helpers, ended)
+    for pid in workers & ended.keys():
+        workers.discard(pid)
+        # Where nobody tells of those that have left their parents: what is left of its group.
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
-        control.send({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+        control.send({"exited": pid, "status": os.waitstatus_to_exitcode(ended[pid])})
 
 
-def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int]) -> None:
+def _kill(pid: int) -> None:
+    # By its own number too: a worker that was forked just now has no group of its own yet.
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            kill(pid, signal.SIGKILL)
+
+
+def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], memory_limit: int) -> None:
     """In the forked child: a session of its own, stderr into the agent's pipe, then orders until the end."""
     try:
         os.setsid()
@@ -128,8 +141,9 @@ def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int]) 
         os.dup2(stderr_fd, 1)
         os.dup2(stderr_fd, 2)
         os.close(stderr_fd)
-        _no_core_file()
-        _die_with(parent)
+        # What loses its parent while this worker lives comes to it, and ends with it, not before.
+        descendants.adopt()
+        confine(parent, memory_limit)
         faulthandler.enable()
         worker.serve(framing.Channel(socket.socket(fileno=sock_fd)), Arena(in_fd), Arena(out_fd))
     except BaseException:
@@ -137,22 +151,6 @@ def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int]) 
         os._exit(1)
     # No clean-up of a vendor's library: it may hang, and the memory goes with the process.
     os._exit(0)
-
-
-def _no_core_file() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _die_with(parent: int) -> None:
-    """On Linux a worker also dies with a killed fork server (PR_SET_PDEATHSIG); elsewhere the agent kills it."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before that
 
 
 if __name__ == "__main__":

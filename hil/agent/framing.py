@@ -1,12 +1,20 @@
-"""JSON messages with a length in front over a socket between the agent and its own processes."""
+"""JSON messages with a length in front over a socket between the agent and its own processes.
+
+The other side may run a program that means harm: no message is larger, holds more values or takes longer than whoever
+receives it allows.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 import struct
+import time
 from typing import Any
 
+# Room for the names and shapes of 20,000 tensors.
+MOST_BYTES = 4 << 20
+MOST_VALUES = 200_000
 _LENGTH = struct.Struct("<I")
 _PIECE = 1 << 16
 
@@ -19,75 +27,117 @@ class Late(Exception):
     """The other side did not answer in time."""
 
 
+class Garbled(Exception):
+    """What the other side sent is no message."""
+
+
+def decode(body: bytes, most_values: int = MOST_VALUES) -> Any:
+    """What a message's bytes say.
+
+    Raises:
+        Garbled: they are no JSON in UTF-8, or hold more values than that.
+    """
+    # Each value that JSON can hold has one of these before it, but for the first: read, it takes many times its bytes.
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most_values:
+        raise Garbled(f"it holds more than {most_values} values")
+    try:
+        return json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise Garbled(f"it is no JSON: {error}") from error
+
+
 class Channel:
     """One end of a socket that carries messages, either way, in order."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._buffer = b""
+        self._buffer = bytearray()
 
-    def send(self, message: Any, fds: list[int] | None = None) -> None:
+    def send(self, message: Any, fds: list[int] | None = None, timeout: float | None = None) -> None:
         """Send one message, with descriptors if any.
+
+        Args:
+            timeout: most seconds until all of it is taken; None leaves the socket's time limit as it is. With a
+                limit, nobody else may use the socket meanwhile.
 
         Raises:
             Closed: the other side is gone.
+            Late: the other side did not take it in time.
         """
         body = json.dumps(message, separators=(",", ":")).encode()
         data = _LENGTH.pack(len(body)) + body
         try:
+            if timeout is not None:
+                self.sock.settimeout(timeout)
             if fds:
                 sent = socket.send_fds(self.sock, [data], fds)
                 data = data[sent:]
             self.sock.sendall(data)
+        except TimeoutError:
+            raise Late from None
         except OSError as error:
             raise Closed(str(error)) from error
 
-    def receive(self, timeout: float | None = None) -> Any:
-        """The next message.
+    def receive(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> Any:
+        """What the next message says; raises as :meth:`receive_bytes`, and :class:`Garbled` where it says nothing."""
+        return decode(self.receive_bytes(timeout, most_bytes))
+
+    def receive_bytes(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> bytes:
+        """The bytes of the next message.
 
         Args:
-            timeout: most seconds to wait for a piece of it, None is for ever.
+            timeout: most seconds to wait for all of it, None is for ever.
+            most_bytes: most that it may have.
 
         Raises:
-            Closed: the other side is gone, or what it sent is no message.
-            Late: nothing came within ``timeout`` seconds.
+            Closed: the other side is gone.
+            Late: it was not there within ``timeout`` seconds.
+            Garbled: it is larger.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            if self.sock.gettimeout() != timeout:
-                self.sock.settimeout(timeout)
-            while (end := self._end()) > len(self._buffer):
-                piece = self.sock.recv(max(_PIECE, end - len(self._buffer)))
+            while (end := self._end(most_bytes)) > len(self._buffer):
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Late
+                self.sock.settimeout(left)
+                piece = self.sock.recv(_PIECE)
                 if not piece:
                     raise Closed("end of stream")
                 self._buffer += piece
-            body, self._buffer = self._buffer[_LENGTH.size : end], self._buffer[end:]
-            return json.loads(body)
         except TimeoutError:
             raise Late from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise Closed(str(error)) from error
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return body
 
     def receive_fds(self, most: int) -> tuple[Any, list[int]]:
         """The next message and the descriptors that came with it; there is only one such message under way at a time.
 
         Raises:
-            Closed: the other side is gone, or what it sent is no message.
+            Closed: the other side is gone.
+            Garbled: what it sent is no message.
         """
         try:
-            self._buffer, fds, _, _ = socket.recv_fds(self.sock, _PIECE, most)
+            data, fds, _, _ = socket.recv_fds(self.sock, _PIECE, most)
         except OSError as error:
             raise Closed(str(error)) from error
-        if not self._buffer:
+        if not data:
             raise Closed("end of stream")
+        self._buffer += data
         return self.receive(), fds
 
     def close(self) -> None:
         """Hang up."""
         self.sock.close()
 
-    def _end(self) -> int:
+    def _end(self, most_bytes: int) -> int:
         """Where the next message ends in the buffer, as far as is known."""
         if len(self._buffer) < _LENGTH.size:
             return _LENGTH.size
         size: int = _LENGTH.unpack_from(self._buffer)[0]
+        if size > most_bytes:
+            raise Garbled(f"it has {size} bytes, more than the {most_bytes} that it may have")
         return _LENGTH.size + size

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from hil import wire
 from hil.agent.shm import Arena, aligned
 from hil.agent.store import BlobStore
 from hil.behind import StreamHasher
@@ -18,17 +21,18 @@ class Incoming:
         arena: the worker's shared memory for inputs.
         start: what is coming.
         store: has the inputs that come as blobs.
-        limit: most bytes for all of them.
+        reserve: is told how many bytes they take before any memory is taken for them; raises where that is too much.
 
     Raises:
-        RunFailed: they take more.
+        UsageError: a tensor inside the message is larger than such may be.
+        RunFailed: they take more than there is.
     """
 
-    def __init__(self, arena: Arena, start: pb.InvokeStart, store: BlobStore, limit: int) -> None:
+    def __init__(self, arena: Arena, start: pb.InvokeStart, store: BlobStore, reserve: Callable[[int], None]) -> None:
         self.entries: list[dict[str, Any]] = []
         self._streams: list[tuple[int, int]] = []
         self._hashers: list[StreamHasher] = []
-        copies: list[tuple[int, memoryview]] = []
+        here: list[tuple[int, int, bytes | Path]] = []
         at = 0
         for tensor in start.inputs:
             payload = tensor.WhichOneof("payload")
@@ -36,19 +40,27 @@ class Incoming:
                 size = tensor.streamed
                 self._streams.append((at, size))
                 self._hashers.append(StreamHasher())
+            elif payload == "blob":
+                path = store.path(tensor.blob)
+                size = path.stat().st_size
+                here.append((at, size, path))
             else:
-                data = memoryview(store.path(tensor.blob).read_bytes() if payload == "blob" else tensor.inline)
-                size = data.nbytes
-                copies.append((at, data))
+                size = len(tensor.inline)
+                if size > wire.INLINE_MAX:
+                    raise UsageError(f"a tensor inside a message has {size} bytes, and {wire.INLINE_MAX} are the most")
+                here.append((at, size, tensor.inline))
             entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
             self.entries.append({**entry, "at": at, "bytes": size})
             at += aligned(size)
-            if at > limit:
-                raise RunFailed(f"the inputs take more than the board's {limit} bytes of memory")
+        reserve(at)
         self.size = at
         self._view = arena.view(at, grow=True)
-        for offset, data in copies:
-            self._view[offset : offset + data.nbytes] = data
+        for offset, size, source in here:
+            target = self._view[offset : offset + size]
+            if isinstance(source, Path):
+                _read(source, target)
+            else:
+                target[:] = source
         self._current = 0
         self._done = 0
 
@@ -87,3 +99,11 @@ class Incoming:
         """
         if [hasher.digest() for hasher in self._hashers] != digests:
             raise UsageError("the inputs were damaged on their way to the board")
+
+
+def _read(path: Path, target: memoryview) -> None:
+    with path.open("rb", buffering=0) as file:
+        while target.nbytes and (count := file.readinto(target)):
+            target = target[count:]
+    if target.nbytes:
+        raise RunFailed(f"{path.name} is shorter than it was")

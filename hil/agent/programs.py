@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,14 +17,17 @@ from hil.agent.policy import Policy
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
-from hil.errors import LoadFailed, RunCrashed, SessionEnded, StageTimeout, UsageError
+from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec, check_names
 
+MAX_PROGRAMS = 64
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
 # A call that waits for a dead controller's data holds its program until its connection ends: nobody waits for that.
 _LET_GO_S = 5.0
+# How soon a call that waits for its program notices that nobody waits for it any more.
+_LOOK_S = 0.2
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Loaded:
     session: Session
     folder: Path
     pinned: list[str]
+    inputs_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -82,6 +86,8 @@ class Programs:
         loading = Loading()
         with self._lock:
             self._sessions.require(session)
+            if len(self._loaded) + len(self._loading) >= MAX_PROGRAMS:
+                raise LoadFailed(f"{MAX_PROGRAMS} programs are loaded already", hint="unload some first")
             self._loading.add(loading)
         try:
             with self._sessions.journal.during("load", fence=session.fence) as noted:
@@ -109,25 +115,21 @@ class Programs:
                 self._sessions.require(session)
                 loading.worker = worker
             worker.program_id = uuid.uuid4().hex
-            worker.order(
-                {
-                    "op": "load",
-                    "folder": str(folder),
-                    "main": request.main,
-                    "device": request.device,
-                    "function": request.function,
-                }
-            )
-            timeout = _timeout(request.timeout_s)
-            worker.answer("load", timeout)
-            # The next one's worker is made ready while this one loads: later it would take its time from a timed run.
-            self._supervisor.refill(request.runtime, request.device)
-            reply = worker.answer("load", timeout)
-            specs = [
-                [TensorSpec(s["name"], s["dtype"], tuple(s["shape"])) for s in reply[k]] for k in ("inputs", "outputs")
-            ]
-            check_names(*specs)
-            known = sum(_known_size(spec) for spec in (*specs[0], *specs[1]))
+            order = {
+                "folder": str(folder),
+                "main": request.main,
+                "device": request.device,
+                "function": request.function,
+            }
+
+            def meanwhile() -> None:
+                # Later, making the next one's worker ready would take its time from a timed run.
+                if self._supervisor.has(request.runtime, request.device):
+                    self._refill(session, request)
+
+            found = worker.load(order, _timeout(request.timeout_s), meanwhile=meanwhile)
+            check_names(found.inputs, found.outputs)
+            known = sum(_known_size(spec) for spec in (*found.inputs, *found.outputs))
             self._check_memory(size + known, "the program with its inputs and outputs")
             with self._lock:
                 self._sessions.require(session)
@@ -137,19 +139,32 @@ class Programs:
                 worker.close()
             self._store.unlink_program(folder, pinned)
             raise
+        with contextlib.suppress(SessionEnded):
+            self._refill(session, request)  # a device that is there, although the runtime may not list it
         return pb.LoadReply(
             program_id=worker.program_id,
             device=request.device,
-            function=reply["function"],
-            inputs=[wire.spec_to_message(spec) for spec in specs[0]],
-            outputs=[wire.spec_to_message(spec) for spec in specs[1]],
-            load_ns=reply["load_ns"],
+            function=found.function,
+            inputs=[wire.spec_to_message(spec) for spec in found.inputs],
+            outputs=[wire.spec_to_message(spec) for spec in found.outputs],
+            load_ns=found.load_ns,
             worker_pid=worker.pid,
         )
 
+    def _refill(self, session: Session, request: pb.LoadRequest) -> None:
+        """Have a worker made ready for the session's next program."""
+        with self._lock:
+            # Under the lock that its end takes before it ends what is kept ready: none is made for it after that.
+            self._sessions.require(session)
+            self._supervisor.refill(request.runtime, request.device)
+
     @contextlib.contextmanager
-    def called(self, session: Session, start: pb.InvokeStart) -> Iterator[Loaded]:
+    def called(self, session: Session, start: pb.InvokeStart, is_wanted: Callable[[], bool]) -> Iterator[Loaded]:
         """The program that a call is for, which nobody else calls meanwhile.
+
+        Args:
+            session, start: the call's.
+            is_wanted: whether the caller still waits for it.
 
         Raises:
             SessionEnded: the session is over.
@@ -160,11 +175,16 @@ class Programs:
             raise self._absent(session)
         if not 1 <= start.iterations <= MAX_ITERATIONS or start.warmup > MAX_ITERATIONS:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
-        with loaded.lock:
+        while not loaded.lock.acquire(timeout=_LOOK_S):
+            if not is_wanted():
+                raise SessionEnded("the call was broken off while it waited for the program")
+        try:
             # It may have been freed while we waited for it.
             if self._loaded.get(start.program_id) is not loaded:
                 raise self._absent(session)
             yield loaded
+        finally:
+            loaded.lock.release()
 
     def _absent(self, session: Session) -> UsageError:
         # A call may follow another one on its stream long after the session was looked at: its end is the reason then.
@@ -177,7 +197,19 @@ class Programs:
         Raises:
             RunFailed: they are too large for the board.
         """
-        return Incoming(loaded.worker.inputs, start, self._store, self._limit)
+
+        def reserve(size: int) -> None:
+            with self._lock:
+                # The memory of a program's inputs is kept for its next call: it never shrinks.
+                others = sum(one.inputs_bytes for one in self._loaded.values() if one is not loaded)
+                if size + others > self._limit:
+                    beside = f" beside the {others} bytes of other programs' inputs" if others else ""
+                    raise RunFailed(
+                        f"the inputs take {size} bytes{beside}, more than the board's {self._limit} bytes of memory"
+                    )
+                loaded.inputs_bytes = max(loaded.inputs_bytes, size)
+
+        return Incoming(loaded.worker.inputs, start, self._store, reserve)
 
     def invoke(
         self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart
@@ -202,29 +234,36 @@ class Programs:
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
         try:
             with self._sessions.journal.during(str(order["op"]), fence=loaded.session.fence, program=start.program_id):
-                reply = loaded.worker.call(order, _timeout(start.timeout_s))
+                ran = loaded.worker.run(order, _timeout(start.timeout_s))
+            if ran.size > self._limit:
+                raise RunFailed(f"the outputs take {ran.size} bytes and the board has {self._limit}")
+            view = loaded.worker.output_view(ran.size)
         except (RunCrashed, StageTimeout):
             self._forget(start.program_id)
             raise
         done = pb.InvokeDone(
-            start_ns=reply["start_ns"],
-            end_ns=reply["end_ns"],
-            warmup_ns=reply["warmup_ns"],
+            start_ns=ran.start_ns,
+            end_ns=ran.end_ns,
+            warmup_ns=ran.warmup_ns,
             received_ns=received,
-            peak_memory_bytes=reply["peak"],
-            cpu_ns=reply["cpu_ns"],
+            peak_memory_bytes=ran.peak_bytes,
+            cpu_ns=ran.cpu_ns,
         )
-        if (parts := reply.get("placement")) is not None:
-            done.placement.CopyFrom(pb.Placement(parts=[pb.Part(**part) for part in parts]))
-        entries = reply["outputs"]
-        view = loaded.worker.output_view(max((entry["at"] + entry["bytes"] for entry in entries), default=0))
+        if ran.placement is not None:
+            parts = [pb.Part(**part.to_json()) for part in ran.placement]
+            done.placement.CopyFrom(pb.Placement(parts=parts))
         streams: list[memoryview] = []
-        for entry in entries:
-            data = view[entry["at"] : entry["at"] + entry["bytes"]]
-            message, streamed = wire.tensor_to_message(entry["name"], entry["dtype"], entry["shape"], data)
+        left = wire.INLINE_TOTAL
+        for output in ran.outputs:
+            data = view[output.at : output.at + output.size]
+            message, streamed = wire.tensor_to_message(
+                output.name, output.dtype, output.shape, data, min(left, wire.INLINE_MAX)
+            )
             done.outputs.append(message)
             if streamed:
                 streams.append(data)
+            else:
+                left -= data.nbytes
         if start.state:
             state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
             done.state.CopyFrom(state)
@@ -253,6 +292,7 @@ class Programs:
             for load in loads:
                 if load.worker is not None:
                     load.worker.kill(because)
+        self._supervisor.end_spares()
         deadline = time.monotonic() + _LET_GO_S
         for one in freeing:
             one.join(max(deadline - time.monotonic(), 0.0))
@@ -300,4 +340,6 @@ def _known_size(spec: TensorSpec) -> int:
 
 
 def _timeout(seconds: float) -> float:
+    if not seconds >= 0:
+        raise UsageError(f"a time limit cannot be {seconds:g} s")
     return min(seconds, MAX_TIMEOUT_S) if seconds > 0 else MAX_TIMEOUT_S

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from hil import wire
 from hil.agent import runtimes
+from hil.agent.admission import THREADS, Admission
 from hil.agent.journal import Journal
 from hil.agent.lock import StoreLock
 from hil.agent.policy import Policy
@@ -29,8 +30,14 @@ from hil.agent.supervisor import Supervisor
 from hil.errors import SessionEnded, UsageError
 from hil.listening import check_listen, listen_on
 
-# A sync server pins a thread for each open stream: a session holds a few (Hold, Invoke, Logs, Clock), and others wait.
-_THREADS = 48
+_OPTIONS = {
+    **dict(wire.GRPC_OPTIONS),
+    "grpc.so_reuseport": 0,
+    # Refused by its length, before any of it is read.
+    "grpc.max_receive_message_length": wire.MESSAGE_MAX,
+    "grpc.max_concurrent_streams": 128,
+    "grpc.server_handshake_timeout_ms": 10_000,
+}
 
 
 @dataclass(frozen=True)
@@ -94,14 +101,16 @@ class Agent:
             store = config.make_store(config.store, config.quota_bytes)
         except OSError as error:
             raise UsageError(f"the store {config.store} cannot be used: {error.strerror}") from error
-        self._supervisor = Supervisor(config.runtimes, config.runtime_options)
+        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         self._sessions = Sessions(config.store / "fence", self._session_over, Journal(config.store / "journal.jsonl"))
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)
+        admission = Admission(self._sessions)
         interceptors: list[grpc.ServerInterceptor] = [_TokenCheck(config.token)] if config.token else []
-        options = (*wire.GRPC_OPTIONS, ("grpc.so_reuseport", 0))
-        pool = futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(pool, interceptors=interceptors, options=options)
+        interceptors.append(admission)
+        # Threads are made as they are needed; admission sees to it that there is always one.
+        pool = futures.ThreadPoolExecutor(THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(pool, interceptors=interceptors, options=tuple(_OPTIONS.items()))
         name = config.name or os.uname().nodename
         servicers = {
             "Board": BoardService(
@@ -113,7 +122,7 @@ class Agent:
                 config.simulated,
                 config.build,
             ),
-            "Sessions": SessionService(self._sessions),
+            "Sessions": SessionService(self._sessions, admission.goodbyes),
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
         }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,20 +16,23 @@ import grpc
 
 from hil import clock, wire
 from hil.agent import machine
+from hil.agent.admission import Room
 from hil.agent.counters import Counters
 from hil.agent.programs import Programs
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor
 from hil.behind import StreamHasher
-from hil.errors import BoardBusy, SessionEnded, UsageError
+from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 
 MAX_WAITING = 8
+MAX_DIGESTS = 20_000
 MIN_PERIOD_MS = 10
 MAX_PERIOD_MS = 60_000
 _NOTICE_S = 0.5
 _SHORT = 200
+_UNREAD = 16
 
 
 @functools.cache
@@ -59,6 +64,9 @@ class BoardService:
         self._programs = programs
         self._memory_limit = memory_limit
         self._simulated = simulated
+        self._lock = threading.Lock()
+        self._describing = futures.Future[dict[str, dict[str, Any]]]()
+        self._describing.set_result({})
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeReply:
         """Who the board is."""
@@ -70,7 +78,7 @@ class BoardService:
                 error=said.get("error", ""),
                 profile_tool=said.get("profile_tool", ""),
             )
-            for name, said in sorted(self._supervisor.describe().items())
+            for name, said in sorted(self._runtimes(context).items())
         ]
         current = self._sessions.current
         return pb.DescribeReply(
@@ -90,18 +98,29 @@ class BoardService:
             build=self._build,
         )
 
+    def _runtimes(self, context: grpc.ServicerContext) -> dict[str, dict[str, Any]]:
+        """What there is to run programs with. Finding out may take long, and whoever does not wait may go."""
+        with self._lock:
+            if self._describing.done():
+                self._describing = futures.Future()
+                threading.Thread(target=_describe, args=(self._supervisor, self._describing), daemon=True).start()
+            found = self._describing
+        while context.is_active():
+            with contextlib.suppress(futures.TimeoutError):
+                return found.result(_NOTICE_S)
+        raise SessionEnded("whoever asked is gone")
+
     def Clock(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ClockPong]:
         """Answer each ping with the clock."""
         for _ in requests:
             yield pb.ClockPong(clock_ns=clock.now_ns())
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogLine]:
-        """Lines of the workers' stderr, or a long error, which needs no session: nobody else knows its name."""
+        """Lines of the workers' stderr, or a long error."""
+        session = self._sessions.of_call(context)
         if request.error:
-            for piece in wire.KEPT_ERRORS.pieces(request.error):
-                yield pb.LogLine(text=piece)
+            yield from (pb.LogLine(text=piece) for piece in wire.KEPT_ERRORS.pieces(request.error))
             return
-        session = _session(self._sessions, context)
         number = 0
         while context.is_active():
             self._sessions.require(session)
@@ -115,7 +134,7 @@ class BoardService:
 
     def Counters(self, request: pb.CountersRequest, context: grpc.ServicerContext) -> Iterator[pb.CounterSample]:
         """Look at the board again and again."""
-        session = _session(self._sessions, context)
+        session = self._sessions.of_call(context)
         if not MIN_PERIOD_MS <= request.period_ms <= MAX_PERIOD_MS:
             raise UsageError(f"a period of counters is {MIN_PERIOD_MS} to {MAX_PERIOD_MS} ms")
         ended = threading.Event()
@@ -133,10 +152,15 @@ class BoardService:
 
 
 class SessionService:
-    """Hold: one stream is one session."""
+    """Hold: one stream is one session.
 
-    def __init__(self, sessions: Sessions) -> None:
+    Args:
+        goodbyes: takes the streams of sessions that are over, and ends those that do not end by themselves.
+    """
+
+    def __init__(self, sessions: Sessions, goodbyes: Room) -> None:
         self._sessions = sessions
+        self._goodbyes = goodbyes
         self._waiting = threading.Semaphore(MAX_WAITING)
 
     def Hold(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.HoldReply]:
@@ -144,9 +168,15 @@ class SessionService:
         first = next(iter(requests), None)
         if first is None or first.WhichOneof("kind") != "open":
             raise UsageError("the first message of Hold must open a session")
-        said: queue.SimpleQueue[pb.HoldReply | None] = queue.SimpleQueue()
+        said: queue.SimpleQueue[pb.HoldReply | HilError | None] = queue.SimpleQueue()
+        leaving = threading.Event()
 
         def on_end(reason: str) -> None:
+            try:
+                self._goodbyes.enter(context)
+                leaving.set()
+            except BoardBusy:
+                context.cancel()
             said.put(pb.HoldReply(over=pb.SessionOver(reason=reason)))
             said.put(None)
 
@@ -157,20 +187,32 @@ class SessionService:
             opened = pb.SessionOpened(token=session.token, fence=session.fence, ttl_s=session.ttl_s)
             yield pb.HoldReply(opened=opened)
             while (reply := said.get()) is not None:
+                if isinstance(reply, HilError):
+                    raise reply
                 yield reply
         finally:
             self._sessions.end(session, "its owner left")
+            if leaving.is_set():
+                self._goodbyes.leave(context)
 
     def _opened(self, wanted: pb.SessionOpen, context: grpc.ServicerContext, on_end: Any) -> Any:
         """Wait for the device, telling who has it; returns the session."""
-        deadline = time.monotonic() + max(wanted.wait_s, 0.0)
+        if not wanted.wait_s >= 0:
+            raise UsageError(f"nobody can wait {wanted.wait_s:g} s for a board")
+        deadline = time.monotonic() + wanted.wait_s
         owner, purpose = wanted.owner[:_SHORT] or "somebody", wanted.purpose[:_SHORT]
+
+        def opened() -> Session | None:
+            return self._sessions.open(owner, purpose, wanted.ttl_s or 10.0, wanted.fence, on_end)
+
+        # Whoever takes the device does not wait for it, and is in nobody's way.
+        if session := opened():
+            return session
         if not self._waiting.acquire(blocking=False):
             raise BoardBusy(f"{MAX_WAITING} others are waiting for this board already", hint="try again later")
         try:
             while context.is_active():
-                session = self._sessions.open(owner, purpose, wanted.ttl_s or 10.0, wanted.fence, on_end)
-                if session:
+                if session := opened():
                     return session
                 current = self._sessions.current
                 if current and time.monotonic() >= deadline:
@@ -185,11 +227,20 @@ class SessionService:
             self._waiting.release()
         raise SessionEnded("whoever asked for the session is gone")
 
-    def _listen(self, requests: Iterator[Any], session: Session, said: queue.SimpleQueue[pb.HoldReply | None]) -> None:
+    def _listen(
+        self,
+        requests: Iterator[Any],
+        session: Session,
+        said: queue.SimpleQueue[pb.HoldReply | HilError | None],
+    ) -> None:
         try:
             for _ in requests:
                 session.heard_at = time.monotonic()
-                said.put(pb.HoldReply(alive=pb.KeepAlive()))
+                # Whoever does not read the answers gets no more of them.
+                if said.qsize() < _UNREAD:
+                    said.put(pb.HoldReply(alive=pb.KeepAlive()))
+        except HilError as error:
+            said.put(error)
         except Exception:
             pass  # the stream broke: the session ends as if it had been closed
         self._sessions.end(session, "its owner left")
@@ -204,14 +255,16 @@ class BlobService:
 
     def Missing(self, request: pb.MissingRequest, context: grpc.ServicerContext) -> pb.MissingReply:
         """Which blobs are not here."""
-        _session(self._sessions, context)
+        self._sessions.of_call(context)
+        if len(request.digests) > MAX_DIGESTS:
+            raise UsageError(f"{len(request.digests)} digests are asked for at once, and {MAX_DIGESTS} are the most")
         absent = [wanted for wanted in dict.fromkeys(request.digests) if not self._store.has(wanted)]
         missing = [pb.MissingBlob(digest=one, have_bytes=self._store.partial_size(one)) for one in absent]
         return pb.MissingReply(missing=missing)
 
     def Put(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.PutReply]:
         """Store blobs."""
-        session = _session(self._sessions, context)
+        session = self._sessions.of_call(context)
         for message in requests:
             self._sessions.require(session)
             if not isinstance(message, pb.PutRequest) or message.WhichOneof("kind") != "start":
@@ -234,7 +287,7 @@ class BlobService:
 
     def Get(self, request: pb.GetRequest, context: grpc.ServicerContext) -> Iterator[pb.GetReply | bytes]:
         """Read a blob."""
-        session = _session(self._sessions, context)
+        session = self._sessions.of_call(context)
         path = self._store.path(request.digest)
         size = path.stat().st_size
         yield pb.GetReply(start=pb.GetStart(size=size))
@@ -254,15 +307,15 @@ class ProgramService:
 
     def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:
         """Load a program."""
-        return self._programs.load(_session(self._sessions, context), request)
+        return self._programs.load(self._sessions.of_call(context), request)
 
     def Invoke(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.InvokeReply | bytes]:
         """Run programs, one call after another."""
-        session = _session(self._sessions, context)
+        session = self._sessions.of_call(context)
         for message in requests:
             if not isinstance(message, pb.InvokeRequest) or message.WhichOneof("kind") != "start":
                 raise UsageError("a call begins with an InvokeStart")
-            with self._programs.called(session, message.start) as loaded:
+            with self._programs.called(session, message.start, context.is_active) as loaded:
                 incoming = self._programs.incoming(loaded, message.start)
                 while incoming.wants_data:
                     data = next(requests, None)
@@ -278,20 +331,25 @@ class ProgramService:
                 yield pb.InvokeReply(done=done)
                 hashers = [StreamHasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
-                    hasher.update(stream)
-                    yield from wire.data_messages(stream)
+                    for data in wire.data_messages(stream):
+                        # What is sent, and not the memory again: a program that still writes there would make it
+                        # look as if it had been damaged on its way.
+                        hasher.update(wire.payload_of(data))
+                        yield data
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 
     def Unload(self, request: pb.UnloadRequest, context: grpc.ServicerContext) -> pb.UnloadReply:
         """End a program."""
-        self._programs.unload(_session(self._sessions, context), request.program_id)
+        self._programs.unload(self._sessions.of_call(context), request.program_id)
         return pb.UnloadReply()
 
 
-def _session(sessions: Sessions, context: grpc.ServicerContext) -> Session:
-    metadata = dict(context.invocation_metadata())
-    return sessions.check(str(metadata.get(wire.SESSION_KEY, "")))
+def _describe(supervisor: Supervisor, asked: futures.Future[dict[str, dict[str, Any]]]) -> None:
+    try:
+        asked.set_result(supervisor.describe())
+    except BaseException as error:
+        asked.set_exception(error)
 
 
 def _skip(requests: Iterator[Any], size: int) -> None:

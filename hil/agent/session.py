@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import math
 import os
 import secrets
 import threading
@@ -11,12 +12,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hil import wire
 from hil.agent.journal import Journal
-from hil.errors import BoardBusy, SessionEnded
+from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
+
+if TYPE_CHECKING:
+    import grpc
 
 MIN_TTL_S = 0.5
 MAX_TTL_S = 3600.0
+# The farm's database keeps fences below this; a board that got so far has had no farm's fences.
+MOST_FENCE = (1 << 62) - 1
+# A board that was set up anew starts at 0 in a farm that has counted for years: a lease a second takes a century to
+# get so far.
+MOST_JUMP = 1 << 32
+_RESET = "if nobody uses the board, `hil board reset-fence` lets its count begin anew"
 
 
 @dataclass
@@ -31,6 +43,7 @@ class Session:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     opened_at: float = field(default_factory=time.monotonic)
     heard_at: float = field(default_factory=time.monotonic)
+    ended_at: float = math.inf
 
 
 class Sessions:
@@ -49,12 +62,22 @@ class Sessions:
         self._changed = threading.Condition()
         self._current: Session | None = None
         self._ended_at = time.monotonic()
-        try:
-            self.fence = int(fence_file.read_text())
-        except (OSError, ValueError):
-            self.fence = 0
-        journal.note("agent started", fence=self.fence, pid=os.getpid())
+        self._fence, self._damage = _stored(fence_file)
+        journal.note(
+            "agent started", fence=self._fence, pid=os.getpid(), **({"damage": d} if (d := self._damage) else {})
+        )
         threading.Thread(target=self._watch, daemon=True, name="session-ttl").start()
+
+    @property
+    def fence(self) -> int:
+        """The highest fence given so far.
+
+        Raises:
+            BoardError: the file that keeps it is damaged. Nobody can say then who may have the board.
+        """
+        if self._damage:
+            raise BoardError(f"the agent's fence file {self._file} {self._damage}", hint=_RESET)
+        return self._fence
 
     @property
     def current(self) -> Session | None:
@@ -75,22 +98,48 @@ class Sessions:
 
         Raises:
             BoardBusy: the fence is below one given before.
+            UsageError: nobody gives such a fence, or the time to live is no number of seconds.
+            BoardError: the fence cannot be kept, or the one that is kept is damaged.
         """
+        if not ttl_s >= 0:
+            raise UsageError(f"a session's time to live cannot be {ttl_s:g} s")
         with self._changed:
-            if fence and fence < self.fence:
-                raise BoardBusy(f"fence {fence} is too old: the board has seen {self.fence}")
-            if self._current and fence in (0, self.fence):
+            seen = self.fence
+            if fence and fence < seen:
+                raise BoardBusy(f"fence {fence} is too old: the board has seen {seen}")
+            if self._current and fence in (0, seen):
                 return None
+            if fence > min(seen + MOST_JUMP, MOST_FENCE):
+                raise UsageError(f"{fence} is no fence that a farm gives: the board has seen {seen}")
+            if not fence and seen >= MOST_FENCE:
+                raise BoardError(f"the board has seen fence {seen}, and there is none above it", hint=_RESET)
+            wanted = fence or seen + 1
+            if wanted != seen:
+                self._keep(wanted)
             if self._current:
                 self._end(self._current, f"{owner} took the device with fence {fence}")
-            self.fence = fence or self.fence + 1
-            temporary = self._file.with_suffix(".new")
-            temporary.write_text(str(self.fence))
-            temporary.replace(self._file)
+            self._fence = wanted
             ttl_s = min(max(ttl_s, MIN_TTL_S), MAX_TTL_S)
-            self._current = Session(owner, purpose, ttl_s, self.fence, on_end)
-            self.journal.note("session opened", fence=self.fence, owner=owner, purpose=purpose)
+            self._current = Session(owner, purpose, ttl_s, wanted, on_end)
+            self.journal.note("session opened", fence=wanted, owner=owner, purpose=purpose)
             return self._current
+
+    def _keep(self, fence: int) -> None:
+        """Write a fence down, so that it is there after a power cut too."""
+        temporary = self._file.with_suffix(".new")
+        try:
+            _write(temporary, "w", fence)
+            temporary.replace(self._file)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            try:
+                # On a full disk a few bytes in place of those that are there still fit: who fills it keeps nobody out.
+                _write(self._file, "r+", fence)
+            except OSError:
+                raise BoardError(
+                    f"the agent cannot keep the session's fence in {self._file}: {error.strerror}",
+                    hint="make room on the board's disk, or mend the rights of that folder",
+                ) from error
 
     def while_free(self, work: Callable[[], None]) -> None:
         """Do something while nobody has the device, if so it is: whoever wants it waits meanwhile."""
@@ -114,6 +163,14 @@ class Sessions:
             raise SessionEnded("this call carries no token of the session that has the device", hint="open a session")
         return session
 
+    def of_call(self, context: grpc.ServicerContext) -> Session:
+        """The session of a call, by the token in its metadata.
+
+        Raises:
+            SessionEnded: it carries none, or one of a session that is over.
+        """
+        return self.check(str(dict(context.invocation_metadata()).get(wire.SESSION_KEY, "")))
+
     def require(self, session: Session) -> None:
         """See to it that a session goes on: a call may last longer than the one that it was begun in.
 
@@ -134,6 +191,7 @@ class Sessions:
         self._current = None
         # Everything the session held is gone before anybody else may come.
         self._on_end()
+        session.ended_at = time.monotonic()
         self.journal.note("session ended", fence=session.fence, owner=session.owner, reason=reason)
         with contextlib.suppress(Exception):
             session.on_end(reason)
@@ -145,3 +203,23 @@ class Sessions:
             time.sleep(min(0.2, session.ttl_s / 4) if session else 0.2)
             if session and time.monotonic() - session.heard_at > session.ttl_s:
                 self.end(session, f"nothing was heard for {session.ttl_s:g} s")
+
+
+def _stored(file: Path) -> tuple[int, str]:
+    """The fence that a file keeps, 0 where there is none yet, and what is wrong with the file."""
+    try:
+        text = file.read_bytes()[:100]
+    except FileNotFoundError:
+        return 0, ""
+    except OSError as error:
+        return 0, f"cannot be read: {error.strerror}"
+    if not text.isdigit() or int(text) > MOST_FENCE:
+        return 0, f"is damaged: it holds {text[:40]!r} and no fence"
+    return int(text), ""
+
+
+def _write(file: Path, mode: str, fence: int) -> None:
+    with file.open(mode) as opened:
+        opened.write(str(fence))
+        opened.flush()
+        os.fsync(opened.fileno())

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from hil import digest as digests
 from hil.behind import Behind, StreamHasher
 from hil.errors import BlobDamaged, LoadFailed, UsageError
+from hil.scratch import remove_tree
 
 _HASH_PIECE = 1 << 20
 # A cut upload is gone on with soon, or never; and nobody has many of them.
@@ -62,7 +63,7 @@ class BlobStore:
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
         for left in (root / "programs").iterdir():
-            shutil.rmtree(left, ignore_errors=True)
+            self._drop(left)
         self._drop_partials()
 
     def has(self, digest: str) -> bool:
@@ -178,7 +179,7 @@ class BlobStore:
         with contextlib.ExitStack() as stack:
             for digest in set(pinned):
                 stack.enter_context(self._changing(digest, self._path(digest)))
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
         with self._lock:
             for digest in pinned:
                 self._pinned[digest] -= 1
@@ -274,7 +275,7 @@ class BlobStore:
     def _drop(self, path: Path) -> None:
         """Remove a file of ours, or whatever somebody put in its place."""
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         else:
             with contextlib.suppress(OSError):
                 path.unlink()

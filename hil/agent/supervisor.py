@@ -8,35 +8,59 @@ import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from hil import clock
-from hil.agent import framing
+from hil.agent import answers, framing
 from hil.agent.forks import ForkServer
 from hil.agent.runtimes import is_light, lacking
 from hil.agent.shm import Arena
-from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout
-from hil.wire_errors import WORKER_KINDS, from_parts
+from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 
 _KEPT_LINES = 2000
+_KEPT_CHARACTERS = 4 << 20
+_LONGEST_LINE = 4096
+_CUT = " [cut]"
 _DETAIL_LINES = 40
 _NEWS_S = 10.0
+# An order is read at once by a worker that is what it should be.
+_ORDER_S = 30.0
+# In which stage an order is carried out.
+_STAGES = {"prepare": "load", "load": "load", "invoke": "run", "profile": "profile"}
+_PIPE = 1 << 16
+# After as much as a pipe holds: a program that writes without end does not keep the agent busy.
+_BREATH_S = 0.005
+# Of more runtimes and devices than these in turn, each load starts its own worker.
+_MOST_SPARES = 2
 
 
 class LogBook:
     """The last lines that workers wrote to stderr, for whoever wants to read along."""
 
     def __init__(self) -> None:
-        self._lines: collections.deque[tuple[int, int, str, str]] = collections.deque(maxlen=_KEPT_LINES)
+        self._lines: collections.deque[tuple[int, int, str, str]] = collections.deque()
         self._count = 0
+        self._characters = 0
         self._changed = threading.Condition()
 
-    def add(self, program_id: str, text: str) -> None:
-        """Keep a line."""
+    def add(self, program_id: str, *texts: str) -> None:
+        """Keep lines, and let the oldest go."""
         with self._changed:
-            self._count += 1
-            self._lines.append((self._count, clock.now_ns(), program_id, text))
+            for text in texts:
+                self._count += 1
+                if len(self._lines) == _KEPT_LINES:
+                    self._let_go()
+                self._lines.append((self._count, clock.now_ns(), program_id, text))
+                self._characters += len(text)
+            while self._characters > _KEPT_CHARACTERS:
+                self._let_go()
             self._changed.notify_all()
+
+    def _let_go(self) -> None:
+        self._characters -= len(self._lines.popleft()[3])
 
     def after(self, number: int, wait_s: float = 0.0) -> list[tuple[int, int, str, str]]:
         """Lines after a line's number: (number, clock_ns, program_id, text); waits for one if there is none."""
@@ -78,42 +102,76 @@ class Worker:
         """The first ``size`` bytes that the worker wrote as outputs."""
         return self._outputs.view(size, grow=False)
 
-    def order(self, message: dict[str, Any]) -> None:
-        """Send an order without waiting for the answer (see :meth:`answer`)."""
-        with contextlib.suppress(framing.Closed):
-            self._channel.send(message)
+    def order(self, message: dict[str, Any], timeout: float = _ORDER_S) -> None:
+        """Send an order without waiting for the answer (see :meth:`answer`).
 
-    def answer(self, stage: str, timeout: float | None) -> dict[str, Any]:
+        Raises:
+            StageTimeout: the worker did not take it within ``timeout`` seconds, and was killed.
+        """
+        try:
+            self._channel.send(message, timeout=timeout)
+        except framing.Late:
+            raise self._late(_STAGES[message["op"]], timeout) from None
+        except framing.Closed:
+            pass  # the answer says so
+
+    def answer(self, op: str, timeout: float, begun: float, iterations: int = 0) -> answers.Answer:
         """The answer to the oldest order not yet answered.
+
+        Args:
+            op: what was ordered.
+            timeout: most seconds until all of it is there,
+            begun: from this reading of the monotonic clock on.
+            iterations: that were ordered.
 
         Raises:
             StageTimeout: it took longer than ``timeout`` seconds; the worker was killed.
-            RunCrashed: the worker died.
+            RunCrashed: the worker died, or answered what is no answer and was killed.
             HilError: what the worker itself reported.
         """
+        stage = _STAGES[op]
         try:
-            reply = self._channel.receive(timeout)
+            left = begun + timeout - time.monotonic()
+            body = self._channel.receive_bytes(left, answers.most_bytes(iterations))
         except framing.Late:
-            self.kill()
-            raise StageTimeout(
-                f"{stage} took longer than its limit of {timeout:g} s and was ended",
-                stage=stage,
-                detail=self._last_lines(),
-                hint="raise the limit with --timeout, or see whether the program hangs",
-            ) from None
+            raise self._late(stage, timeout) from None
         except framing.Closed:
             raise self._obituary(stage) from None
-        if "error" in reply:
-            kind, message, hint, detail = reply["error"]
-            failed = LoadFailed if stage == "load" else RunFailed
-            raise from_parts(kind, message, hint, detail or self._last_lines(), among=WORKER_KINDS, otherwise=failed)
-        result: dict[str, Any] = reply["ok"]
-        return result
+        except framing.Garbled as why:
+            self.kill()
+            raise answers.nonsense(str(why)).located(stage=stage) from None
+        try:
+            return answers.read(body, op, iterations)
+        except RunCrashed as error:
+            self.kill()
+            raise error.located(stage=stage) from None
+        except HilError as error:
+            error.detail = error.detail or self._last_lines()
+            raise
 
-    def call(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        """Send an order and wait for its answer; raises as :meth:`answer`."""
-        self.order(message)
-        return self.answer(str(message["op"]).replace("invoke", "run"), timeout)
+    def load(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.Signature:
+        """Order a load and wait for its answer; raises as :meth:`answer`.
+
+        Args:
+            order: what to load.
+            timeout: most seconds for the runtime's getting ready and the load together.
+            meanwhile: called when the runtime is ready and the load has begun.
+        """
+        begun = time.monotonic()
+        self.order({"op": "load", **order}, timeout)
+        self.answer("prepare", timeout, begun)
+        meanwhile()
+        found = self.answer("load", timeout, begun)
+        assert isinstance(found, answers.Signature)
+        return found
+
+    def run(self, order: dict[str, Any], timeout: float) -> answers.Ran:
+        """Order a run or a profiling pass and wait for its answer; raises as :meth:`answer`."""
+        begun = time.monotonic()
+        self.order(order, timeout)
+        found = self.answer(order["op"], timeout, begun, order["iterations"])
+        assert isinstance(found, answers.Ran)
+        return found
 
     def kill(self, because: HilError | None = None) -> None:
         """End the worker and everything it started, now."""
@@ -137,6 +195,15 @@ class Worker:
     def _on_exit(self, exit_code: int) -> None:
         self._exit_code = exit_code
         self._exited.set()
+
+    def _late(self, stage: str, timeout: float) -> StageTimeout:
+        self.kill()
+        return StageTimeout(
+            f"{stage} took longer than its limit of {timeout:g} s and was ended",
+            stage=stage,
+            detail=self._last_lines(),
+            hint="raise the limit with --timeout, or see whether the program hangs",
+        )
 
     def _obituary(self, stage: str) -> HilError:
         """Why the worker is gone."""
@@ -165,20 +232,56 @@ class Worker:
         return "\n".join(self._tail)
 
     def _read_stderr(self) -> None:
-        with os.fdopen(self._stderr, "r", errors="replace", buffering=1) as stream:
-            for line in stream:
-                self._tail.append(line.rstrip("\n"))
-                self._logs.add(self.program_id, line.rstrip("\n"))
+        """Keep what it writes: as many lines as there is room for, and of each its beginning."""
+        rest = b""
+        try:
+            while piece := os.read(self._stderr, _PIPE):
+                # More lines than are kept are not even looked at.
+                *lines, rest = (rest + piece).rsplit(b"\n", _KEPT_LINES)
+                self._keep(lines[-_KEPT_LINES:])
+                if len(rest) > _LONGEST_LINE:
+                    rest = rest[: _LONGEST_LINE + 1]
+                if len(piece) == _PIPE:
+                    time.sleep(_BREATH_S)
+            if rest:
+                self._keep([rest])
+        finally:
+            os.close(self._stderr)
+
+    def _keep(self, lines: list[bytes]) -> None:
+        texts = [
+            line[:_LONGEST_LINE].decode(errors="replace") + (_CUT if len(line) > _LONGEST_LINE else "")
+            for line in lines
+        ]
+        self._tail.extend(texts)
+        self._logs.add(self.program_id, *texts)
+
+
+@dataclass(eq=False)
+class _Spare:
+    """A worker kept ready; None while it is being made."""
+
+    worker: Worker | None = None
 
 
 class Supervisor:
-    """Workers by runtime, with one kept ready for each runtime and device that was used last."""
+    """Workers by runtime, with one kept ready for each runtime and device that a session used last.
 
-    def __init__(self, runtimes: dict[str, str], options: dict[str, Any]) -> None:
-        self._servers = {name: ForkServer(reference, light=is_light(name)) for name, reference in runtimes.items()}
+    Args:
+        runtimes: name -> ``module:Class``.
+        options: for every runtime.
+        memory_limit: most bytes that a program may take; 0 is the machine's memory.
+    """
+
+    def __init__(self, runtimes: dict[str, str], options: dict[str, Any], memory_limit: int = 0) -> None:
+        self._servers = {
+            name: ForkServer(reference, light=is_light(name), memory_limit=memory_limit)
+            for name, reference in runtimes.items()
+        }
         self._references = runtimes
         self._options = options
-        self._spares: dict[tuple[str, str], Worker] = {}
+        # The one that was asked for last is the last.
+        self._spares: dict[tuple[str, str], _Spare] = {}
         self._lock = threading.Lock()
         self._closed = False
         self.logs = LogBook()
@@ -208,19 +311,44 @@ class Supervisor:
                 "over SSH, a simulated one has what is installed beside hil",
             )
         with self._lock:
-            spare = self._spares.pop((runtime, device), None)
-        return spare if spare and spare.alive else self._start(runtime, device)
+            spare = self._spares.get((runtime, device))
+            if spare is not None and spare.worker is not None:
+                del self._spares[runtime, device]
+                if spare.worker.alive:
+                    return spare.worker
+                spare.worker.close()
+        return self._start(runtime, device)
+
+    def has(self, runtime: str, device: str) -> bool:
+        """Whether a runtime lists a device; its default one it always has."""
+        return not device or device in self._servers[runtime].described.get("devices", ())
 
     def refill(self, runtime: str, device: str) -> None:
-        """Make another worker ready in the background."""
-        threading.Thread(target=self._refill, args=(runtime, device), daemon=True).start()
+        """Make another worker ready in the background, unless there is one.
+
+        Only for a device that there is: anybody may ask for any other.
+        """
+        with self._lock:
+            known = self._spares.pop((runtime, device), None)
+            if self._closed:
+                return
+            if known is not None and (known.worker is None or known.worker.alive):
+                self._spares[runtime, device] = known
+                return
+            surplus = [self._spares.pop(key) for key in list(self._spares)[: len(self._spares) + 1 - _MOST_SPARES]]
+            spare = self._spares[runtime, device] = _Spare()
+        surplus += [known] if known is not None else []
+        threading.Thread(target=self._refill, args=(runtime, device, spare, surplus), daemon=True).start()
+
+    def end_spares(self) -> None:
+        """End what is kept ready: the session that it was for is over."""
+        with self._lock:
+            spares, self._spares = self._spares, {}
+        _close(spares.values())
 
     def rest(self) -> None:
         """Give back the memory of what is kept ready; it is made again when it is needed."""
-        with self._lock:
-            spares, self._spares = self._spares, {}
-        for worker in spares.values():
-            worker.close()
+        self.end_spares()
         for server in self._servers.values():
             server.rest()
 
@@ -228,9 +356,7 @@ class Supervisor:
         """End every worker and fork server."""
         with self._lock:
             self._closed = True
-            spares, self._spares = self._spares, {}
-        for worker in spares.values():
-            worker.close()
+        self.end_spares()
         for server in self._servers.values():
             server.stop()
 
@@ -244,15 +370,25 @@ class Supervisor:
         )
         return worker
 
-    def _refill(self, runtime: str, device: str) -> None:
-        try:
-            worker = self._start(runtime, device)
-        except HilError:
-            return
+    def _refill(self, runtime: str, device: str, spare: _Spare, surplus: list[_Spare]) -> None:
+        _close(surplus)
+        made = None
+        # It may be given up at any time: its session has ended, or others were asked for.
+        if self._spares.get((runtime, device)) is spare:
+            with contextlib.suppress(HilError):
+                made = self._start(runtime, device)
         with self._lock:
-            surplus: Worker | None = worker
-            if not self._closed:
-                surplus = self._spares.get((runtime, device))
-                self._spares[runtime, device] = worker
-        if surplus:
-            surplus.close()
+            if self._spares.get((runtime, device)) is spare:
+                spare.worker, made = made, None
+                if spare.worker is None:
+                    del self._spares[runtime, device]
+        if made is not None:
+            made.close()
+
+
+def _close(spares: Iterable[_Spare]) -> None:
+    workers = [spare.worker for spare in spares if spare.worker is not None]
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.close()

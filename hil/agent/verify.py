@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,8 +27,9 @@ from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.bundles.verdicts import told, untested, worst
 from hil.compare.verdict import compare
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
-from hil.placement import Part, Placement, Told
+from hil.placement import Placement, Told
 from hil.results import Outcome, RunResult, Verdict, exit_code_of
+from hil.scratch import temporary_folder
 from hil.tensors import Array, TensorSpec
 
 _SCHEMA = 1
@@ -88,7 +88,7 @@ def verify_bundle(
     supervisor = Supervisor({name: known[name]}, {})
     results = []
     try:
-        with tempfile.TemporaryDirectory(prefix="hil-verify-") as folder:
+        with temporary_folder("hil-verify-") as folder:
             program = bundle.extract(Path(folder))
             for method in methods:
                 program = replace(program, function=method.name)
@@ -154,21 +154,14 @@ class _Desk:
     def _load(self) -> Worker:
         worker = self._supervisor.take(self._program.runtime, self._device)
         try:
-            worker.order(
-                {
-                    "op": "load",
-                    "folder": str(self._folder),
-                    "main": self._program.main,
-                    "device": self._device,
-                    "function": self._program.function,
-                }
-            )
-            worker.answer("load", self._timeout)  # of the runtime's getting ready
-            reply = worker.answer("load", self._timeout)
-            inputs, self._gives = (
-                [TensorSpec(one["name"], one["dtype"], tuple(one["shape"])) for one in reply[side]]
-                for side in ("inputs", "outputs")
-            )
+            order = {
+                "folder": str(self._folder),
+                "main": self._program.main,
+                "device": self._device,
+                "function": self._program.function,
+            }
+            found = worker.load(order, self._timeout, meanwhile=lambda: None)
+            inputs, self._gives = list(found.inputs), list(found.outputs)
             check_loaded(self._method.name, self._method.signature, inputs)
         except BaseException:
             worker.close()
@@ -212,16 +205,13 @@ class _Desk:
             entries.append({**entry, "at": at, "bytes": data.nbytes})
             at += aligned(data.nbytes)
         order = {"op": "invoke", "bytes": size, "inputs": entries, "warmup": 0, "iterations": 1}
-        reply = worker.call(order, self._timeout)
-        if (parts := reply["placement"]) is not None:
-            self._placement = tuple(Part.of_json(part) for part in parts)
-        found = reply["outputs"]
-        view = worker.output_view(max((one["at"] + one["bytes"] for one in found), default=0))
+        ran = worker.run(order, self._timeout)
+        if ran.placement is not None:
+            self._placement = ran.placement
+        view = worker.output_view(ran.size)
         # Views of memory that the next case's outputs are written into: they are compared before that.
-        outputs = [
-            tensors.from_bytes(view[one["at"] : one["at"] + one["bytes"]], one["dtype"], one["shape"]) for one in found
-        ]
-        return outputs, reply["end_ns"][0] - reply["start_ns"][0]
+        outputs = [tensors.from_bytes(view[one.at : one.at + one.size], one.dtype, one.shape) for one in ran.outputs]
+        return outputs, ran.end_ns[0] - ran.start_ns[0]
 
     def _end(self) -> None:
         if self._worker is not None:

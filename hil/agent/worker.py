@@ -60,6 +60,11 @@ class _Worker:
 
     def do_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make the runtime and open its device ahead of the load."""
+        if "sandbox" in order["options"]:
+            # Before the device is opened: that starts threads.
+            from hil.agent import sandbox
+
+            sandbox.enter([Path(one) for one in order["options"]["sandbox"]])
         self._runtime = resolve(order["runtime"])(order["options"])
         self._runtime.prepare(order["device"])
         return {}

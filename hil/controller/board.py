@@ -22,7 +22,16 @@ from hil.controller.links import Link, Say, open_link
 from hil.controller.loaded import LoadedProgram
 from hil.controller.streams import Invocation
 from hil.digest import algorithm_of, digest_file
-from hil.errors import BlobDamaged, BoardBusy, BoardError, BoardLost, BoardUnreachable, SessionEnded, UsageError
+from hil.errors import (
+    BlobDamaged,
+    BoardBusy,
+    BoardError,
+    BoardLost,
+    BoardRefused,
+    BoardUnreachable,
+    SessionEnded,
+    UsageError,
+)
 from hil.iree_command import PROFILE_TOOL
 
 if TYPE_CHECKING:
@@ -82,7 +91,10 @@ class Board:
         self._client = self._connected()
         try:
             self.info: dict[str, Any] = self._describe()
-            self.config, self.target = with_target(self.config, runtime, self.info["machine"])
+            try:
+                self.config, self.target = with_target(self.config, runtime, self.info["machine"])
+            except UsageError as error:  # what the board shows of itself is not the user's doing
+                raise BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except BoardUnreachable as error:
             if self.shell is not None:
                 error.hint = "its process is there but says nothing: `hil board clean --force` ends it"

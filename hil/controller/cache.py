@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil import scratch
 from hil.controller.cache_uses import Uses
 from hil.digest import digest_file, digest_of
 from hil.errors import StorageError
@@ -29,7 +30,6 @@ _KEY = re.compile(r"[a-z][a-z0-9_-]*-[0-9a-f]{64}")
 # Files up to this size are checked by digest at every use (1 ms at BLAKE3's speed); larger ones where they do not look
 # as they did when they were made.
 _DIGEST_UP_TO = 4 << 20
-_STALE_S = 24 * 3600.0
 _NO_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -94,8 +94,8 @@ class Cache:
         path = self._path(key)
         self._uses.add(key)
         with self._storage():
-            temporary = self.root / "tmp" / uuid.uuid4().hex
-            temporary.mkdir(parents=True)
+            temporary = self.making() / uuid.uuid4().hex
+            temporary.mkdir()
             try:
                 fill(temporary)
                 content = {
@@ -209,11 +209,16 @@ class Cache:
                     evicted.append(entry)
                 else:
                     kept += entry.size
-            for leftover in (self.root / "tmp").glob("*"):
-                with contextlib.suppress(FileNotFoundError):
-                    if now - leftover.stat().st_mtime > _STALE_S:
-                        shutil.rmtree(leftover, ignore_errors=True)
+            self.making()
         return evicted
+
+    def making(self) -> Path:
+        """This process's own folder on the cache's file system, for what is being made or removed.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        return scratch.place_below(self.root / f"making-{os.geteuid()}")
 
     def _path(self, key: str) -> Path:
         kind, _, name = _checked(key).rpartition("-")
@@ -242,8 +247,7 @@ class Cache:
             shutil.rmtree(self._buried(path), ignore_errors=True)
 
     def _buried(self, path: Path) -> Path:
-        (self.root / "tmp").mkdir(parents=True, exist_ok=True)
-        return path.rename(self.root / "tmp" / uuid.uuid4().hex)
+        return path.rename(self.making() / uuid.uuid4().hex)
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[None]:
@@ -291,7 +295,7 @@ def _is_as_written(file: Path, written: Mapping[str, Any]) -> bool:
     look = _look(file)
     if look["size"] > _DIGEST_UP_TO and all(written.get(name) == value for name, value in look.items()):
         return True
-    return look["size"] == written["size"] and digest_file(file) == written["digest"]
+    return bool(look["size"] == written["size"] and digest_file(file) == written["digest"])
 
 
 def _look(file: Path) -> dict[str, int]:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import queue
 import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import tenacity
 
-from hil import errors, wire, wire_errors
-from hil.controller.streams import Hold, InvokeStream
+from hil import clock, errors, wire, wire_errors
+from hil.controller import answers
+from hil.controller.guard import Guard
+from hil.controller.streams import SILENCE_S, Hold, InvokeStream
+from hil.listening import check_tls_files, check_token_way
 from hil.proto.v1 import agent_pb2 as pb
 
 TTL_S = 15.0
@@ -23,6 +28,7 @@ _CONNECT_S = 10.0
 # An agent that is there may take longer to say what it is: at first it imports its runtimes.
 _ANSWER_S = 60.0
 _WHOLE_S = 10.0
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class AgentConnection:
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or not self._is_connected():
                     raise
-                reply = self._ask(_ANSWER_S)
+                reply = self._ask_again(timeout)
         except grpc.RpcError as error:
             lost = self._translated(error)
             if type(lost) is errors.BoardLost:
@@ -84,13 +90,17 @@ class AgentConnection:
                     hint="is the agent running there? start one with: python -m hil.agent --listen ... --store ...",
                 ) from error
             raise lost from error
+        with self._seam():
+            reply = answers.given(reply)
         if reply.protocol != wire.PROTOCOL:
             raise errors.BoardError(
                 f"the agent speaks protocol {reply.protocol}, this hil {wire.PROTOCOL}",
                 board=self.board,
                 hint="put the same version of hil on both sides",
             )
-        return reply
+        with self._seam():
+            answers.check_description(reply)
+        return reply  # type: ignore[no-any-return]
 
     def _ask(self, timeout: float) -> pb.DescribeReply:
         deadline = time.monotonic() + timeout
@@ -110,6 +120,36 @@ class AgentConnection:
             return reply
 
         return ask()
+
+    def _ask_again(self, waited: float) -> pb.DescribeReply:
+        """Ask an agent that is busy, for as long as it tells the time meanwhile: one that hangs does not."""
+        call = self._stub.Describe.future(pb.DescribeRequest(), timeout=_ANSWER_S, metadata=self._metadata)
+        try:
+            patience = max(SILENCE_S - waited, _LOOK_S)
+            while True:
+                self._pings(1, patience)
+                patience = SILENCE_S
+                with contextlib.suppress(grpc.FutureTimeoutError):
+                    return call.result(_LOOK_S)  # type: ignore[no-any-return]
+        finally:
+            call.cancel()
+
+    def _pings(self, count: int, limit_s: float) -> list[clock.Ping]:
+        """Ping the board's clock; raises gRPC's errors."""
+        asked: queue.SimpleQueue[pb.ClockPing | None] = queue.SimpleQueue()
+        taken = []
+        replies = self._stub.Clock(iter(asked.get, None), timeout=limit_s, metadata=self._metadata)
+        try:
+            for _ in range(count):
+                sent = clock.now_ns()
+                asked.put(pb.ClockPing())
+                if (pong := next(replies, None)) is None:
+                    raise answers.broken("it tells the time less often than it was asked")
+                taken.append(clock.Ping(sent, pong.clock_ns, clock.now_ns()))
+        finally:
+            asked.put(None)
+        next(replies, None)
+        return taken
 
     def _is_connected(self) -> bool:
         """Whether an agent is at the other end, though it may be busy; one that hangs does not get so far."""
@@ -138,7 +178,8 @@ class AgentConnection:
         """
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
-            self._hold = Hold(self._stub, self._metadata, opening, on_wait)
+            # A call that waits for an agent which is heard no more ends with the channel.
+            self._hold = Hold(self._stub, self._metadata, opening, on_wait, self._channel.close)
         given: int = self._hold.fence
         return given
 
@@ -164,6 +205,8 @@ class AgentConnection:
     def _seam(self, stage: str = "") -> Iterator[None]:
         if self._closed:
             raise errors.BoardLost("the connection was closed", stage=stage, board=self.board)
+        if self._hold and self._hold.silent:
+            raise self._silent().located(stage=stage)
         try:
             yield
         except grpc.RpcError as error:
@@ -171,13 +214,32 @@ class AgentConnection:
         except errors.HilError as error:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
-    def _translated(self, error: grpc.RpcError, stage: str = "") -> errors.HilError:
-        """The hil error that a gRPC error stands for: the far side's own where it sent one.
+    @contextlib.contextmanager
+    def _guarded(self, start: Callable[[Guard], Any], limit_s: float) -> Iterator[tuple[Guard, Any]]:
+        """Start a stream whose other side has to go on within ``limit_s``, and then as the guard is told."""
+        guard = Guard()
+        guard.within(limit_s)
+        call = start(guard)
+        guard.cancel = call.cancel
+        try:
+            yield guard, call
+        except grpc.RpcError as error:
+            if guard.expired:
+                raise errors.BoardLost("the board did not answer in time", board=self.board) from error
+            raise
+        finally:
+            guard.close()
+            call.cancel()
 
-        Only where it was given what the user gave us may it say that it was used wrongly.
-        """
-        among = wire_errors.AGENT_KINDS - (frozenset() if stage in ("load", "run") else {errors.UsageError})
-        if found := wire_errors.of_call(error, among=among, whole=self._whole):
+    def _silent(self) -> errors.HilError:
+        detail = f"nothing was heard from its agent for {SILENCE_S:g} s"
+        return errors.BoardLost("the board stopped answering", board=self.board, detail=detail)
+
+    def _translated(self, error: grpc.RpcError, stage: str = "") -> errors.HilError:
+        """The hil error that a gRPC error stands for: the far side's own where it sent one."""
+        if found := wire_errors.of_call(error, among=wire_errors.AGENT_KINDS, whole=self._whole):
+            if isinstance(found, errors.UsageError):
+                found = _refused(found, stage)
             if isinstance(found, errors.SessionEnded):
                 found = self._ended() or found
             elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
@@ -193,6 +255,12 @@ class AgentConnection:
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return errors.BoardError("what answers there is no agent of hil", board=self.board)
+        if self._hold and self._hold.silent:
+            return self._silent()
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED or (
+            code is grpc.StatusCode.INTERNAL and "deserializ" in (error.details() or "")
+        ):
+            return answers.broken(f"it is too large, or no message of the protocol ({error.details()})")
         if (ended := self._ended()) is not None:
             return ended.located(board=self.board)
         how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
@@ -202,7 +270,7 @@ class AgentConnection:
         """All of an error that was cut; "" where the agent cannot be asked for it."""
         pieces: list[str] = []
         with contextlib.suppress(grpc.RpcError, ValueError):
-            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._metadata)
+            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._token())
             for line in lines:
                 pieces.append(line.text)
                 if sum(map(len, pieces)) > wire_errors.WHOLE_MAX:
@@ -218,6 +286,13 @@ class AgentConnection:
         return None
 
 
+def _refused(error: errors.HilError, stage: str) -> errors.HilError:
+    """What an agent calls bad usage, as it is here: the user's words were checked before, so it is not the user's."""
+    kinds = {"load": errors.LoadFailed, "run": errors.RunFailed}
+    kind = kinds.get(stage, errors.ProtocolBroken)
+    return kind(error.message, hint=error.hint, detail=error.detail)
+
+
 def _was_cut(error: BaseException) -> bool:
     return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -226,10 +301,19 @@ def agent_channel(target: Target) -> grpc.Channel:
     """Open a channel to an agent; nothing is sent before the first call.
 
     Raises:
-        UsageError: a TLS file cannot be read.
+        UsageError: a TLS file cannot be read, half of TLS was given, or the token would go in the clear.
     """
+    check_tls_files(cert=target.cert, key=target.key, ca=target.ca)
+    if target.token:
+        hint = "ca in the config's [connection] names the authority of the agent's certificate"
+        check_token_way(target.address, encrypted=target.ca is not None, hint=hint)
     # A pool of its own, or a new client of an address shares the dying connection of an older one.
-    options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    options = [
+        *wire.GRPC_OPTIONS,
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.service_config", answers.service_config()),
+    ]
     if target.ca is None:
         return grpc.insecure_channel(target.address, options)
     try:

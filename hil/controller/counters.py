@@ -8,10 +8,13 @@ from typing import Any
 
 import grpc
 
+from hil.controller import answers
 from hil.controller.profile.model import Sample
+from hil.errors import ProtocolBroken
 
 # More looks than so many are thinned to half, and so is what comes after: all of a long run is seen, in bounded memory.
 _LOOKS_MOST = 10_000
+_READINGS_MOST = 1_000_000
 _END_S = 2.0
 
 
@@ -63,13 +66,18 @@ class CounterWatch:
 
     def _collect(self) -> None:
         try:
+            readings = 0
             for number, look in enumerate(self._stream):
+                answers.check_sample(look)
                 if number % self._every == 0:
                     self._looks.append(look)
-                if len(self._looks) > _LOOKS_MOST:
+                    readings += len(look.readings)
+                if len(self._looks) > _LOOKS_MOST or readings > _READINGS_MOST:
                     self._looks = self._looks[::2]
+                    readings = sum(len(one.readings) for one in self._looks)
                     self._every *= 2
-        except grpc.RpcError as error:
+        except (grpc.RpcError, ProtocolBroken) as error:
+            self._stream.cancel()
             if not self._leaving:
                 self.trouble = f"the board told no more counters: {_words(error)}"
         else:

@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +14,7 @@ from hil.controller.cache import Cache
 from hil.errors import BoardError, LoadFailed
 from hil.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
 from hil.python_module import module_command
+from hil.scratch import temporary_folder
 
 PACKAGE = "iree-base-runtime"
 # What hil takes out of it, at once: who has one of them can have the other without the network.
@@ -65,7 +65,7 @@ def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
         for tool, path in own.items():
             shutil.copyfile(str(path), folder / tool)
         return
-    with tempfile.TemporaryDirectory(prefix="hil-wheel-") as place:
+    with temporary_folder("hil-wheel-") as place:
         wheel = _download(Path(place), wanted, arch, libc, board)
         with zipfile.ZipFile(wheel) as archive:
             for tool in _TOOLS:

@@ -13,10 +13,8 @@ import itertools
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -25,12 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.isolated_worker import SCRATCH
-from hil.errors import StageError
+from hil.errors import HilError, StageError
 from hil.python_module import module_command
+from hil.scratch import new_folder, remove_tree
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
 _REAP_S = 10.0
+# What a function may return, as JSON.
+_MOST_BYTES = 256 << 20
 
 
 class IsolatedError(StageError):
@@ -104,7 +105,7 @@ class Isolated:
                         self.close()
                     raise
                 else:
-                    return _result_of(reply)
+                    return _result_of(reply, function)
                 finally:
                     self._give_back(worker)
 
@@ -163,7 +164,7 @@ class _NeverBegun(IsolatedCrash):
 class _Worker:
     def __init__(self) -> None:
         # What it writes for itself goes with it: one that is killed tidies nothing up.
-        self._scratch = tempfile.mkdtemp(prefix=SCRATCH)
+        self._scratch = str(new_folder(SCRATCH))
         self._process = subprocess.Popen(
             module_command("hil.controller.isolated_worker"),
             stdin=subprocess.PIPE,
@@ -173,7 +174,7 @@ class _Worker:
             start_new_session=True,
         )
         self._killed = False
-        self._received = b""
+        self._received = bytearray()
 
     @property
     def alive(self) -> bool:
@@ -191,9 +192,8 @@ class _Worker:
         while (line := self._read_line(deadline)) is not None:
             if not line:
                 raise (IsolatedCrash if begun else _NeverBegun)(self._epitaph(), detail=_tail(log, log_start))
-            reply: dict[str, Any] = json.loads(line)
             if begun:
-                return reply
+                return _reply(line)
             begun = True
         self.kill()
         raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))
@@ -204,14 +204,19 @@ class _Worker:
         assert stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            while b"\n" not in self._received:
+            seen = 0
+            while (end := self._received.find(b"\n", seen)) < 0:
+                seen = len(self._received)
+                if seen > _MOST_BYTES:
+                    raise IsolatedCrash(f"its process sent more than {_MOST_BYTES >> 20} MiB in one answer")
                 if not selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     return None
                 piece = os.read(stdout.fileno(), 1 << 16)
                 if not piece:
                     return b""
                 self._received += piece
-        line, _, self._received = self._received.partition(b"\n")
+        line = bytes(self._received[: end + 1])
+        del self._received[: end + 1]
         return line
 
     def _epitaph(self) -> str:
@@ -235,7 +240,7 @@ class _Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        remove_tree(Path(self._scratch))
 
     def close_pipes(self) -> None:
         """Give the pipes back. Only when nobody waits on them: a wait on a closed descriptor never ends."""
@@ -273,14 +278,48 @@ def _tail(log: Path, start: int) -> str:
     return "\n".join(lines[-_TAIL_LINES:])
 
 
-def _result_of(reply: dict[str, Any]) -> Any:
+def _reply(line: bytes) -> dict[str, Any]:
+    """What a process answered, which may be anything: a compiler runs in it on a model that may be anything.
+
+    Raises:
+        IsolatedCrash: it is no answer.
+    """
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        reply = None
+    if isinstance(reply, dict) and ("result" in reply or _is_error(reply.get("error"))):
+        return reply
+    raise IsolatedCrash("its process sent an answer that is none")
+
+
+def _is_error(error: Any) -> bool:
+    return (
+        isinstance(error, dict)
+        and all(isinstance(error.get(key), str) for key in ("class", "message", "detail"))
+        and (not error["class"] or all(isinstance(error.get(key), str) for key in ("stage", "board", "hint")))
+    )
+
+
+def _result_of(reply: dict[str, Any], function: str) -> Any:
     error = reply.get("error")
     if error is None:
         return reply["result"]
-    if error["class"]:
-        module, name = error["class"].split(":")
-        kind = getattr(importlib.import_module(module), name)
+    if kind := _error_class(error["class"], function):
         raise kind(
             error["message"], stage=error["stage"], board=error["board"], hint=error["hint"], detail=error["detail"]
         )
     raise IsolatedFailure(error["message"], detail=error["detail"])
+
+
+def _error_class(name: str, function: str) -> type[HilError] | None:
+    """One of hil's errors by its name, which is of hil or of the package that the function is of; None where it is
+    none."""
+    module, _, attribute = name.partition(":")
+    if module.partition(".")[0] not in ("hil", function.partition(":")[0].partition(".")[0]):
+        return None
+    try:
+        kind = getattr(importlib.import_module(module), attribute, None)
+    except (ImportError, ValueError):
+        return None
+    return kind if isinstance(kind, type) and issubclass(kind, HilError) else None

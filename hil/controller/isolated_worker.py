@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import HilError
+from hil.scratch import remove_tree
 
 # What the folder's name begins with that a worker writes for itself to.
 SCRATCH = "hil-isolated-"
@@ -56,7 +56,7 @@ def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
         lines.put(line)
     # The controller is gone, perhaps in the middle of a call: nobody waits for what we or our children do.
     if (scratch := Path(os.environ.get("TMPDIR", ""))).name.startswith(SCRATCH):
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(0)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from hil.controller.begun import check_seal
 from hil.controller.cache import Cache
 from hil.controller.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.cases import run_cases
@@ -117,6 +118,7 @@ def run_job(job: Job, *, resume: str = "", screen: Progress, isolated: Isolated 
         run = store.open(resume)
         if (run.folder / "bench.json").exists():
             raise UsageError(f"run {run.id} is a bench", hint=f"measure it again: hil bench --against {run.id}")
+        check_seal(run.folder, run.record["request"])
         job = replace(Job.of_record(run.record["request"]), out=job.out)
     if job.flagfile:
         job = read_flagfile(job)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
+from hil.controller.answers import expected_bytes
 from hil.controller.client import AgentClient, Loaded
+from hil.controller.commanded.values import Signature, check_inputs, fits
 from hil.controller.passes import ProfilePass
 from hil.controller.provenance import placed, provenance_of
 from hil.controller.streams import Invocation
-from hil.errors import BlobDamaged, BoardError
+from hil.errors import BlobDamaged, BoardError, RunFailed, UsageError
 from hil.placement import Placement, Told
 from hil.results import RunResult
 from hil.tensors import Array
@@ -53,11 +55,19 @@ class LoadedProgram:
             names: output names to use in place of the program's own, where the compiler dropped them.
 
         Raises:
+            UsageError: the program does not take these inputs.
             RanElsewhere: it ran on another device than it was told to.
             RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
         """
+        self._check(inputs)
         invocation = self._client.invoke(
-            self.loaded.program_id, inputs, warmup=warmup, iterations=iterations, timeout=timeout, state=True
+            self.loaded.program_id,
+            inputs,
+            warmup=warmup,
+            iterations=iterations,
+            timeout=timeout,
+            state=True,
+            most_bytes=expected_bytes(self._artifact.outputs or self.loaded.outputs),
         )
         outputs = invocation.outputs
         if len(names) == len(outputs):
@@ -103,6 +113,7 @@ class LoadedProgram:
             RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`run`.
             BlobDamaged: the tool was altered on the board, and so it was when it had been sent again.
         """
+        self._check(inputs)
         try:
             return self._profile(inputs, warmup, iterations, timeout)
         except BlobDamaged as error:
@@ -118,6 +129,17 @@ class LoadedProgram:
         return self._client.profile(
             self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
         )
+
+    def _check(self, inputs: Mapping[str, Array]) -> None:
+        """Refuse inputs that the program does not take; where its model takes them, that is not the user's doing."""
+        try:
+            check_inputs(Signature(self.loaded.function, self.loaded.inputs, self.loaded.outputs), inputs)
+        except UsageError as error:
+            known = self._artifact.inputs
+            if known is None or not fits(known, inputs):
+                raise
+            what = f"the program takes other inputs on the board than its model does: {error.message}"
+            raise RunFailed(what, stage="run", board=self._board.name) from error
 
     def log(self) -> list[str]:
         """What the worker wrote to stderr."""

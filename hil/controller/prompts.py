@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
+from hil.visible import visible
+
 _LOOK_S = 0.1
 _CTRL_C = b"\x03"
 _displays: list[Callable[[], AbstractContextManager[object]]] = []
@@ -82,11 +84,6 @@ def _terminal() -> Iterator[int | None]:
         yield terminal
 
 
-def _harmless(text: str) -> str:
-    """A text that may be a server's, without what a terminal would obey."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
-
-
 def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     usual = termios.tcgetattr(terminal)
     own = termios.tcgetattr(terminal)
@@ -95,7 +92,7 @@ def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     own[6][termios.VEOL] = _CTRL_C
     termios.tcsetattr(terminal, termios.TCSAFLUSH, own)
     try:
-        os.write(terminal, _harmless(prompt).encode())
+        os.write(terminal, visible(prompt).encode())
         while not select.select([terminal], [], [], _LOOK_S)[0]:
             if before != _interrupts:
                 raise KeyboardInterrupt

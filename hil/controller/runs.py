@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import StorageError, UsageError
-from hil.files import read_file, within
+from hil.files import read_file
 from hil.tensors import Array, load_npy, save_npy
 
 SCHEMA = 1
@@ -110,11 +110,23 @@ class Run:
         return entries
 
     def load_tensors(self, entries: list[dict[str, Any]]) -> dict[str, Array]:
-        """The tensors of a record's entries, memory-mapped."""
-        return {
-            entry["name"]: load_npy(within(self.folder, self.folder / entry["file"]), entry["dtype"], mmap=True)
-            for entry in entries
-        }
+        """The tensors of a record's entries, memory-mapped.
+
+        Raises:
+            UsageError: a file is none of the run's own.
+        """
+        return {entry["name"]: load_npy(self.own(entry["file"]), entry["dtype"], mmap=True) for entry in entries}
+
+    def own(self, name: str) -> Path:
+        """A file of the run: its record may be anybody's, and leads nowhere else.
+
+        Raises:
+            UsageError: it is none.
+        """
+        path = self.folder / name
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise UsageError(f"{self.folder}/run.json names {name!r}, which is no file of the run")
+        return path
 
 
 class RunStore:
@@ -145,6 +157,9 @@ class RunStore:
         run = Run(self.root / name, record, made_root=not self.root.exists())
         with storing(self.root):
             run.folder.mkdir(parents=True)
+            from hil.controller.begun import seal
+
+            seal(run.folder, request)
         run.save()
         return run
 
@@ -182,8 +197,10 @@ class RunStore:
         """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished."""
         if not self.root.is_dir():
             return []
+        index = self.root / _INDEX
         try:
-            return self._listed(self.root / _INDEX)
+            # A link would lead to some other database, which is not ours to write to.
+            return self._listed(":memory:" if index.is_symlink() else index)
         except sqlite3.DatabaseError:
             # A folder that cannot be written, or a damaged index: it is only an index.
             return self._listed(":memory:")
@@ -192,21 +209,26 @@ class RunStore:
         with contextlib.closing(sqlite3.connect(index, timeout=10)) as database, database:
             database.row_factory = sqlite3.Row
             database.execute(_TABLE)
+            # One that somebody else made may have a view in the table's place, which lists what it likes.
+            held = [row["sql"] for row in database.execute("select sql from sqlite_master where sql is not null")]
+            if held != [f"CREATE TABLE {_TABLE.partition(' exists ')[2]}"]:
+                raise sqlite3.DatabaseError("it is no index of ours")
             known = {row["id"]: row["stamp"] for row in database.execute("select id, stamp from runs")}
             for path in self.root.glob("*/run.json"):
                 stamp = path.stat().st_mtime_ns
                 if known.pop(path.parent.name, None) == stamp:
                     continue
-                with contextlib.suppress(UsageError):
+                with contextlib.suppress(UsageError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
                     record = self.open(str(path.parent)).record
+                    outcome, code = record["outcome"], record["exit_code"]
                     row = (
                         path.parent.name,
-                        record["created"],
-                        ", ".join(case["name"] for case in record["cases"]),
-                        record["board"].get("name", ""),
-                        record["outcome"],
-                        record["exit_code"],
-                        record["finished"],
+                        float(record["created"]),
+                        ", ".join(str(case["name"]) for case in record["cases"]),
+                        str(record["board"].get("name", "")),
+                        None if outcome is None else str(outcome),
+                        None if code is None else int(code),
+                        bool(record["finished"]),
                         stamp,
                     )
                     database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -219,6 +241,8 @@ class RunStore:
         runs = self.summaries()
         gone = []
         for run in runs[: max(len(runs) - keep, 0)]:
+            if (self.root / run["id"]).is_symlink():
+                continue  # what it leads to is elsewhere
             if run["finished"] and time.time() - run["created"] >= older_than_s:
                 with storing(self.root):
                     shutil.rmtree(self.root / run["id"])

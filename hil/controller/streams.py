@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import clock, errors, wire
 from hil.behind import StreamHasher
+from hil.controller import answers
+from hil.controller.guard import Guard
 from hil.placement import Part, Placement
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import Array
@@ -56,48 +58,108 @@ class Invocation:
         return self.board_ns[1] - self.board_ns[0]
 
 
+# An agent answers every keep-alive, and tells each second that somebody waits: after so long it is gone, or hangs.
+SILENCE_S = 15.0
+_ALIVE_S = 3.75
+# Data that goes on moves so much each time: a chunk of 1 MiB, or the whole of a shorter message.
+STALL_S = 60.0
+_SLOWEST_BYTES_S = 10_000
+
+
 class Hold:
-    """The session's stream: opened, kept alive by a thread, ended by close."""
+    """The session's stream: opened, kept alive by a thread, ended by close.
+
+    Args:
+        stub: the agent's methods.
+        metadata: of the call.
+        opening: the session that is asked for.
+        on_wait: told who has the board meanwhile.
+        on_silence: called when an agent that had opened the session is heard no more.
+
+    Attributes:
+        over: why the session was ended, "" while it was not.
+        silent: whether the agent is heard no more.
+        token, fence: the session's.
+    """
 
     def __init__(
-        self, stub: Any, metadata: list[tuple[str, str]], opening: pb.SessionOpen, on_wait: Callable[[str], None]
+        self,
+        stub: Any,
+        metadata: list[tuple[str, str]],
+        opening: pb.SessionOpen,
+        on_wait: Callable[[str], None],
+        on_silence: Callable[[], object],
     ) -> None:
-        self.over = ""
+        self.over = self.token = ""
+        self._on_silence = on_silence
         self._said: queue.SimpleQueue[pb.HoldRequest | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._said.put(pb.HoldRequest(open=opening))
         self._replies = stub.Hold(iter(self._said.get, None), metadata=metadata)
+        self._guard = Guard(self._silence)
         try:
-            for reply in self._replies:
-                if reply.WhichOneof("kind") == "opened":
-                    break
-                holder = reply.waiting.holder
-                on_wait(f"{holder.owner} has the board ({holder.purpose}) for {holder.held_s:.0f} s")
-            else:
-                raise errors.BoardLost("the board closed the session at once")
+            opened = self._opened(opening, on_wait)
         except BaseException:
+            self._guard.close()
             self._said.put(None)
             self._replies.cancel()
             raise
-        self.token, self.fence = reply.opened.token, reply.opened.fence
+        self.token, self.fence = opened.token, opened.fence
         for work in (self._keep_alive, self._listen):
-            threading.Thread(target=work, args=(reply.opened.ttl_s,), daemon=True, name="hil-session").start()
+            threading.Thread(target=work, args=(opened.ttl_s,), daemon=True, name="hil-session").start()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the agent is heard no more."""
+        return self._guard.expired
+
+    def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
+        """Wait for the device, as long as was said, and as the agent tells that it is there."""
+        deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
+        self._guard.within(SILENCE_S)
+        try:
+            for reply in self._replies:
+                kind = reply.WhichOneof("kind")
+                if kind == "opened":
+                    answers.check_opened(reply.opened, opening.fence)
+                    self._guard.within(SILENCE_S)
+                    return reply.opened  # type: ignore[no-any-return]
+                if kind != "waiting":
+                    raise answers.broken("a session begins with something else than that it is open")
+                told = answers.waiting_text(reply.waiting)
+                if time.monotonic() > deadline:
+                    raise errors.BoardBusy(told, hint="wait longer with --wait")
+                on_wait(told)
+                self._guard.within(min(SILENCE_S, max(deadline - time.monotonic(), 0.0)))
+        except grpc.RpcError as error:
+            if self.silent:
+                raise errors.BoardLost(f"the agent says nothing for {SILENCE_S:g} s") from error
+            raise
+        raise errors.BoardLost("the board closed the session at once")
+
+    def _silence(self) -> None:
+        self._replies.cancel()
+        if self.token:
+            self._on_silence()
 
     def _keep_alive(self, ttl_s: float) -> None:
-        while not self._closed.wait(ttl_s / 4):
+        while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
             self._said.put(pb.HoldRequest(keep_alive=pb.KeepAlive()))
 
     def _listen(self, _: float) -> None:
         try:
             for reply in self._replies:
+                self._guard.within(SILENCE_S)
                 if reply.WhichOneof("kind") == "over":
                     self.over = reply.over.reason
         except grpc.RpcError:
             pass  # the next call on the session says that the board is gone
+        self._guard.close()
         self._closed.set()
 
     def close(self) -> None:
         """End the session and wait for the board to know."""
+        self._guard.close()
         self._closed.set()
         self._said.put(None)
         deadline = time.monotonic() + 2.0
@@ -112,33 +174,52 @@ class InvokeStream:
     def __init__(self, stub: Any, metadata: list[tuple[str, str]]) -> None:
         self.broken = False
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._deadline = float("inf")
+        self._limit_s = STALL_S
+        self._guard = Guard(lambda: self._replies.cancel())
         self._replies = stub.Invoke(self._messages(), metadata=metadata)
-        threading.Thread(target=self._watch, daemon=True, name="hil-invoke-limit").start()
 
     def call(
-        self, start: pb.InvokeStart, streams: list[memoryview], into: Mapping[str, Array], limit_s: float
+        self,
+        start: pb.InvokeStart,
+        streams: list[memoryview],
+        into: Mapping[str, Array],
+        limit_s: float,
+        names: Sequence[str] | None,
+        most: int,
     ) -> Invocation:
         """One call: the inputs' data goes after the start message, large outputs go ``into`` arrays where they fit.
 
+        Args:
+            start: what is called.
+            streams: the data of the inputs that are streamed.
+            into: output name -> array.
+            limit_s: seconds from the last byte sent to the answer.
+            names: of the program's outputs; None where they are not known.
+            most: the most bytes that the outputs may take.
+
         Raises:
-            BoardLost: the stream ended, or what came was damaged.
-            grpc.RpcError: as the agent or the link ended it; after ``limit_s`` seconds the call is cancelled.
+            ProtocolBroken: the answer makes no sense.
+            BoardLost: the stream ended, what came was damaged, or nothing came in time.
+            grpc.RpcError: as the agent or the link ended it.
         """
-        self._deadline = time.monotonic() + limit_s
+        self._limit_s = limit_s
         begin = clock.now_ns()
         try:
+            self._guard.within(limit_s if not streams else STALL_S)
             self._asked.put((pb.InvokeRequest(start=start), streams))
-            done = next(self._replies).done
+            iterations = 0 if start.HasField("profile") else start.iterations
+            done = answers.call_of(next(self._replies), iterations, names, most)
             answered = clock.now_ns()
             outputs = self._outputs(done, into)
         except BaseException as error:
             self.close()
             if isinstance(error, StopIteration):
                 raise errors.BoardLost("the board ended the call without an answer") from error
+            if isinstance(error, grpc.RpcError) and self._guard.expired:
+                raise errors.BoardLost("the board did not answer in time") from error
             raise
         finally:
-            self._deadline = float("inf")
+            self._guard.rest()
         end = clock.now_ns()
         busy = done.ready_ns - done.received_ns
         return Invocation(
@@ -158,34 +239,36 @@ class InvokeStream:
     def close(self) -> None:
         """No more calls."""
         self.broken = True
+        self._guard.close()
         self._asked.put(None)
         self._replies.cancel()
 
     def _outputs(self, done: pb.InvokeDone, into: Mapping[str, Array]) -> dict[str, Array]:
         outputs: dict[str, Array] = {}
         computed: list[str] = []
+        deadline = time.monotonic() + STALL_S + sum(tensor.streamed for tensor in done.outputs) / _SLOWEST_BYTES_S
         for tensor in done.outputs:
             buffer = None
             if tensor.WhichOneof("payload") == "streamed":
-                buffer, value = self._stream(tensor, into.get(tensor.name))
+                buffer, value = self._stream(tensor, into.get(tensor.name), deadline)
                 computed.append(value)
-            outputs[tensor.name] = wire.tensor_from_message(tensor, buffer)
-        if computed and list(next(self._replies).digests.digests) != computed:
-            raise errors.BoardLost("the outputs were damaged on their way from the board")
+            outputs[tensor.name] = answers.output_of(tensor, buffer)
+        if computed:
+            self._guard.within(STALL_S)
+            answers.check_digests(next(self._replies), computed)
         return outputs
 
-    def _stream(self, tensor: pb.Tensor, given: Array | None) -> tuple[Any, str]:
+    def _stream(self, tensor: pb.Tensor, given: Array | None, deadline: float) -> tuple[Any, str]:
         """Receive a tensor's bytes into a given array or a new one; returns them and their digest."""
         size = tensor.streamed
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
-        target = given.reshape(-1).view(np.uint8) if fits and given is not None else np.empty(size, np.uint8)
+        target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
         view = memoryview(target.data)
         hasher = StreamHasher()
         at = 0
         while at < size:
-            data = next(self._replies)
-            if not isinstance(data, memoryview) or at + data.nbytes > size:
-                raise errors.BoardLost("the board sent outputs other than it announced")
+            self._guard.within(min(STALL_S, deadline - time.monotonic()))
+            data = answers.data_of(next(self._replies), size - at)
             view[at : at + data.nbytes] = data
             hasher.update(view[at : at + data.nbytes])
             at += data.nbytes
@@ -198,16 +281,12 @@ class InvokeStream:
             hashers = [StreamHasher() for _ in streams]
             for stream, hasher in zip(streams, hashers, strict=True):
                 hasher.update(stream)
-                yield from wire.data_messages(stream)
+                for message in wire.data_messages(stream):
+                    self._guard.within(STALL_S)
+                    yield message
             if streams:
+                self._guard.within(self._limit_s)
                 yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
-
-    def _watch(self) -> None:
-        while not self.broken:
-            if time.monotonic() > self._deadline:
-                self._replies.cancel()
-                return
-            time.sleep(0.25)
 
 
 def _placement(message: pb.Placement) -> Placement:

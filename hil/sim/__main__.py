@@ -6,12 +6,14 @@ from there and from --fault. Prints one JSON line on stdout once it serves: {"ad
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hil.agent.__main__ import config_of, parser, serve
+from hil.agent.sandbox import VARIABLE as SANDBOX_VARIABLE
+from hil.agent.sandbox import why_not
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.boards import BoardConfig, load_board
@@ -20,7 +22,10 @@ from hil.listening import refuse_if_served, refuse_if_taken
 from hil.sim import faults
 from hil.sim.clock import SimClock
 from hil.sim.link import FaultyLink
+from hil.visible import show_visibly
 
+# Whether programs run in a sandbox: where there can be one, always, never.
+SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
 _RUNTIMES = {
     "iree": "hil.sim.iree:SimIree",
     "onnxruntime": "hil.sim.onnxruntime:SimOnnxRuntime",
@@ -57,16 +62,17 @@ class DroppingStore(BlobStore):
         return upload
 
 
-def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -> tuple[Agent, str]:
+def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], sandbox: str = OFF) -> tuple[Agent, str]:
     """A simulated board's agent and the address it is reached at.
 
     Args:
         options: fields of :class:`AgentConfig` (listen, store, ...).
         board: its config; ``[simulator]`` describes the device.
         fault_texts: faults besides those of the config.
+        sandbox: whether programs run in one: a word of :data:`SANDBOX`.
 
     Raises:
-        UsageError: a fault is written wrongly, or the address cannot be used.
+        UsageError: a fault is written wrongly, the address cannot be used, or there is no sandbox and must be one.
     """
     if board.simulator is None:
         raise UsageError(f"{board.path} describes no simulator", hint="it needs a [simulator] table")
@@ -82,6 +88,8 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
 
     def make_store(root: Path, quota: int) -> BlobStore:
         charges.arm(found)  # now that the store is ours
+        if "kill-agent" in by_name:
+            faults.watch_for_end(root)
         if "clock" in by_name:
             SimClock.start(root)
             SimClock(by_name["clock"], root).install()
@@ -90,10 +98,11 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
         stores.append(DroppingStore(root, quota, by_name["drop"], charges))
         return stores[0]
 
+    boxed, unboxed = _sandboxed(sandbox, options["store"], by_name)
     inner = {
+        **boxed,
         "faults": [str(fault) for fault in found],
         "store": str(options["store"]),
-        "agent_pid": os.getpid(),
         "arithmetic": board.simulator.arithmetic,
     }
     config = AgentConfig(
@@ -104,7 +113,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
         },
         runtimes=_RUNTIMES,
         runtime_options=inner,
-        simulated=[board.name, *(str(fault) for fault in found)],
+        simulated=[board.name, *unboxed, *(str(fault) for fault in found)],
         make_store=make_store,
     )
     if public.startswith("unix:"):
@@ -125,14 +134,41 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str]) -
     return agent, link.address
 
 
+def _sandboxed(sandbox: str, store: Path, by_name: Mapping[str, faults.Fault]) -> tuple[dict[str, Any], list[str]]:
+    """The workers' option for a sandbox, and what there is to tell where they have none."""
+    if sandbox == OFF:
+        return {}, []
+    store.joinpath("faults").mkdir(parents=True, exist_ok=True)
+    writable = [store.absolute() / "faults"]
+    # What these faults do reaches out of the worker: to a clock that is shared, and to the agent.
+    reaching = [name for name in ("clock", "kill-agent") if name in by_name]
+    why = f"the fault {reaching[0]} is simulated" if reaching else why_not(writable)
+    if not why:
+        return {"sandbox": [str(path) for path in writable]}, []
+    if sandbox == REQUIRED:
+        raise UsageError(
+            f"there is no sandbox here: {why}", hint="--no-sandbox runs programs with all rights that you have"
+        )
+    told = f"not sandboxed: {why}"
+    print(told, file=sys.stderr, flush=True)
+    return {}, [told]
+
+
 def main() -> None:
     """Start a simulated board."""
+    show_visibly()
     options = parser("hil.sim", __doc__ or "")
     options.add_argument("--config", default="sim", metavar="FILE|NAME", help="board config with a [simulator] table")
     options.add_argument("--fault", action="append", default=[], metavar="FAULT", help="see docs/simulator.md")
+    options.add_argument(
+        "--sandbox",
+        choices=SANDBOX,
+        default=os.environ.get(SANDBOX_VARIABLE, AUTO),
+        help="whether programs run without network and files to write (default auto: where the kernel allows it)",
+    )
     arguments = options.parse_args()
     try:
-        agent, address = start(config_of(arguments), load_board(arguments.config), arguments.fault)
+        agent, address = start(config_of(arguments), load_board(arguments.config), arguments.fault, arguments.sandbox)
     except HilError as error:
         print(f"hil.sim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -27,7 +27,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +56,7 @@ PROFILES = ("missing", "crash", "truncate", "hang")
 # A century: what nanoseconds in 64 bits hold thrice.
 _FAR_S = 3.2e9
 _DAY_S = 86400.0
+_END = "kill-agent"
 # What a key's value must be: a test, and in words.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "at": (lambda at: at in ("run", "load"), "run or load"),
@@ -149,3 +153,21 @@ class Charges:
                 (self._folder / f"{fault.name}.{number}").unlink()
                 return True
         return False
+
+
+def watch_for_end(store: Path) -> None:
+    """Have this process killed when :func:`end_agent` is called for the same store: a worker may send it no signal."""
+    (store / _END).unlink(missing_ok=True)
+    os.mkfifo(store / _END)
+
+    def watch() -> None:
+        (store / _END).read_bytes()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="kill-agent").start()
+
+
+def end_agent(store: Path) -> None:
+    """Have the agent killed that watches for it; comes back never."""
+    (store / _END).write_bytes(b"")
+    time.sleep(3600)

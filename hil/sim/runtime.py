@@ -19,7 +19,7 @@ from hil.errors import UsageError, one_of
 from hil.iree_values import SCALAR_PREFIX
 from hil.placement import Part, Placement
 from hil.sim.clock import SimClock
-from hil.sim.faults import Charges, Fault, parse
+from hil.sim.faults import Charges, Fault, end_agent, parse
 from hil.tensors import Array, TensorSpec
 
 HALF = "float16"
@@ -37,7 +37,7 @@ def real_runtime(name: str) -> Any:
 
 
 class SimRuntime:
-    """Options: ``faults`` (texts), ``store`` (the simulator's), ``agent_pid``, ``arithmetic`` ("" or ``float16``).
+    """Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" or ``float16``).
 
     Attributes:
         real: the runtime's own class. Found when the subclass's module is imported, which is before workers are forked:
@@ -57,7 +57,7 @@ class SimRuntime:
         slow = (float(fault.keys["factor"]) for fault in self._faults if fault.name == "slowdown")
         self.slowdown = max(slow, default=1.0)
         self.pace_s = max((float(fault.keys["seconds"]) for fault in self._faults if fault.name == "pace"), default=0.0)
-        self._agent_pid = int(options.get("agent_pid", 0))
+        self._store = store
         self._half = options.get("arithmetic") == HALF
 
     @classmethod
@@ -122,8 +122,7 @@ class SimRuntime:
 
     def _suffer(self, fault: Fault) -> None:
         if fault.name == "kill-agent":
-            os.kill(self._agent_pid, signal.SIGKILL)
-            time.sleep(3600)
+            end_agent(self._store)
         if fault.name == "hang":
             print("simulated hang", file=sys.stderr, flush=True)
             while True:

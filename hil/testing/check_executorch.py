@@ -10,7 +10,6 @@ import concurrent.futures
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from hil.controller.suite.reports.delegation import Delegation
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.torch_cases import TorchTest, torch_tests
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
+from hil.scratch import temporary_folder
 from hil.testing import stock_executorch
 
 TIMEOUT_S = 900.0
@@ -135,7 +135,7 @@ def main(suite: str, flow: str, patterns: tuple[str, ...], jobs: int | None, as_
 
     Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.
     """
-    with tempfile.TemporaryDirectory(prefix="hil-check-") as folder, Isolated(jobs) as isolated:
+    with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         shop = Workshop(Cache(), isolated)
         tests = {test.id: test for test in torch_tests(suite, load_flow(flow), shop)}
         records = _run_hil(suite, flow, patterns, jobs, Path(folder) / "run").records()

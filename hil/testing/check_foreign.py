@@ -19,7 +19,6 @@ import itertools
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -35,6 +34,7 @@ from hil.controller.jobs import Job, Progress, run_job
 from hil.controller.tensor_folder import load_tensors, save_tensors
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
 from hil.iree_command import give, tool_type
+from hil.scratch import temporary_folder
 from hil.tensors import NUMPY_DTYPES, Array, dtype_name, save_npy, spec_of
 from hil.testing.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
 from hil.testing.check_operators import BOARD, KEEP_F64
@@ -268,12 +268,13 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
 
     Ends with 1 where one differs, with 5 when no test matches or none can be compiled.
     """
-    from rich.console import Console
     from rich.progress import track
+
+    from hil.controller.console import Console
 
     tests = node_tests(patterns, every)
     errors = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="hil-check-") as folder, Isolated(jobs) as isolated:
+    with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         found = check(tests, isolated, Path(folder))
         shown = track(found, "flag files", total=None, console=errors, transient=True, disable=not errors.is_terminal)
         findings = sorted(shown, key=lambda one: one.id)

@@ -9,7 +9,6 @@ import concurrent.futures
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.suite.record import CaseRecord
 from hil.controller.tensor_folder import save_tensors
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
+from hil.scratch import temporary_folder
 from hil.tensors import load_npy
 from hil.testing import by_hand
 from hil.testing.by_hand import Test, node_tests
@@ -115,7 +115,7 @@ class Checker:
 
     def check(self, test: Test, record: CaseRecord, hil: Result) -> Finding:
         """One test by hand, and how hil's result compares."""
-        with tempfile.TemporaryDirectory(prefix="hil-check-") as folder:
+        with temporary_folder("hil-check-") as folder:
             (Path(folder) / by_hand.MODEL).write_bytes(test.model.SerializeToString())
             save_tensors(Path(folder) / by_hand.INPUTS, test.inputs)
             kind, results = DIFFERENT, []
@@ -200,7 +200,7 @@ def main(flow: str, patterns: tuple[str, ...], jobs: int | None, run: Path | Non
 
     Ends with 1 where one differs and no reason for it is known, with 5 when no test matches.
     """
-    with tempfile.TemporaryDirectory(prefix="hil-check-") as folder, Isolated(jobs) as isolated:
+    with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         checker = Checker(flow, isolated)
         results = hil_results(run or _run_hil(flow, patterns, jobs, Path(folder) / "run"))
         if not results:
@@ -230,16 +230,18 @@ def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) ->
 
 def _watched(futures: Sequence[Any]) -> Iterator[Any]:
     """The futures, with a bar of those that are done."""
-    from rich.console import Console
     from rich.progress import track
+
+    from hil.controller.console import Console
 
     console = Console(stderr=True)
     yield from track(futures, "by hand", console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequence[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from hil.controller.console import Console
 
     console = Console(soft_wrap=True)
     console.print(f"flow {flow}; by hand: {commands}", markup=False)

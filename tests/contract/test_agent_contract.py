@@ -39,7 +39,7 @@ def test_a_program_is_pushed_loaded_run_and_unloaded(client, add):
     assert result.warmup_ns > 0
     assert result.peak_memory_bytes > 1 << 20
     client.unload(loaded.program_id)
-    with pytest.raises(errors.UsageError, match="no such program"):
+    with pytest.raises(errors.RunFailed, match="no such program"):
         client.invoke(loaded.program_id, {"a": A, "b": B})
 
 
@@ -99,7 +99,7 @@ def test_large_tensors_are_streamed_both_ways(client, tmp_path):
 def test_inputs_that_do_not_fit_are_refused_and_the_program_lives_on(client, add, inputs, words):
     add.push(client)
     loaded = add.load(client)
-    with pytest.raises(errors.UsageError, match=words):
+    with pytest.raises(errors.RunFailed, match=words):
         client.invoke(loaded.program_id, inputs)
     result = client.invoke(loaded.program_id, {"a": A, "b": B})
     np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
@@ -128,7 +128,7 @@ def test_unknown_runtime_device_and_function_are_load_errors(client, add):
 def test_a_program_file_cannot_be_named_out_of_its_folder(client, add):
     add.push(client)
     for name in ("../../escape.vmfb", "/tmp/escape.vmfb", "a/../../escape"):
-        with pytest.raises(errors.UsageError, match="cannot be named"):
+        with pytest.raises(errors.LoadFailed, match="cannot be named"):
             client.load(
                 {name: next(iter(add.digests.values()))}, name, runtime=add.runtime, device="", function="", timeout=5
             )
@@ -264,7 +264,7 @@ def test_a_program_is_profiled_in_a_pass_of_its_own(client, add, profiler):
 def test_a_profile_of_inputs_that_do_not_fit_is_refused(client, add, profiler):
     add.push(client)
     loaded = add.load(client)
-    with pytest.raises(errors.UsageError, match="takes 2 inputs, got 1"):
+    with pytest.raises(errors.RunFailed, match="takes 2 inputs, got 1"):
         client.profile(loaded.program_id, {"a": A}, tool=profiler(client, add.runtime))
     client.invoke(loaded.program_id, {"a": A, "b": B})
 

@@ -243,6 +243,19 @@ def test_an_agent_is_deployed_once_looked_at_and_removed(hil, make_board):
 
 
 @pytest.mark.board
+def test_a_damaged_fence_on_a_board_is_reset_over_ssh(hil, make_board):
+    board = make_board()
+    folder = valid(hil("board", "deploy", *at(board), "--json"), "deploy")["folder"]
+    damage = f"kill $(cut -d' ' -f1 {folder}/run/agent.pid); sleep 3; echo rubbish > {folder}/store/fence"
+    subprocess.run([*board.ssh(), damage], check=True)
+    told = hil("board", "info", *at(board))
+    assert (told.code, "hil board reset-fence" in told.err) == (4, True)
+    done = valid(hil("board", "reset-fence", *at(board), "--json"), "reset-fence")
+    assert done == {"schema": 1, "board": board.address, "fence": 0}
+    assert hil("board", "info", *at(board)).code == 0
+
+
+@pytest.mark.board
 def test_a_command_in_a_boards_shell_gets_its_arguments_as_they_are(hil, board_x86):
     ended = hil("board", "shell", *at(board_x86), "--", "printf", "%s|", "$(id)", "a  b", "*")
     assert (ended.code, ended.out) == (0, "$(id)|a  b|*|")
@@ -253,6 +266,8 @@ def test_what_needs_ssh_says_so(hil):
     for verb in ("shell", "deploy", "clean"):
         ended = hil("board", verb, "sim")
         assert (ended.code, "is not reached over SSH" in ended.err) == (2, True)
+    ended = hil("board", "reset-fence", "sim")
+    assert (ended.code, "--store" in ended.err) == (2, True)
 
 
 # ---- power

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import socket
 import subprocess
@@ -11,13 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
-from hostile import hostile_modules, run
+from hostile_folders import hostile_modules, run
 from models import save_model
 from onnx import TensorProto, helper
 
 from hil.python_module import module_command
 
+SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())
 Hil = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -100,6 +103,20 @@ def test_its_board_configs_run_no_command_and_write_no_file(folder, there, marke
     assert not marker.exists()
 
 
+def test_its_flows_and_their_flags_are_not_hils_own(folder, there, marker):
+    flags = f'compile_flags = ["--iree-hal-dump-executable-sources-to={marker}"]\n'
+    (folder / "flows.toml").write_text("".join(f'[{name}]\nruntime = "iree"\n{flags}' for name in ("iree", "mine")))
+    assert there("flows").returncode == 0
+    assert there("suite", "run", "models", "--filter", "digits", "--no-layers").returncode == 0
+    for words in (("suite", "run", "models", "--filter", "digits"), ("bisect", "doubling.onnx")):
+        done = there(*words, "--flow", "mine")
+        assert done.returncode == 2 and "have not trusted" in done.stderr, done.stderr
+    assert not marker.exists()
+    assert "compile_flags of mine" in there("board", "trust", ".").stdout
+    assert there("suite", "run", "models", "--filter", "digits", "--no-layers", "--flow", "mine").returncode == 0
+    assert marker.exists()
+
+
 def test_its_addresses_are_sent_no_token_and_no_line_of_a_file(folder, there, environment):
     (folder / "secret").write_text("the first line\n")
     environment["HIL_AGENT_TOKEN"] = "the-users-token"
@@ -110,6 +127,22 @@ def test_its_addresses_are_sent_no_token_and_no_line_of_a_file(folder, there, en
             done = there("run", "doubling.onnx", "--board", name)
             assert done.returncode == 2 and "have not trusted" in done.stderr
     assert heard == []
+
+
+def test_what_board_trust_and_list_say_as_json_is_in_the_schema(folder, there):
+    (folder / "board_configs" / "kitchen.toml").write_text('[connection]\naddress = "unix:/a"\n')
+    for words, verb in (
+        (("list",), "list"),
+        (("trust", "."), "trust"),
+        (("trust", "--list"), "trust"),
+        (("list",), "list"),
+        (("show", "kitchen"), "show"),
+        (("trust", "--remove", "."), "trust"),
+    ):
+        document = json.loads(there("board", *words, "--json").stdout)
+        jsonschema.Draft202012Validator(SCHEMAS["$defs"][f"board {verb}"]).validate(document)
+    assert there("board", "trust").returncode == there("board", "trust", ".", "--list").returncode == 2
+    assert there("board", "trust", "nowhere").returncode == there("board", "trust", "--remove", ".").returncode == 2
 
 
 def test_once_trusted_it_does_what_it_says_until_it_is_altered(folder, there, marker):
@@ -126,8 +159,8 @@ def test_once_trusted_it_does_what_it_says_until_it_is_altered(folder, there, ma
     altered = there("run", "doubling.onnx", "--board", "kitchen")
     assert altered.returncode == 2 and "altered since" in altered.stderr and not marker.exists()
     assert '"state": "altered"' in there("board", "trust", "--list", "--json").stdout
-    assert there("board", "trust", "--remove", "board_configs").returncode == 0
-    assert there("board", "trust", "--remove", "board_configs").returncode == 2
+    assert there("board", "trust", "--remove", ".").returncode == 0
+    assert there("board", "trust", "--remove", ".").returncode == 2
     typed = there("run", "doubling.onnx", "--board", "board_configs/kitchen.toml")
     assert typed.returncode == 4 and marker.exists()
 
@@ -168,3 +201,23 @@ def test_python_m_hil_imports_nothing_from_the_folder_once_hil_is_found(folder, 
         done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert not marker.exists(), marker.read_text()
+
+
+def test_a_run_that_somebody_else_began_is_not_gone_on_with(folder, there, marker):
+    """Its record says what to run with: here a compiler's flag that writes, and a board whose power is a command."""
+    begun = there("run", "doubling.onnx", "--json")
+    run = folder / "hil-runs" / json.loads(begun.stdout)["id"]
+    record = json.loads((run / "run.json").read_text())
+    record["request"]["compile_flags"] = [f"--iree-hal-dump-executable-sources-to={marker}"]
+    record.update(cases=[], finished=False, outcome=None)
+    (run / "run.json").write_text(json.dumps(record))
+    resumed = there("run", "--resume", run.name)
+    assert resumed.returncode == 2 and "not begun by you here" in resumed.stderr
+    suite = there("suite", "run", "models", "--filter", "digits", "--no-layers", "--out", "stored")
+    assert suite.returncode == 0
+    head = json.loads((folder / "stored" / "suite.json").read_text())
+    head["request"]["settings"]["debug_ir"] = str(marker)
+    (folder / "stored" / "suite.json").write_text(json.dumps(head))
+    resumed = there("suite", "run", "--resume", "stored")
+    assert resumed.returncode == 2 and "not begun by you here" in resumed.stderr
+    assert not marker.exists()

@@ -125,7 +125,8 @@ def bomb(path: Path, gib: int) -> None:
 
 def peak_of(code: str, *words: str) -> tuple[int, str]:
     """The peak of the memory, in MiB, of a process that runs Python code, and what it says."""
-    code = f"{code}\nfrom pathlib import Path\nhigh = Path('/proc/self/status').read_text().partition('VmHWM:')[2]\nprint(int(high.split()[0]) // 1024)"
+    high = "int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
+    code = f"{code}\nfrom pathlib import Path\nprint({high} // 1024)"
     ended = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120, check=True
     )

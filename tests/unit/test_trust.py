@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.boards import BoardConfig, load_board, read_board
+from hil.boards import BoardConfig, load_board, read_board, trust_digest
 from hil.controller.choice import choose
 from hil.errors import UsageError
 from hil.trust import distrust, trust, trusted_folders
@@ -45,6 +45,10 @@ def write(folder: Path, text: str) -> BoardConfig:
     return read_board(folder / "lab.toml")
 
 
+def trust_configs(folder: Path, config: BoardConfig) -> None:
+    trust(folder, {config.path: trust_digest(config)})
+
+
 def refused(word: str = "have not trusted") -> bool:
     with pytest.raises(UsageError, match=word):
         load_board("lab")
@@ -72,7 +76,7 @@ def test_a_config_that_only_describes_a_board_needs_no_trust(folder):
 def test_a_config_that_does_more_is_refused_until_it_is_trusted_and_when_it_was_altered(folder, text):
     config = write(folder, f"{HARMLESS.partition('[runtime]')[0]}{text}\n")
     assert refused()
-    trust(folder, [config])
+    trust_configs(folder, config)
     assert load_board("lab").path == folder / "lab.toml"
     write(folder, f"{config.text}# altered\n")
     assert refused("altered since")
@@ -96,7 +100,7 @@ def test_a_program_beside_the_config_is_trusted_as_it_is(folder):
     for text in ('[power]\nreset = ["../reset.sh"]\n', '[runtime]\nfile = "../reset.sh"\n'):
         script = folder.parent / "reset.sh"
         script.write_text("true")
-        trust(folder, [write(folder, text)])
+        trust_configs(folder, write(folder, text))
         assert load_board("lab")
         script.write_text("evil")
         assert refused("altered since")
@@ -106,7 +110,7 @@ def test_a_program_beside_the_config_is_trusted_as_it_is(folder):
 
 def test_another_folder_of_the_same_content_is_not_trusted(folder, tmp_path, monkeypatch):
     config = write(folder, '[power]\nreset = ["touch"]\n')
-    trust(folder, [config])
+    trust_configs(folder, config)
     other = tmp_path / "other" / "board_configs"
     other.mkdir(parents=True)
     write(other, config.text)
@@ -119,7 +123,7 @@ def test_a_link_is_trusted_for_what_it_leads_to(folder, tmp_path):
     there.write_text('[power]\nreset = ["touch"]\n')
     (folder / "lab.toml").symlink_to(there)
     assert refused()
-    trust(folder, [read_board(folder / "lab.toml")])
+    trust_configs(folder, read_board(folder / "lab.toml"))
     assert load_board("lab")
     there.write_text('[power]\nreset = ["rm"]\n')
     assert refused("altered since")
@@ -134,7 +138,7 @@ def test_another_checkout_of_hil_is_a_folder_like_any_other(folder):
 
 def test_what_is_trusted_is_the_users_alone_to_say(folder, tmp_path):
     config = write(folder, '[power]\nreset = ["touch"]\n')
-    trust(folder, [config])
+    trust_configs(folder, config)
     kept = tmp_path / "config/hil/trusted.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in kept.parent.iterdir()] == ["trusted.json"]
@@ -154,4 +158,4 @@ def test_without_a_home_nothing_is_trusted(folder, monkeypatch):
     config = write(folder, '[power]\nreset = ["touch"]\n')
     assert refused()
     with pytest.raises(UsageError, match="no home"):
-        trust(folder, [config])
+        trust_configs(folder, config)

@@ -48,6 +48,7 @@ class Failing(BoardService):
 
     def __init__(self) -> None:
         self.error: Exception = errors.BoardLost()
+        self._sessions = SimpleNamespace(check=lambda token: None, of_call=lambda context: None)
 
     def Describe(self, request, context):  # noqa: N802 - the protocol's name
         raise self.error

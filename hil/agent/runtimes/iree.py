@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +68,9 @@ class IreeRuntime:
         if path.stat().st_size < 64:
             raise LoadFailed(f"{main} is no .vmfb: it has only {path.stat().st_size} bytes")
         try:
-            module = rt.VmModule.mmap(self._instance, str(path))
+            # VmModule.mmap opens the file to be written, which a sandbox does not allow.
+            with path.open("rb") as file:
+                module = rt.VmModule.wrap_buffer(self._instance, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             modules = [rt.create_hal_module(self._instance, hal_device)]
             parameters = sorted(folder.glob("*.irpa"))
             if parameters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from hil.agent.runtimes import profiling
 from hil.errors import LoadFailed, RunFailed
 from hil.ort_values import from_ort, spec_of_node, to_ort
 from hil.placement import Part, Placement
+from hil.scratch import temporary_folder
 from hil.tensors import Array, TensorSpec
 
 # What a profiling pass writes.
@@ -127,7 +127,7 @@ class OnnxProgram:
         """(provider, name, operator) of each node that a run of a session of its own came to."""
         options = ort.SessionOptions()
         options.enable_profiling = True
-        with tempfile.TemporaryDirectory(prefix="hil-placement-") as folder:
+        with temporary_folder("hil-placement-") as folder:
             options.profile_file_prefix = str(Path(folder) / "pass")
             session = self._make(options)
             self._run(session)

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.begun import is_sealed
 from hil.controller.bench.document import bench_document
 from hil.controller.bench.google import write_google
 from hil.controller.bench.measure import LEAST_ROUNDS, Side, measure
 from hil.controller.bench.model import Batch, BenchJob
 from hil.controller.bench.show import time_text
-from hil.controller.bench.sides import Boards, choice_of, compiled, on_the_same_board, side_of, trial
+from hil.controller.bench.sides import Boards, board_of_stored, choice_of, compiled, on_the_same_board, side_of, trial
 from hil.controller.bench.store import SampleFile, keep_program, save_document, stored_case
 from hil.controller.cache import Cache
 from hil.controller.case import Case, Workshop, end_case
@@ -134,6 +135,7 @@ class _Bench:
         names = [safe_name(path.stem) for path in models]
         if base is not None:
             stored, case = stored_case(base)
+            stored = board_of_stored(stored, job, own=is_sealed(base.folder, base.record["request"]))
             job = on_the_same_board(job, stored)
             self.jobs.append(stored)
             self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))

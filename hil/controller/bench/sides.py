@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hil.boards import is_file
 from hil.controller.bench.measure import Side
 from hil.controller.case import Case, Workshop
 from hil.controller.choice import BoardChoice, choose, knows_target, with_target
 from hil.controller.jobs import Job, Progress
+from hil.controller.links import is_address
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import check_options, conclude, execute, prepare, refer_case
+from hil.errors import UsageError
 from hil.results import Outcome
 
 # What says which board a job is for, but for a simulator's faults.
@@ -24,6 +27,29 @@ def on_the_same_board(job: Job, stored: Job) -> Job:
     if job.board or job.hw_type:
         return job
     return replace(job, **{name: getattr(stored, name) for name in _WHERE})
+
+
+def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
+    """A stored job with the board that it may have: what somebody else's record says of boards is not theirs to say.
+
+    Args:
+        stored: what the record says.
+        job: what was typed.
+        own: whether the user began the stored one.
+
+    Raises:
+        UsageError: it is somebody else's, names an address or a file, and no board was typed.
+    """
+    if own:
+        return stored
+    if job.board or job.hw_type:
+        return replace(stored, **{name: getattr(job, name) for name in _WHERE})
+    if is_address(stored.board) or is_file(stored.board):
+        raise UsageError(
+            f"the stored bench ran on {stored.board}, and was not begun by you here: its record may be anybody's",
+            hint="name the board: --board",
+        )
+    return replace(stored, identity=None, known_hosts=None, accept_new_host_key=False)
 
 
 def choice_of(job: Job) -> BoardChoice:

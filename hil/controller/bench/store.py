@@ -143,12 +143,12 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     program, job = side["program"], Job.of_record(run.record["request"])
     if not program or not case["inputs"]:
         raise UsageError(f"bench {run.id} has no program that could run", hint="name one that measured something")
-    place = run.folder / program["folder"]
+    place = Path(program["folder"])
     specs = program["outputs"]
     artifact = Artifact(
         runtime=program["runtime"],
         main=program["main"],
-        files={name: place / name for name in program["digests"]},
+        files={name: run.own(str(place / name)) for name in program["digests"]},
         digests=program["digests"],
         function=program["function"],
         compiler=program["compiler"],

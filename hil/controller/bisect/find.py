@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from hil.controller.pipeline import begin, check_options
 from hil.controller.runs import storing
 from hil.errors import BoardRefused, BoardUnreachable, StageError, UsageError
 from hil.results import Outcome, Stage
+from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 _WHOLE, _EXPOSED = "whole", "exposed"
@@ -96,7 +96,7 @@ def bisect(
         choice, used = pinned(choice, board.name), (board.name, board.config.hw_type)
         return board
 
-    with tempfile.TemporaryDirectory(prefix="hil-bisect-") as scratch:
+    with temporary_folder("hil-bisect-") as scratch:
         screen.begin(model.stem, 1)
         screen.stage(model.stem, 0, "taking it apart")
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hil.digest import digest_file
 from hil.errors import UsageError
 from hil.executorch_file import BundledCase, Method, Value, is_bundle, mapped, program_in, read_cases, read_methods
 from hil.flatbuffer import Damaged
+from hil.scratch import temporary_folder
 from hil.tensors import Array, dtype_name, shape_text
 
 _RUNTIME = "executorch"
@@ -61,7 +61,7 @@ def read_bpte(path: Path, *, shop: Workshop) -> Bundle:
         suites.append(
             MethodTestSuite(name, [_case(path, methods[name], number, case) for number, case in enumerate(given)])
         )
-    with tempfile.TemporaryDirectory(prefix="hil-bpte-") as folder:
+    with temporary_folder("hil-bpte-") as folder:
         main = Path(folder) / f"{path.stem}.pte"
         main.write_bytes(program)
         artifact = Artifact(_RUNTIME, main.name, {main.name: main}, {main.name: digest_file(main)}, "", "executorch")
@@ -86,7 +86,7 @@ def write_bpte(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
             hint="make the bundle with --runtime executorch",
         )
     needed_version("executorch", "executorch")
-    with tempfile.TemporaryDirectory(prefix="hil-bpte-") as folder:
+    with temporary_folder("hil-bpte-") as folder:
         place = Path(folder)
         try:
             program = program_in(bundle.program.files[bundle.program.main])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from hil.controller.references import expected_result, refer, refer_with_fallbac
 from hil.controller.references.noise import measure_noise, telling_noise
 from hil.controller.ways import runtime_for
 from hil.errors import UsageError
+from hil.scratch import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def create_bundle(
     """
     check_options(request.options, choice)
     models = import_methods(request.model, request.functions, shop, dims=request.options.dims)
-    with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+    with temporary_folder("hil-bundle-") as folder:
         artifact, target = _compiled(request, models[0], choice, shop, Path(folder), connect)
         signatures = signatures_of(artifact, models, shop, connect=connect)
         say(f"{artifact.compiler}: {', '.join(signatures)}")

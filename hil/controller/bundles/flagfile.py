@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from hil.controller.runs import safe_name
 from hil.digest import digest_file
 from hil.errors import LoadFailed, UsageError
 from hil.iree_command import PARAMETER_SCOPE, give, is_number
+from hil.scratch import temporary_folder
 from hil.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled
 
 _SUFFIX = ".flagfile"
@@ -86,7 +86,7 @@ def _own(artifact: Artifact, method: Method, shop: Workshop) -> tuple[Sequence[T
     program = Artifact(
         artifact.runtime, artifact.main, artifact.files, artifact.digests, method.name, artifact.compiler
     )
-    with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+    with temporary_folder("hil-bundle-") as folder:
         try:
             said = signature_of(program, shop.isolated, Path(folder) / "read.log", needs_own=True)
         except LoadFailed as error:

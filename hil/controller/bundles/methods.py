@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from hil.controller.opening import AnyBoard
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.iree_command import is_number
 from hil.iree_values import SCALAR_PREFIX, entry_points
+from hil.scratch import temporary_folder
 from hil.tensors import TensorSpec, dtype_name
 
 _READ_S = 600.0
@@ -59,7 +59,7 @@ def _functions(path: Path, shop: Workshop) -> list[str]:
         if found.format != "vmfb":
             return [found.function]
         reader = "hil.controller.commanded.signature:read"
-    with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+    with temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}
         try:
             said = shop.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
@@ -179,7 +179,7 @@ def _read(program: Artifact, shop: Workshop) -> Signature | None:
         return Signature(tuple(program.inputs), tuple(program.outputs))
     if program.runtime != "iree" or not program.function:
         return None
-    with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+    with temporary_folder("hil-bundle-") as folder:
         try:
             said = signature_of(program, shop.isolated, Path(folder) / "read.log", needs_own=True)
         except LoadFailed:

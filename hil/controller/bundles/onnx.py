@@ -7,7 +7,6 @@ the cases' names have no place there.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from hil.controller.case import Workshop
 from hil.controller.compilers import compile_model
 from hil.errors import UsageError
 from hil.files import within
+from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 _MODEL = "model.onnx"
@@ -60,7 +60,7 @@ def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
     if not found:
         raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
     (model,) = import_methods(chosen, (), shop)
-    with tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+    with temporary_folder("hil-bundle-") as folder:
         artifact = compile_model(
             model,
             compiler="none",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from hil.controller.recorder import Recorder
 from hil.controller.runs import Run, RunStore, jsonable, safe_name
 from hil.errors import EXIT_NOTHING_RAN, StorageError, UsageError
 from hil.results import Stage
+from hil.scratch import temporary_folder
 
 
 def run_bundle(
@@ -60,7 +60,7 @@ def run_bundle(
     check_options(job.options(), choice)
     if missing := untested(chosen):
         screen.note(missing)
-    with lent(isolated, 1) as workers, tempfile.TemporaryDirectory(prefix="hil-bundle-") as folder:
+    with lent(isolated, 1) as workers, temporary_folder("hil-bundle-") as folder:
         place = Path(folder)
         (place / "program").mkdir()
         artifact = sealed(bundle.extract(place / "program"), bundle.head, place)

@@ -84,7 +84,7 @@ def _tensors(tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
 
 def print_bundle(document: Mapping[str, Any]) -> None:
     """A bundle's document on the terminal."""
-    from rich.console import Console
+    from hil.controller.console import Console
 
     console = Console()
     program = document["program"]
@@ -121,8 +121,9 @@ def _call(method: Mapping[str, Any]) -> str:
 
 def print_run(record: Mapping[str, Any]) -> None:
     """A run of a bundle on the terminal: a line a case, and below it why those failed that did."""
-    from rich.console import Console
     from rich.table import Table
+
+    from hil.controller.console import Console
 
     console = Console()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")

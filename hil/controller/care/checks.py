@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +15,7 @@ from hil.controller.care.way import way_to
 from hil.controller.choice import BoardChoice
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
 from hil.power import Power
+from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.deploy.probe import Seen
@@ -85,7 +86,7 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
             else Check("disk", WARN, f"{found}; the agent takes about 75", mend)
         )
     shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
-    if len(shared) > 3 and shared[3].isdigit():
+    if len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3]):
         yield Check("shared memory", PASS, f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm")
     else:
         yield Check(
@@ -232,7 +233,7 @@ def _program(board: AnyBoard, runtime: str) -> Check:
     if wanted not in ("iree", "onnxruntime") and (wanted in RUNTIMES or wanted not in compilers()):
         found = f"hil has no program to try on {wanted}"
         return Check("program", SKIP, found, "hil run a program or a model of your own")
-    with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated() as isolated:
+    with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)
         try:

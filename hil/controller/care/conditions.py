@@ -13,6 +13,8 @@ _FIRMWARE_BITS = {
     3: "it came to its soft temperature limit",
 }
 _JUMP_S = 1.0
+# Readings with one of these names are texts, all others that are compared are numbers.
+_IN_WORDS = ("firmware throttling", " governor")
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -43,6 +45,8 @@ def _jump(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
 def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for name in (name for name in before if name in after):
         was, now = before[name], after[name]
+        if isinstance(was, str) != isinstance(now, str) or isinstance(was, str) != name.endswith(_IN_WORDS):
+            continue
         if name == "throttle events" and now > was:
             yield f"the board throttled: its CPU counted {now - was:.0f} throttle events"
         elif name == "firmware throttling":

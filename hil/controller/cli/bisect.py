@@ -113,9 +113,8 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     if as_json:
         print_json(found.to_json())
     else:
-        from rich.console import Console
-
         from hil.controller.bisect.table import print_bisection
+        from hil.controller.console import Console
 
         print_bisection(Console(), found)
         if plot:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.board_check import check, info, ping
-from hil.controller.cli.board_hands import clean, deploy, logs, reset, shell
+from hil.controller.cli.board_hands import clean, deploy, logs, reset, reset_fence, shell
 from hil.controller.cli.board_trust import trust
 from hil.controller.cli.options import json_option
 
@@ -21,7 +21,7 @@ def board() -> None:
 @json_option
 def list_boards(as_json: bool) -> None:
     """List the boards that a name finds, and whether they may be used (hil board trust)."""
-    from hil.boards import is_trusted_place, known_boards, read_board
+    from hil.boards import is_trusted_place, known_boards, read_board, trust_digest
     from hil.controller.cli.screen import print_json
     from hil.errors import UsageError
     from hil.trust import state_of
@@ -31,7 +31,7 @@ def list_boards(as_json: bool) -> None:
         row: dict[str, Any] = {"name": name, "hw_type": "?", "path": str(path), "trusted": False}
         try:
             config = read_board(path)
-            trusted = not config.asks or is_trusted_place(path) or state_of(config) == "trusted"
+            trusted = not config.asks or is_trusted_place(path) or state_of(path, trust_digest(config)) == "trusted"
             row |= {"hw_type": config.hw_type, "description": config.description, "trusted": trusted}
         except UsageError as error:
             row["description"] = error.message
@@ -68,5 +68,5 @@ def show(name: str, as_json: bool) -> None:
         click.echo(config.text.rstrip())
 
 
-for command in (check, ping, info, logs, shell, reset, deploy, clean, trust):
+for command in (check, ping, info, logs, shell, reset, deploy, clean, reset_fence, trust):
     board.add_command(command)

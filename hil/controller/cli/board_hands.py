@@ -1,8 +1,9 @@
-"""`hil board logs`, `shell`, `reset`, `deploy` and `clean`: hands on a board."""
+"""`hil board logs`, `shell`, `reset`, `deploy`, `clean` and `reset-fence`: hands on a board."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -187,3 +188,45 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
         click.echo(f"{choice.name}: {before.folder} removed, {before.used_bytes / 1e6:.0f} MB freed")
     else:
         click.echo(f"{choice.name}: there was nothing of hil's in {before.folder}")
+
+
+@click.command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
+@board_place
+@click.option(
+    "--store",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The --store of an agent on this machine, which must not run; in place of a board.",
+)
+@click.option("--force", is_flag=True, help="Even if somebody uses the agent.")
+@json_option
+def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any) -> None:
+    """Let a board's count of fences begin anew: its file is damaged, or somebody has counted to its end.
+
+    The agent is ended first; the next use of the board starts it. Whoever held the board by an older fence may come in
+    again until a higher one is used, so see to it that nobody does. A farm goes on with its own count.
+    """
+    from hil.controller.cli.screen import print_json
+    from hil.controller.deploy import reset_fence as reset_there
+    from hil.controller.local_store import reset_fence as reset_here
+    from hil.controller.ssh.address import is_ssh_address
+    from hil.errors import UsageError
+
+    if store is not None:
+        settings.pop("addr")
+        name = str(store)
+        reset_here(store)
+    else:
+        choice = chosen_place(settings)
+        name = choice.name
+        if not is_ssh_address(address_of(choice)):
+            raise UsageError(
+                f"hil does not know where the agent of {name} keeps its state",
+                hint="stop it, and name its folder with --store; a simulator that hil starts by itself keeps none",
+            )
+        with shell_at(choice) as there:
+            reset_there(there, choice.config.connection.folder, board=name, force=force)
+    if as_json:
+        print_json({"schema": 1, "board": name, "fence": 0})
+    else:
+        click.echo(f"{name}: its fences begin anew")

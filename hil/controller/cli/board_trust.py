@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hil.controller.cli.options import json_option
 
-if TYPE_CHECKING:
-    from hil.boards import BoardConfig
+_FLOWS = "flows.toml"
 
 
 @click.command(epilog="Example: hil board trust board_configs")
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     """Trust the board configs of a folder as they are now: their addresses, commands, flags and files are used.
 
-    DIR is a folder of configs, or one that has them in board_configs. Without trust a config of the working directory
-    may only say what a board is: its type, runtime, devices, labels and simulator. Whoever alters one asks anew. hil's
-    own configs, those in the user's own folder and those that are named as files need no trust.
+    DIR is a folder of configs, or one that has board_configs or flows.toml (whose flags are trusted, too). Without
+    trust a config of the working directory may only say what a board is: its type, runtime, devices, labels and
+    simulator. An altered file is asked for again. hil's own configs, those in the user's own folder and those that are
+    named as files need no trust.
     """
     from hil.controller.cli.screen import print_json
     from hil.errors import UsageError
@@ -38,59 +38,80 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
             print_json({"schema": 1, "folders": rows})
         for row in () if as_json else rows:
             click.echo(row["folder"])
-            for config in row["configs"]:
-                click.echo(f"  {config['state']:8} {Path(config['path']).name}")
+            for file in row["files"]:
+                click.echo(f"  {file['state']:8} {Path(file['path']).name}")
     elif remove:
         _remove(remove, as_json)
     else:
-        configs = _trusted(folder)
+        files = _trusted(folder)
         if as_json:
-            told = [{"path": str(config.path), "asks": list(config.asks)} for config in configs]
-            print_json({"schema": 1, "folder": str(_folder(folder)), "configs": told})
-        for config in () if as_json else configs:
-            click.echo(f"trusted {config.path}: {', '.join(config.asks) or 'it only says what the board is'}")
+            told = [{"path": str(path), "asks": asks} for path, asks in files.items()]
+            print_json({"schema": 1, "folder": str(_folder(folder)), "files": told})
+        for path, asks in () if as_json else files.items():
+            click.echo(f"trusted {path}: {', '.join(asks) or 'it only says what the board is'}")
 
 
 def _folder(text: str) -> Path:
     """The folder that is meant, without links: two ways to one are one."""
-    path = Path(text).expanduser().resolve()
-    inside = path / "board_configs"
-    return inside.resolve() if inside.is_dir() else path
+    return Path(text).expanduser().resolve()
 
 
-def _trusted(text: str) -> list[BoardConfig]:
-    from hil import trust as trusting
-    from hil.boards import read_board
+def _trusted(text: str) -> dict[Path, list[str]]:
+    """Trust a folder; its files, and what each asks for."""
     from hil.errors import UsageError
+    from hil.trust import trust as keep
 
     folder = _folder(text)
     if not folder.is_dir():
         raise UsageError(f"there is no folder {text}", hint="name the folder that holds the configs")
-    configs = [read_board(path) for path in sorted(folder.glob("*.toml"))]
-    if not configs:
-        raise UsageError(f"{folder} holds no board configs", hint="they are its files *.toml")
-    trusting.trust(folder, configs)
-    return configs
+    # In a project's folder other files end in .toml as well.
+    project = [*folder.glob("board_configs/*.toml"), *folder.glob(_FLOWS)]
+    files = {path: _look(path) for path in sorted(project or folder.glob("*.toml"))}
+    if not files:
+        raise UsageError(
+            f"{folder} holds no board configs", hint="they are files *.toml, in it or in its board_configs"
+        )
+    if unread := [path for path, (digest, _) in files.items() if not digest]:
+        raise UsageError(f"{unread[0]} names a program that cannot be read", hint="see its [power] and [runtime] file")
+    keep(folder, {path: digest for path, (digest, _) in files.items()})
+    return {path: asks for path, (_, asks) in files.items()}
+
+
+def _look(path: Path) -> tuple[str, list[str]]:
+    """The digest that a file is trusted by, and what it asks for.
+
+    Raises:
+        UsageError: it is neither a board config nor a file of flows.
+    """
+    from hil.boards import read_board, trust_digest
+    from hil.digest import digest_of
+
+    if path.name == _FLOWS:
+        from hil.controller.flows import read_flows
+
+        flows = read_flows(path).values()
+        return digest_of(path.read_bytes()), [f"compile_flags of {flow.name}" for flow in flows if flow.compile_flags]
+    config = read_board(path)
+    return trust_digest(config), list(config.asks)
 
 
 def _listed() -> list[dict[str, Any]]:
     from hil.trust import trusted_folders
 
     return [
-        {"folder": folder, "configs": [{"path": path, "state": _state(Path(path))} for path in files]}
+        {"folder": folder, "files": [{"path": path, "state": _state(Path(path))} for path in files]}
         for folder, files in sorted(trusted_folders().items())
     ]
 
 
 def _state(path: Path) -> str:
-    from hil.boards import read_board
     from hil.errors import UsageError
     from hil.trust import state_of
 
     if not path.exists():
         return "gone"
     try:
-        return state_of(read_board(path))
+        return state_of(path, _look(path)[0])
     except UsageError:
         return "altered"
 
@@ -100,9 +121,8 @@ def _remove(text: str, as_json: bool) -> None:
     from hil.errors import UsageError
     from hil.trust import distrust, trusted_folders
 
-    # One that is gone can be named as well.
-    folder = next((one for one in (_folder(text), Path(text).expanduser().resolve()) if distrust(one)), None)
-    if folder is None:
+    folder = _folder(text)
+    if not distrust(folder):
         known = ", ".join(sorted(trusted_folders()))
         raise UsageError(f"{text} is not trusted", hint=f"trusted are: {known}" if known else "no folder is")
     if as_json:

@@ -23,11 +23,10 @@ from hil.controller.cli.options import allow_blind_option, json_option, runs_opt
 @json_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: Any) -> int:
     """Compare the outputs of A with those of B, the reference. Each is a .npy file or a stored run's ID."""
-    from rich.console import Console
-
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import compare as compare_results
     from hil.controller.cli.screen import print_json
+    from hil.controller.console import Console
     from hil.controller.report import print_verdict, verdict_record
     from hil.results import Outcome, Verdict, exit_code_of
 

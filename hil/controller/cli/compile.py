@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hil.controller.cli.options import (
     model_options,
     parse_dims,
 )
+from hil.scratch import temporary_folder
 
 
 @click.command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
@@ -61,7 +61,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         with open_board(choice, runtime=options.runtime, say=say) as seen:
             config = seen.config
             say(f"compiling for {seen.target or seen.name}")
-    with tempfile.TemporaryDirectory(prefix="hil-") as folder, Isolated(1) as isolated:
+    with temporary_folder("hil-") as folder, Isolated(1) as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)
         case = prepare(begin(model, options, Path(folder), shop, want_inputs=False), config, shop)

@@ -23,7 +23,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--listen", multiple=True, metavar="unix:PATH|HOST:PORT", help="Where to serve. Repeats.")
 @click.option("--tls-cert", type=_FILE, metavar="PEM", help="The certificate; needed beyond this machine.")
 @click.option("--tls-key", type=_FILE, metavar="PEM", help="Its key.")
-@click.option("--metrics", default="", metavar="HOST:PORT", help="Where Prometheus finds the farm's numbers.")
+@click.option("--metrics", default="", metavar="[HOST]:PORT", help="Where Prometheus finds the farm's numbers.")
 @click.option("--advertise", default="", metavar="HOST:PORT", help="Where hosts reach this very gateway.")
 @click.option("--artifacts", default="", metavar="DIR|URL", help="Where files are kept (default: in HIL_FARM_HOME).")
 def gateway(

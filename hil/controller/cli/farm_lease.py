@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from hil.controller.cli.farm_options import UNITS, priority_option, project_opti
 from hil.controller.cli.options import json_option, seconds
 from hil.controller.farm.words import Priority
 from hil.errors import EXIT_OK, FarmError, UsageError
+from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.farm.holding import Holding
@@ -82,7 +82,7 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
     with (
         _terminable(),
         Holding(farm_address(), order) as holding,
-        tempfile.TemporaryDirectory(prefix="hil-lease-") as at,
+        temporary_folder("hil-lease-") as at,
     ):
         holding.wait_told(wait_s, lambda text: click.echo(text, err=True))
         held = holding.held

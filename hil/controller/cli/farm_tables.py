@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.cli.farm_options import UNITS
 from hil.controller.farm.words import BoardState, JobState, Kind
+from hil.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -57,7 +58,7 @@ class Column:
 
 def console() -> Console:
     """Where tables go: stdout, as wide as it is."""
-    from rich.console import Console
+    from hil.controller.console import Console
 
     out = Console(highlight=False, markup=False)
     return out if out.is_terminal else Console(highlight=False, markup=False, width=_PIPE_WIDTH)
@@ -65,15 +66,14 @@ def console() -> Console:
 
 def show(*parts: RenderableType) -> None:
     """Print tables and lines to stdout; into a pipe without blanks at the ends of lines."""
-    import click
-
     out = console()
     with out.capture() as captured:
         for part in parts:
             out.print(part)
     lines = captured.get().splitlines()
     for line in lines if out.is_terminal else map(str.rstrip, lines):
-        click.echo(line)
+        out.file.write(f"{line}\n")
+    out.file.flush()
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row], width: int) -> Table:
@@ -103,8 +103,8 @@ def line(*parts: tuple[str, str] | str) -> Text:
 
 
 def plain(text: str) -> str:
-    """A text on one line, without what would steer the terminal: titles and reasons are other people's."""
-    return "".join(one if one.isprintable() else " " for one in text)
+    """A text on one line: titles and reasons are other people's."""
+    return visible(text).translate({ord("\n"): " ", ord("\t"): " "})
 
 
 def jobs_table(rows: Sequence[Row], now: datetime, width: int) -> Table:

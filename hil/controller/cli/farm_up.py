@@ -34,7 +34,7 @@ _DETACH_S = 180.0
 )
 @click.option("--tls-cert", type=_FILE, metavar="PEM", help="The certificate for --listen.")
 @click.option("--tls-key", type=_FILE, metavar="PEM", help="Its key.")
-@click.option("--metrics", default="", metavar="HOST:PORT", help="Where Prometheus finds the farm's numbers.")
+@click.option("--metrics", default="", metavar="[HOST]:PORT", help="Where Prometheus finds the farm's numbers.")
 @click.option("--detach", is_flag=True, help="Return when it serves and its boards are checked; hil farm down ends it.")
 @json_option
 def up(detach: bool, as_json: bool, **settings: Any) -> int:

@@ -61,8 +61,9 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
     Raises:
         NoSuchBoard: no board can run any of those that have not ended; they stay in the queue.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from hil.controller.console import Console
 
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -151,8 +152,7 @@ def show(farm: FarmClient, name: str, ended: Sequence[Outcome], *, out: Path | N
 
 
 def _print(ended: Sequence[Outcome], document: dict[str, Any], out: Path | None) -> None:
-    from rich.console import Console
-
+    from hil.controller.console import Console
     from hil.controller.report import print_case
     from hil.results import Timings
 

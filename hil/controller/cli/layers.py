@@ -18,6 +18,7 @@ from hil.controller.cli.options import (
     parse_dims,
     seed_option,
 )
+from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.layers import Layer
@@ -45,7 +46,6 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
 
     What is saved are the values that a CPU reference computed within the whole model.
     """
-    import tempfile
 
     from hil.controller.cache import Cache
     from hil.controller.importers import import_model
@@ -56,7 +56,7 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
 
     cache = Cache()
     dims = parse_dims(settings["dims"])
-    with Isolated(1) as isolated, tempfile.TemporaryDirectory(prefix="hil-layers-") as scratch:
+    with Isolated(1) as isolated, temporary_folder("hil-layers-") as scratch:
         shop: dict[str, Any] = {"cache": cache, "isolated": isolated, "log": Path(scratch) / "layers.log"}
         read = import_model(model, dims=dims, isolated=isolated, cache=cache)
         inputs = None
@@ -100,10 +100,10 @@ def _print_table(found: Sequence[Layer]) -> None:
     """Layers of one signature stand in one line, with how many they are."""
     import sys
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from hil.controller.console import Console
     from hil.controller.layers import layer_specs
 
     copies = Counter(layer.same_as or layer.name for layer in found)

@@ -13,6 +13,7 @@ import click
 from hil.controller.cli.any_terminal import speak_any_locale
 from hil.controller.cli.lazy import LazyGroup
 from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
+from hil.visible import show_visibly
 
 # verb -> its line in `hil --help`. The verb's module has a command of the same name.
 VERBS = {
@@ -78,6 +79,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command and end with its exit code; an error is told, never traced back."""
     speak_any_locale()
+    show_visibly()
     try:
         code = _run()
         sys.stdout.flush()
@@ -85,7 +87,7 @@ def main() -> None:
         _stop_writing()
         code = _EXIT_UNREAD
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _stop_writing()
         print(f"hil: cannot write: {error.strerror}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -106,13 +107,33 @@ wait_option = click.option(
     callback=seconds,
     help="How long to wait for a busy board.",
 )
-fault_option = click.option(
-    "--fault",
-    "faults",
-    multiple=True,
-    metavar="FAULT",
-    help="Of a simulator: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeats.",
-)
+
+
+def fault_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a simulator of the command's own."""
+    fault = click.option(
+        "--fault",
+        "faults",
+        multiple=True,
+        metavar="FAULT",
+        help="Of a simulator: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeats.",
+    )
+    sandbox = click.option(
+        "--sandbox/--no-sandbox",
+        default=None,
+        expose_value=False,
+        callback=_choose_sandbox,
+        help="Of a simulator: programs have no network and no files to write (default: where the kernel allows it).",
+    )
+    return fault(sandbox(command))
+
+
+def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) -> None:
+    """Tell simulators, in whatever process they are started."""
+    if wanted is not None:
+        os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
+
+
 dim_option = click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Value of a symbolic dimension. Repeats."
 )

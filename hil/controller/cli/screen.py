@@ -23,7 +23,7 @@ _UNLIMITED = 2000
 
 def console() -> Console:
     """What tables are printed on: as wide as the terminal, or where there is none as wide as they are."""
-    from rich.console import Console
+    from hil.controller.console import Console
 
     found = Console()
     return found if found.is_terminal else Console(width=_UNLIMITED)
@@ -58,8 +58,9 @@ class Screen:
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        from hil.controller.console import Console
 
         self._out = Console()
         self._progress = Progress(

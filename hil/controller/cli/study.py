@@ -103,8 +103,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
 def _print(rows: Any, out: Path) -> None:
     import sys
 
-    from rich.console import Console
-
+    from hil.controller.console import Console
     from hil.controller.study.record import summary
     from hil.controller.study.show import failures, terminal_table
 

@@ -80,9 +80,8 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 
     Ends with 1 where something broke, or a case that is new fails.
     """
-    from rich.console import Console
-
     from hil.controller.cli.screen import print_json
+    from hil.controller.console import Console
     from hil.controller.suite.reports import diff_markdown, diff_runs, print_diff
     from hil.errors import EXIT_FAIL, EXIT_OK
 
@@ -101,8 +100,7 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 @click.argument("folder", type=_FOLDER, metavar="RUN")
 def report(folder: Path) -> None:
     """Write a RUN's reports again from its results, and show its summary."""
-    from rich.console import Console
-
+    from hil.controller.console import Console
     from hil.controller.suite.reports import print_summary, write_reports
 
     write_reports(folder)

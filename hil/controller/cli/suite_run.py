@@ -95,10 +95,9 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
 
     Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML.
     """
-    from rich.console import Console
-
     from hil.controller.cli.screen import print_json
     from hil.controller.cli.suite_screen import SuiteScreen
+    from hil.controller.console import Console
     from hil.controller.suite.job import resume_suite, run_suite
     from hil.controller.suite.reports import print_summary
     from hil.errors import UsageError

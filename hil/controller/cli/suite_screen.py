@@ -23,8 +23,9 @@ class SuiteScreen:
     """
 
     def __init__(self, *, bar: bool) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        from hil.controller.console import Console
 
         self._console = Console(stderr=True)
         self._progress = Progress(

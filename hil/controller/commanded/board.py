@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import posixpath
-import tempfile
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from hil.controller.versions import version
 from hil.digest import digest_file
 from hil.errors import BoardError, BoardLost, HilError, RunFailed, UsageError
 from hil.iree_command import PROFILE_TOOL, RUN_TOOL
+from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
@@ -39,6 +40,7 @@ Say = Callable[[str], None]
 Reopen = Callable[[], "Shell"]
 _PUSH_TRIES = 4
 _CALL_S = 60.0
+_FOLDER = re.compile(r"/[^\0]*")
 _DEFAULT_DEVICES = {"iree": "local-task"}
 
 
@@ -140,7 +142,8 @@ class CommandBoard:
     def _look(self, folder: str) -> tuple[str, dict[str, Any]]:
         done = self.shell.run(scripts.probe(folder), timeout=_CALL_S, check=False)
         parts = scripts.parts(done.out.decode(errors="replace"))
-        if done.code or "end" not in parts:
+        said = {"board_id", "readings", "folder", "end"} <= parts.keys()
+        if done.code or not said or not _FOLDER.fullmatch(parts["folder"]):
             raise BoardError(
                 f"hil's folder {folder or '.hil'} cannot be made on the board, or is somebody else's"
                 if done.code == scripts.NO_FOLDER
@@ -281,7 +284,7 @@ class CommandBoard:
         Raises:
             LoadFailed: it is damaged, or takes or gives what a command cannot pass.
         """
-        with self.located("load"), tempfile.TemporaryDirectory(prefix="hil-command-") as place:
+        with self.located("load"), temporary_folder("hil-command-") as place:
             signature = signature_of(artifact, self._isolated, Path(place) / "read.log", needs_own=self.command.is_ours)
             check_signature(signature, self.command)
             places = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from hil.cpuinfo import cpu_info
 
-_MEMORY = re.compile(r"^MemTotal:\s*(\d+) kB", re.M)
+_MEMORY = re.compile(r"^MemTotal:\s*([0-9]{1,15}) kB", re.M)
 _CORE = re.compile(r"^processor\s*:", re.M)
 
 
@@ -60,26 +61,33 @@ def _readings(values: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]
         device = posixpath.basename(folder)
         kind = values.get(f"{folder}/type", "")
         core = device.replace("policy", "cpu")
-        with contextlib.suppress(ValueError, IndexError):  # a driver's "<unknown>"
+        with contextlib.suppress(ValueError, IndexError, OverflowError):  # a driver's "<unknown>"
             if name == "scaling_cur_freq":
-                yield f"{core} frequency", {"value": float(text) / 1000, "unit": "MHz"}
+                yield f"{core} frequency", {"value": _number(text) / 1000, "unit": "MHz"}
             elif name == "scaling_max_freq":
-                yield f"{core} highest frequency", {"value": float(text) / 1000, "unit": "MHz"}
+                yield f"{core} highest frequency", {"value": _number(text) / 1000, "unit": "MHz"}
             elif name == "scaling_governor":
                 yield f"{core} governor", {"text": text}
             elif name == "temp":
-                yield f"{device} ({kind})", {"value": float(text) / 1000, "unit": "degC"}
+                yield f"{device} ({kind})", {"value": _number(text) / 1000, "unit": "degC"}
             elif name == "get_throttled":
                 yield "firmware throttling", {"text": text}
             elif name == "cur_state" and ("cpufreq" in kind or kind == "Processor"):
-                yield f"{device} ({kind})", {"value": float(text)}
+                yield f"{device} ({kind})", {"value": _number(text)}
             elif name.endswith("_throttle_count"):
-                throttled.append(float(text))
+                throttled.append(_number(text))
             elif name == "meminfo":
-                yield "free memory", {"value": int(text.split()[1]) / 1024, "unit": "MiB"}
+                yield "free memory", {"value": _number(text.split()[1]) / 1024, "unit": "MiB"}
     if throttled:
         yield "throttle events", {"value": sum(throttled)}
 
 
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no measurement")
+    return number
+
+
 def _natural(text: str) -> list[Any]:
-    return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", text)]
+    return [int(piece) if number % 2 else piece for number, piece in enumerate(re.split(r"([0-9]{1,15})", text))]

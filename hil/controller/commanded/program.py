@@ -6,7 +6,6 @@ import contextlib
 import math
 import secrets
 import shlex
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
 from hil.clock import now_ns
+from hil.controller.answers import broken, expected_bytes
 from hil.controller.commanded import scripts
 from hil.controller.commanded.calls import DEVICE_TIME, CommandCall, CommandLoaded
 from hil.controller.commanded.values import (
@@ -42,6 +42,7 @@ from hil.iree_command import (
 from hil.placement import Part, Told
 from hil.results import RunResult
 from hil.runtime_command import RuntimeCommand, fill
+from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class CommandProgram:
         check_inputs(self._signature, inputs)
         board = self._board
         remote = f"{board.folder}/runs/{secrets.token_hex(8)}"
-        with tempfile.TemporaryDirectory(prefix="hil-command-") as place, board.located("run"):
+        with temporary_folder("hil-command-") as place, board.located("run"):
             local = Path(place)
             try:
                 arguments, files = write_inputs(self._signature, inputs, command, local, remote)
@@ -305,6 +306,8 @@ class CommandProgram:
                     f"the command ended well but wrote no output {name!r}",
                     hint="see the output pattern of [runtime] in the board's config",
                 )
+            if size > (most := expected_bytes([spec])):
+                raise broken(f"output {name!r} has {size >> 20} MiB, and at most {most >> 20} are expected")
             outputs[name] = read_output(spec, self._get(local, remote, file, size))
         return outputs
 

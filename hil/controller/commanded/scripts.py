@@ -168,7 +168,7 @@ def sizes_and_sums(text: str) -> list[tuple[int, str] | None]:
     found: list[tuple[int, str] | None] = []
     for line in text.splitlines():
         size, _, digest = line.partition(" ")
-        found.append(None if line == "-" else (int(size), digest))
+        found.append(None if line == "-" else (_whole(size), digest))
     return found
 
 
@@ -179,7 +179,7 @@ def room(folder: str, minutes: int) -> list[str]:
 
 def free_bytes(text: str) -> int | None:
     """What ``df -Pk`` says is free, in bytes; None where it says nothing."""
-    match = re.search(r"\s\d+\s+\d+\s+(\d+)\s+\d+%", text)
+    match = re.search(r"\s[0-9]+\s+[0-9]+\s+([0-9]{1,15})\s+[0-9]+%", text)
     return int(match[1]) * 1024 if match else None
 
 
@@ -244,7 +244,21 @@ def ended(text: str) -> Ended | None:
     if len(said) != 3 or said[0] != _MARK or _MARK not in lines[1:]:
         return None
     end = lines.index(_MARK, 1)
-    sizes = tuple(None if line.strip() == "-" else int(line) for line in lines[1:end])
     out = "\n".join(lines[end + 1 :])
     late = said[1] == "late"
-    return Ended("late" if late else "exit", 0 if late else int(said[1]), int(said[2]), sizes, out)
+    try:
+        sizes = tuple(None if line.strip() == "-" else _whole(line.strip()) for line in lines[1:end])
+        return Ended("late" if late else "exit", 0 if late else _whole(said[1]), _whole(said[2]), sizes, out)
+    except ValueError:
+        return None
+
+
+def _whole(text: str) -> int:
+    """A whole number as a shell writes it.
+
+    Raises:
+        ValueError: it is none, or one that no board has.
+    """
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise ValueError(f"{text[:40]!r} is no number")
+    return int(text)

@@ -86,6 +86,13 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> None:
             raise UsageError(f"{spec} does not take a {type_text(found, array.shape)} tensor")
 
 
+def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
+    """Whether inputs are what these specs take."""
+    return len(specs) == len(inputs) and all(
+        spec.accepts(dtype_name(array.dtype), array.shape) for spec, array in zip(specs, inputs.values(), strict=True)
+    )
+
+
 def write_inputs(
     signature: Signature, inputs: Mapping[str, Array], command: RuntimeCommand, local: Path, remote: str
 ) -> tuple[list[str], list[str]]:

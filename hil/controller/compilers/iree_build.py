@@ -6,12 +6,12 @@ import importlib.util
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hil.controller.isolated import signal_name
 from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError, did_you_mean
+from hil.scratch import temporary_folder
 
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
@@ -62,7 +62,7 @@ def build(
     from hil.controller.compilers.iree import MAIN, PARAMETERS
     from hil.controller.compilers.torch_declarations import declare
 
-    with tempfile.TemporaryDirectory(prefix="hil-compile-") as scratch:
+    with temporary_folder("hil-compile-") as scratch:
         source = Path(model)
         if parameters:
             shutil.copyfile(parameters, Path(folder) / PARAMETERS)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hil import scratch
 from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.compilers.iree import FUNCTION, LOG, MAIN, Recipe, declaration_of, recipe_of
@@ -247,8 +248,9 @@ def _store(program: Path, members: Sequence[_Member], said: str, shop: _Shop) ->
 @contextlib.contextmanager
 def _scratch(cache: Cache) -> Iterator[Path]:
     """A folder where files can be linked into the cache; where that cannot be written, storing will say so."""
-    place = cache.root / "tmp"
-    with contextlib.suppress(OSError):
-        place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as folder:
+    try:
+        place = cache.making()
+    except StorageError:
+        place = scratch.place()
+    with tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
         yield Path(folder)

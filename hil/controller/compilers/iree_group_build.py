@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.controller.compilers.iree_build import check_target, fail, run_compiler
 from hil.errors import CompileCrashed, CompileFailed
+from hil.scratch import temporary_folder
 
 # Where an error is, as iree-compile says it: `error: loc("net.3/fc1"): ...`; in a fused location there are several.
 _PLACE = re.compile(r'"(?:graph:)?(?P<function>[\w.]+)(?:/|")')
@@ -51,7 +51,7 @@ def build_group(
             taken.append(member["function"])
     programs: list[dict[str, Any]] = []
     open_sets = [taken]
-    with tempfile.TemporaryDirectory(prefix="hil-compile-") as scratch:
+    with temporary_folder("hil-compile-") as scratch:
         while open_sets:
             functions = open_sets.pop()
             if len(functions) < 2:

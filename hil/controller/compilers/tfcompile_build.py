@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hil.controller.compilers.tfcompile_graph import CONFIG, GRAPH
 from hil.controller.isolated import signal_name
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 from hil.python_module import module_command
+from hil.scratch import temporary_folder
 
 GLUE = "glue.cc"
 _FLAGS = "-std=c++17 -O2 -g0 -fPIC -w -fvisibility=hidden -ffunction-sections -fdata-sections -fno-sanitize=all".split()
@@ -116,7 +116,7 @@ def link(program: str, signature: str, objects: Sequence[str], target: str, libr
     Raises:
         CompileFailed: the compiler or the linker refused it.
     """
-    with tempfile.TemporaryDirectory(prefix="hil-link-") as scratch:
+    with temporary_folder("hil-link-") as scratch:
         glue = Path(scratch) / GLUE
         glue.write_text(glue_of(signature))
         made = [str(Path(program) / name) for name in OBJECTS]
@@ -187,7 +187,7 @@ def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
     includes = [f"-I{folder}" for folder in (_OWN, tensorflow / "include", tensorflow / "xla_aot_runtime_src")]
     package_folder("ziglang")
     command = module_command("ziglang", "c++", "-target", target, *includes, *arguments)
-    with tempfile.TemporaryDirectory(prefix="hil-zig-") as scratch:
+    with temporary_folder("hil-zig-") as scratch:
         code, said = _run(command, log, Path(scratch))
     if code:
         errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(said)))

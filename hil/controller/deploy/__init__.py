@@ -31,6 +31,7 @@ __all__ = [
     "clean",
     "ensure_agent",
     "logs",
+    "reset_fence",
     "status",
     "stop",
 ]
@@ -109,13 +110,6 @@ def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) ->
     before = ask(shell, "status", folder, board=name)
     seen = ask(shell, "clean", folder, _manner(force), board=name)
     _refuse_if_busy(seen, name)
-    if seen.deploying:
-        raise BoardBusy(
-            "somebody puts an agent on the board just now",
-            board=name,
-            stage=STAGE,
-            hint="try again in a moment; --force does not wait for them",
-        )
     if seen.left:
         raise BoardError(
             f"not all of {seen.folder} could be removed",
@@ -125,6 +119,21 @@ def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) ->
             detail="\n".join(f"{path}: {why}" for path, why in seen.left),
         )
     return before.used_bytes is not None
+
+
+def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> str:
+    """End the agent and let its count of fences begin anew; returns hil's folder on the board.
+
+    Raises:
+        BoardBusy: somebody has the device, and ``force`` was not given.
+        BoardError: the file could not be removed, or the board cannot be asked.
+    """
+    name = board or shell.address
+    seen = ask(shell, "reset_fence", folder, _manner(force), board=name)
+    _refuse_if_busy(seen, name)
+    if seen.left:
+        raise BoardError(f"{seen.left[0][0]} could not be removed: {seen.left[0][1]}", board=name, stage=STAGE)
+    return seen.folder
 
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
@@ -147,4 +156,11 @@ def _refuse_if_busy(seen: Seen, board: str) -> None:
             board=board,
             stage=STAGE,
             hint="it leaves once that session ends; --force ends it now",
+        )
+    if seen.deploying:
+        raise BoardBusy(
+            "somebody puts an agent on the board just now",
+            board=board,
+            stage=STAGE,
+            hint="try again in a moment; `hil board clean --force` does not wait for them",
         )

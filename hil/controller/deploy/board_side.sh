@@ -1,4 +1,4 @@
-# What hil asks of a board by plain sh, its text coming on stdin: sh -s -- probe|status|stop|clean|logs FOLDER ...
+# What hil asks of a board by plain sh, its text coming on stdin: sh -s -- probe|status|stop|clean|reset_fence|logs FOLDER ...
 # Answers are lines: a word, then tab-separated values. See probe.py, which reads them.
 umask 077
 LC_ALL=C
@@ -247,12 +247,23 @@ clean() {
     done
 }
 
+# reset_fence FOLDER polite|force: the next agent counts its fences anew; the one that runs knows them, and ends.
+reset_fence() {
+    [ -e "$marker" ] || return 0
+    if ! lock; then
+        say deploying
+        return
+    fi
+    stop "$1" || return 0
+    why=$(rm -f "$folder/store/fence" 2>&1) || say "left$tab$folder/store/fence$tab$why"
+}
+
 # logs FOLDER LINES
 logs() {
     tail -n "$1" "$folder/run/agent.log" 2>/dev/null
     return 0
 }
 
-case $act in probe | status | stop | clean) say "folder$tab$folder" ;; esac
+case $act in probe | status | stop | clean | reset_fence) say "folder$tab$folder" ;; esac
 "$act" "$@"
 exit 0

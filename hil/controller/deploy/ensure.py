@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from hil.controller.deploy.progress import megabytes
 from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoAgentHere, NoPython, NoWheels, at_home
 from hil.controller.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.errors import BoardBusy, BoardError
+from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.ssh.shell import Shell
@@ -132,7 +132,7 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
         seen = ask(shell, "probe", folder, recipe.digest, *recipe.runtime_names, board=board)
         if seen.running:
             return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], seen.python, pushed_bytes)
-        with at_home(), tempfile.TemporaryDirectory(prefix="hil-own-") as place:
+        with at_home(), temporary_folder("hil-own-") as place:
             plan, packages = _plan(seen, recipe, Path(place), board, say)
             missing = [package for package in packages if package.id not in seen.packages]
             # While another deploy is at work it sends what we would: ask first whether it is done.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil import scratch
 from hil.controller.deploy.packages import Package
 from hil.controller.deploy.progress import Progress
 from hil.controller.deploy.trouble import STAGE
@@ -24,6 +25,8 @@ _SCRIPT = Path(__file__).with_name("board_side.py")
 IDLE_EXIT_S = 900
 # The limit of one push: what starting takes on a slow board, and the slowest link that is worth waiting for.
 _BASE_S = 180.0
+# Of the answer, where it has them.
+_TEXTS = ("status", "socket", "why", "log")
 _SLOWEST_BYTES_S = 50_000
 # Reads the script and runs it, the rest of stdin still unread. Short: a small SSH server takes no long command.
 _LOADER = (
@@ -75,7 +78,7 @@ def install(
         "frames": [{"id": one.id, "size": one.size, "sha256": one.sha256} for one in pushed],
     }
     command = [plan.python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]
-    with tempfile.NamedTemporaryFile(prefix="hil-push-") as stream:
+    with tempfile.NamedTemporaryFile(prefix="hil-push-", dir=scratch.place()) as stream:
         stream.write(script)
         stream.write(json.dumps(order).encode() + b"\n")
         for package in pushed:
@@ -93,10 +96,10 @@ def install(
         timeout = _BASE_S + total / _SLOWEST_BYTES_S
         done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, progress=count)
     for line in reversed(done.text.splitlines()):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             answer = json.loads(line)
-            if isinstance(answer, dict):
-                return answer
+            if _is_answer(answer):
+                return answer  # type: ignore[no-any-return]
     raise BoardError(
         f"putting the agent on the board failed with exit code {done.code}",
         board=board,
@@ -104,3 +107,10 @@ def install(
         hint="the board's own words are below",
         detail=(done.err or done.text).strip()[-4000:],
     )
+
+
+def _is_answer(answer: Any) -> bool:
+    """Whether it is what board_side.py answers, and not another line that is JSON."""
+    if not isinstance(answer, dict) or not all(isinstance(answer.get(key, ""), str) for key in _TEXTS):
+        return False
+    return bool(answer.get("socket") if answer.get("status") == "ok" else answer.get("status"))

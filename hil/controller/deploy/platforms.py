@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
 _NEWER_MACHINES_GLIBC = 17
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_LIBC = re.compile(r"(glibc|musl)-(\d+)\.(\d+)")
+_LIBC = re.compile(r"(glibc|musl)-([0-9]{1,3})\.([0-9]{1,3})")
 
 
 @dataclass(frozen=True)

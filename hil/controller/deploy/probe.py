@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ _SCRIPT = Path(__file__).with_name("board_side.sh")
 # Starting five interpreters on a slow board takes its time; so does removing a thousand files from a memory card.
 _ANSWER_S = 120.0
 _KIB = 1024
+_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Seen:
 
 
 def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str) -> Seen:
-    """Ask a board something: ``probe``, ``status``, ``stop`` or ``clean``, each in one round trip.
+    """Ask a board something: ``probe``, ``status``, ``stop``, ``clean`` or ``reset_fence``, each in one round trip.
 
     Raises:
         BoardError: it has no usable sh, or answered something else.
@@ -159,13 +161,15 @@ def _interpreter(values: Sequence[str]) -> Interpreter | None:
         return None
     version, machine, libc, path, problem = values
     major, _, minor = version.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
+    numbers = _number(major), _number(minor)
+    if numbers[0] is None or numbers[1] is None:
         return None
-    return Interpreter(path, (int(major), int(minor)), machine, libc, problem)
+    return Interpreter(path, (numbers[0], numbers[1]), machine, libc, problem)
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    """A whole number that a board told; None for what no board has, such as one of 6,000 digits."""
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _kib(text: str) -> int | None:

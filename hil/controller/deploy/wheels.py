@@ -19,6 +19,7 @@ from hil.controller.deploy.progress import Progress
 from hil.controller.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
 from hil.errors import BoardError, StorageError, UsageError
 from hil.python_module import module_command
+from hil.scratch import temporary_folder
 
 # ExecuTorch's library is linked against PyTorch's: of that, only what is built without CUDA can be loaded everywhere.
 _EXECUTORCH = ("executorch", "torch", "flatbuffers")
@@ -127,7 +128,7 @@ def packages_for(
         def make(folder: Path, group: Group = group) -> None:
             what = f"fetching {group.name.partition('=')[0]} for {interpreter.text}"
             say(what)
-            with tempfile.TemporaryDirectory(prefix="hil-wheels-") as place:
+            with temporary_folder("hil-wheels-") as place:
                 _fetch(interpreter, group, Path(place), board, Progress(say, what))
                 write_wheels(sorted(Path(place).glob("*.whl")), folder)
 

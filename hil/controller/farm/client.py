@@ -6,7 +6,9 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,13 +21,17 @@ from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import FarmStub
 from hil.controller.farm.words import Order
 from hil.digest import digest_file
-from hil.listening import host_port
+from hil.listening import check_token_way, host_port
 from hil.proto.v1 import farm_pb2 as pb
 
 T = TypeVar("T")
 
 _CONNECT_S = 5.0
 _CALL_S = 60.0
+# A gateway whose connection lives says something on its streams every 5 s; one that does not hangs. A store of files
+# may take longer over one of them.
+SILENT_S, _SILENT_FILE_S = 15.0, 120.0
+_WATCH_S = 0.5
 # A gateway that is restarted, or a database that is, is back by then.
 _PATIENCE_S = 30.0
 
@@ -36,14 +42,16 @@ class FarmClient:
     Args:
         address: the gateways, any of which will do, and the token.
         patience_s: for so long a gateway that is away is tried again, where that can do no harm.
+        call_s: so long a call may take that is no stream.
 
     Raises:
         FarmUnreachable: no gateway answers.
+        UsageError: the token would be sent to another machine in the clear.
     """
 
-    def __init__(self, address: FarmAddress, *, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, address: FarmAddress, *, patience_s: float = _PATIENCE_S, call_s: float = _CALL_S) -> None:
         self.address = address
-        self._patience_s = patience_s
+        self._patience_s, self._call_s = patience_s, call_s
         self.metadata: list[tuple[str, str]] = [("authorization", f"Bearer {address.token}")]
         self._channel: grpc.Channel | None = None
         self.gateway = ""
@@ -58,6 +66,7 @@ class FarmClient:
         """To the first gateway that answers."""
         self.close()
         for gateway in self.address.gateways:
+            _check_way(gateway, self.address.ca)
             if not _listens(gateway):
                 continue
             channel = open_channel(gateway, self.address.ca)
@@ -94,49 +103,55 @@ class FarmClient:
             AccessRefused: the token does not let us.
         """
         request = pb.SubmitRequest(order=json.dumps(order.to_json()), trace=trace)
-        reply = self._patiently(lambda stub: stub.Submit(request, timeout=_CALL_S, metadata=self.metadata))
+        reply = self._patiently(lambda stub: stub.Submit(request, timeout=self._call_s, metadata=self.metadata))
         return reply.submission, list(reply.jobs)
 
     def ask(self, what: str, **arguments: Any) -> Any:
         """Read something (see ``Ask`` in the protocol); a gateway that is away is waited for."""
         request = pb.AskRequest(what=what, arguments=json.dumps(arguments))
-        return json.loads(self._patiently(lambda stub: stub.Ask(request, timeout=_CALL_S, metadata=self.metadata)).json)
+        return json.loads(
+            self._patiently(lambda stub: stub.Ask(request, timeout=self._call_s, metadata=self.metadata)).json
+        )
 
     def do(self, action: str, **arguments: Any) -> Any:
         """Change something (see ``Do`` in the protocol). Sent once: never repeated."""
         request = pb.DoRequest(action=action, arguments=json.dumps(arguments))
         with seam():
-            return json.loads(self._stub.Do(request, timeout=_CALL_S, metadata=self.metadata).json)
+            return json.loads(self._stub.Do(request, timeout=self._call_s, metadata=self.metadata).json)
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
         """What happens to jobs until all have ended; goes on where it was when a gateway went away."""
         names, after = list(jobs), 0
 
-        def begin(stub: FarmStub) -> tuple[Any, Any]:
+        def begin(stub: FarmStub) -> tuple[Any, Generator[Any, None, None], Any]:
             request = pb.FollowRequest(jobs=names, logs=logs, after=after)
             stream = stub.Follow(request, metadata=self.metadata)
-            return stream, next(stream, None)
+            replies = heard(stream, SILENT_S)
+            return stream, replies, next(replies, None)
 
         while True:
-            stream, reply = self._patiently(begin)
+            stream, replies, reply = self._patiently(begin)
             try:
                 while reply is not None:
-                    if reply.WhichOneof("kind") == "log":
+                    kind = reply.WhichOneof("kind")
+                    if kind == "log":
                         after = max(after, reply.log.number)
-                    yield reply
-                    reply = next(stream, None)
+                    if kind:  # else it only says that it is there
+                        yield reply
+                    reply = next(replies, None)
                 return
             except grpc.RpcError as error:
                 if not is_away(error):
                     raise translated(error) from error
             finally:
                 stream.cancel()
+                replies.close()
 
     def report(self, lease: int, worker: str, result: str, fence: int) -> pb.ReportReply:
         """How a job ended, until the farm has heard it: saying it twice is no error."""
         request = pb.ReportRequest(lease=lease, worker=worker, result=result, fence=fence)
         reply: pb.ReportReply = self._patiently(
-            lambda stub: stub.Report(request, timeout=_CALL_S, metadata=self.metadata)
+            lambda stub: stub.Report(request, timeout=self._call_s, metadata=self.metadata)
         )
         return reply
 
@@ -159,10 +174,17 @@ class FarmClient:
 
         def once(stub: FarmStub) -> None:
             asked = pb.LacksRequest(digests=list(files))
-            lacking = list(stub.Lacks(asked, timeout=_CALL_S, metadata=self.metadata).digests)
+            lacking = list(stub.Lacks(asked, timeout=self._call_s, metadata=self.metadata).digests)
             if lacking:
                 # A blocking call would never return if the link were cut during the upload.
-                stub.Upload.future(pieces(lacking), metadata=self.metadata).result()
+                upload = stub.Upload.future(pieces(lacking), metadata=self.metadata)
+                try:
+                    with _watched(upload, _SILENT_FILE_S, lambda: sent):
+                        upload.result()
+                except grpc.FutureCancelledError as error:
+                    raise errors.FarmUnreachable(
+                        f"the farm takes no more of the upload: nothing moved for {_SILENT_FILE_S:g} s"
+                    ) from error
 
         self._patiently(once)
         return sent
@@ -177,7 +199,8 @@ class FarmClient:
 
         def once(stub: FarmStub) -> None:
             with part.open("wb") as file:
-                for piece in stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata):
+                stream = stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata)
+                for piece in heard(stream, _SILENT_FILE_S):
                     file.write(piece.data)
 
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -218,8 +241,10 @@ def open_channel(gateway: str, ca: Path | None) -> grpc.Channel:
     """A channel to a gateway.
 
     Raises:
-        UsageError: the authority's file cannot be read.
+        UsageError: the authority's file cannot be read, or there is none for a gateway on another machine: every call
+            carries a token.
     """
+    _check_way(gateway, ca)
     options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if ca is None or gateway.startswith("unix:"):
         return grpc.insecure_channel(gateway, options)
@@ -227,6 +252,42 @@ def open_channel(gateway: str, ca: Path | None) -> grpc.Channel:
         return grpc.secure_channel(gateway, grpc.ssl_channel_credentials(ca.read_bytes()), options)
     except OSError as error:
         raise errors.UsageError(f"the farm's authority {ca} cannot be read: {error}") from error
+
+
+def heard(stream: Any, limit_s: float) -> Generator[Any, None, None]:
+    """The replies of a stream; one that says nothing for so long is cancelled, which its reader is told."""
+    count = 0
+    with _watched(stream, limit_s, lambda: count):
+        for reply in stream:
+            count += 1
+            yield reply
+
+
+@contextlib.contextmanager
+def _watched(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator[None]:
+    """Cancel a call that makes no progress for so long."""
+    over = threading.Event()
+
+    def watch() -> None:
+        last, due = progress(), time.monotonic() + limit_s
+        while not over.wait(_WATCH_S):
+            if (now := progress()) != last:
+                last, due = now, time.monotonic() + limit_s
+            elif time.monotonic() > due:
+                call.cancel()
+
+    threading.Thread(target=watch, daemon=True, name="farm-watch").start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _check_way(gateway: str, ca: Path | None) -> None:
+    if not gateway.startswith("unix:"):
+        host_port(gateway, what="gateway's address")
+    hint = "HIL_FARM_CA names the PEM file of the authority that signed the gateway's certificate"
+    check_token_way(gateway, encrypted=ca is not None, hint=hint)
 
 
 def _listens(gateway: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from hil.boards import BoardConfig, parse_board
-from hil.controller.farm.client import FarmClient, is_away, translated
+from hil.controller.farm.client import SILENT_S, FarmClient, heard, is_away, translated
 from hil.controller.farm.leased import Held, leased_config, machine_id
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import LEASE_KEY, LEASE_SECRET_KEY
@@ -57,7 +57,7 @@ class Holding:
 
     def __init__(self, address: FarmAddress, order: Order) -> None:
         self._order = order
-        self._client = FarmClient(address, patience_s=_PATIENCE_S)
+        self._client = FarmClient(address, patience_s=_PATIENCE_S, call_s=_LOOK_S)
         self._closing = threading.Event()
         self._there = threading.Event()
         self._changed = threading.Condition()
@@ -107,10 +107,14 @@ class Holding:
 
         Raises:
             BoardBusy: there was none in time.
+            FarmUnreachable: the farm has said nothing in that time.
             FarmError: as :meth:`wait`, or it was given back meanwhile.
         """
-        self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_S)
         begin, last, look = time.monotonic(), "", _QUIET_S
+        if self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_S):
+            begin = time.monotonic()
+        elif not self._waiting and seconds <= _ANSWER_S:
+            raise FarmUnreachable(f"the farm has not said within {_ANSWER_S:g} s whether it has a board")
         while not self.wait(min(look, max(begin + seconds - time.monotonic(), 0.0))):
             if self._closing.is_set():
                 raise FarmError("the lease was given back")
@@ -236,7 +240,7 @@ class Holding:
         ended = threading.Event()
         self._stream = self._client.stub.Lease(self._requests(opening, ended), metadata=self._client.metadata)
         try:
-            for reply in self._stream:
+            for reply in heard(self._stream, SILENT_S):
                 self._there.set()
                 self._heard(reply)
         finally:

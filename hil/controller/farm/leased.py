@@ -14,6 +14,8 @@ from hil.errors import FarmError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+# As others see it.
+_LONGEST_PURPOSE = 200
 # A lease that no other time is told for lasts as long as whoever has it beats, but a day at most.
 MOST_S = 86400.0
 
@@ -35,8 +37,8 @@ def lease_order(
         priority: class.
         project: whom it is counted for, beside the user; "" is the token's.
     """
-    spec = Spec(Kind.LEASE, {"purpose": purpose})
-    title = purpose or "lease"
+    purpose = purpose[:_LONGEST_PURPOSE]
+    spec, title = Spec(Kind.LEASE, {"purpose": purpose}), purpose or "lease"
     return Order(title, (spec,), selector=selector, timeout_s=for_s, priority=priority, project=project)
 
 

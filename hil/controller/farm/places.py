@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class FarmAddress:
 
 def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> FarmAddress:
     """The farm that is meant: what is given, else ``HIL_FARM``, ``HIL_FARM_TOKEN``, ``HIL_FARM_CA``, else this
-    machine's own (its socket and the token file in its home).
+    machine's own: its socket with the token in its home, which is sent nowhere else.
 
     Raises:
         UsageError: there is no farm here and none is named, or it is another user's, or no token.
@@ -54,14 +55,23 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
             raise UsageError(
                 "no farm runs here and none is named", hint=f"hil farm up, or set {FARM_VARIABLE}=HOST:PORT"
             )
-    if not token:
-        try:
-            token = token_file(home).read_text().strip()
-        except OSError as error:
-            raise UsageError(
-                "the farm asks for a token", hint=f"set {TOKEN_VARIABLE}; an admin makes one: hil farm token add"
-            ) from error
-    return FarmAddress(tuple(part.strip() for part in named.split(",") if part.strip()), token, ca)
+    gateways = tuple(part.strip() for part in named.split(",") if part.strip())
+    return FarmAddress(gateways, token or _own_token(home, gateways), ca)
+
+
+def _own_token(home: Path, gateways: Sequence[str]) -> str:
+    """The token of this machine's own farm, for its own socket alone: no other user can serve that.
+
+    Raises:
+        UsageError: another farm is meant, or there is no token here.
+    """
+    hint = f"set {TOKEN_VARIABLE}; an admin makes one: hil farm token add"
+    if any(gateway != f"unix:{socket_of(home)}" for gateway in gateways):
+        raise UsageError(f"the farm at {', '.join(gateways)} asks for a token of its own", hint=hint)
+    try:
+        return token_file(home).read_text().strip()
+    except OSError as error:
+        raise UsageError("the farm asks for a token", hint=hint) from error
 
 
 def is_there(file: Path) -> bool:

@@ -162,7 +162,7 @@ class Selector:
         return str(self.tree)
 
 
-@lru_cache(4096)
+@lru_cache(512)
 def parse(text: str) -> Selector:
     """Read a selector; "" matches every board.
 

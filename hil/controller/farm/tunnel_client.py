@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,6 +14,7 @@ from hil import wire
 from hil.controller.local_socket import LocalSocket, NotCarried
 from hil.errors import HilError
 from hil.proto.v1 import farm_pb2 as pb
+from hil.scratch import new_folder
 
 Dial = Callable[[Iterator[pb.Piece]], Any]
 
@@ -35,8 +34,7 @@ class FarmTunnel:
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
-        place = tempfile.gettempdir()
-        self._folder = Path(tempfile.mkdtemp(prefix="hil-farm-", dir=place if len(place) < _LONGEST_FOLDER else "/tmp"))
+        self._folder = new_folder("hil-farm-", for_sockets=True)
         path = self._folder / "agent.sock"
         self.address = f"unix:{path}"
         self._socket = LocalSocket(path, self._carry, "hil-farm-tunnel")

@@ -17,9 +17,9 @@ D = TypeVar("D", bound="Document")
 # Exit codes from the lightest to the gravest (DESIGN: 4, 3, 1; what was cancelled counts as interrupted).
 _GRAVITY = (EXIT_OK, EXIT_NOTHING_RAN, EXIT_FAIL, EXIT_STAGE, EXIT_BOARD, EXIT_INTERRUPTED)
 _LONGEST_NAME = 40  # of a job
-# No board comes to this fence by being used: a thousand leases a second for 35 years. One above it would lock out the
-# board's next owner, so it is neither stored nor passed on.
-MOST_FENCE = 1 << 40
+# No board comes to this fence by being used: a lease a second for 68 years. A higher one would lock out the board's
+# next owner, so it is neither stored nor passed on. An agent that begins anew still takes a step of twice as much.
+MOST_FENCE = 1 << 31
 
 
 class Kind(str, Enum):

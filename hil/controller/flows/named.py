@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from hil.controller.flows.flow import Flow
 from hil.controller.flows.read import check_flow, read_flows
 from hil.controller.registry import registered
+from hil.digest import digest_file
 from hil.errors import UsageError, did_you_mean
+from hil.trust import check_trust
 
 BESIDE = "flows.toml"
 _GROUP = "hil.flows"
 
 
 def flows(beside: Path = Path()) -> dict[str, Flow]:
-    """Every flow by name; a later one of the same name takes an earlier one's place.
+    """Every flow by name.
 
     First hil's own, then those of the entry points ``hil.flows`` (a :class:`Flow`, a list of them, or a function that
-    returns either), then those of ``flows.toml`` in a folder.
+    returns either), which may take the name of hil's own; then those of ``flows.toml`` in a folder, which may not.
 
     Args:
         beside: the folder: the one that hil was started in, or that of the models.
@@ -31,23 +34,29 @@ def flows(beside: Path = Path()) -> dict[str, Flow]:
     for name, thing in added.items():
         found |= {flow.name: flow for flow in _of_entry_point(name, thing)}
     if (beside / BESIDE).is_file():
-        found |= read_flows(beside / BESIDE)
+        found = read_flows(beside / BESIDE) | found
     return found
 
 
-def load_flow(text: str, beside: Path = Path()) -> Flow:
+def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flow:
     """The flow that a text names: a name, ``FILE.toml`` that holds one flow, or ``FILE.toml:NAME``.
 
     Args:
         text: what was typed.
         beside: see :func:`flows`.
+        trusted: whether that folder is; else a flow of its ``flows.toml`` that has compiler flags is refused until the
+            user trusts it: a compiler writes files and runs programs where its flags say.
 
     Raises:
-        UsageError: there is none, or the file says what no flow can be.
+        UsageError: there is none, the file says what no flow can be, or the user has not trusted it.
     """
     known = flows(beside)
     if text in known:
-        return known[text]
+        flow, path = known[text], beside / BESIDE
+        if flow.compile_flags and not trusted and text not in flows(Path(os.devnull)):
+            asks = [f"compile_flags of the flow {text}"]
+            check_trust(path.absolute(), digest_file(path), asks, f"--flow {path}:{text}")
+        return flow
     file, found, name = text.rpartition(".toml:")
     if found or text.endswith(".toml"):
         path = Path(f"{file}.toml") if found else Path(text)

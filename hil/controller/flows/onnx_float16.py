@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import graphlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.errors import ImportFailed
+from hil.scratch import temporary_folder
 
 
 def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) -> None:
@@ -47,7 +47,7 @@ def _with_shapes(path: Path) -> Any:
     """The model with every shape that can be inferred (the converter looks at types alone where it finds them)."""
     import onnx
 
-    with tempfile.TemporaryDirectory(prefix="hil-float16-") as folder:
+    with temporary_folder("hil-float16-") as folder:
         inferred = Path(folder) / "inferred.onnx"
         # By way of files: in memory a model above 2 GB could not be inferred.
         onnx.shape_inference.infer_shapes_path(path, inferred)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.errors import ImportFailed
+from hil.scratch import temporary_folder
 
 _QUANTISED = {
     "QuantizeLinear",
@@ -114,7 +114,7 @@ def _quantise(model: str, output: str, external: bool, quantise: Callable[[Path]
 
     if before := _quantised(model):
         raise ImportFailed(f"it is quantised already: it has {', '.join(sorted(before))}")
-    with tempfile.TemporaryDirectory(prefix="hil-quantise-") as folder:
+    with temporary_folder("hil-quantise-") as folder:
         prepared = Path(folder) / "prepared.onnx"
         _prepare(model, prepared, external)
         quantise(prepared)

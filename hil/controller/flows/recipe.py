@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
@@ -22,6 +21,7 @@ from hil.controller.registry import pick, registered
 from hil.controller.tensor_folder import save_tensors
 from hil.controller.versions import version
 from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean
+from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def apply_recipe(
     )
 
     def make(folder: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix="hil-samples-") as given:
+        with temporary_folder("hil-samples-") as given:
             folders = [Path(given) / str(number) for number in range(len(samples))]
             for one, sample in zip(folders, samples, strict=True):
                 save_tensors(one, sample)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import stat
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +18,7 @@ from hil.controller.typed_paths import is_file
 from hil.digest import digest_file, digest_of
 from hil.errors import ImportFailed, LoadFailed, StageTimeout, UsageError
 from hil.files import within
+from hil.scratch import temporary_folder
 from hil.tensors import TensorSpec, check_names
 
 IMPORT_TIMEOUT_S = 600.0
@@ -208,7 +208,7 @@ def _describe(
 
     def ask() -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
-            log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hil-import-"))) / "import.log"
+            log = Path(stack.enter_context(temporary_folder("hil-import-"))) / "import.log"
             pool = isolated or stack.enter_context(Isolated(1))
             arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
             try:

@@ -97,7 +97,7 @@ def open_link(
 
     where = address or config.connection.address
     if not where and config.is_simulator:
-        return sim.start(config, faults)
+        return sim.start(config, faults, say)
     if not where:
         raise UsageError(
             f"{config.name} is a kind of board and has no address",

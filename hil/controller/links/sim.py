@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import select
-import shutil
 import subprocess
-import tempfile
-from pathlib import Path
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
-from hil.controller.links import Link
+from hil.controller.links import Link, Say
 from hil.errors import BoardUnreachable, UsageError
 from hil.python_module import module_command
+from hil.scratch import new_folder, remove_tree
 
 _START_S = 30.0
 
 
-def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
+def start(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda text: None) -> Link:
     """Start a simulator for a board config and wait until it serves.
 
     Raises:
@@ -26,7 +24,7 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
         BoardUnreachable: it did not start.
     """
     # Unix socket paths are short by law (104 bytes on macOS), so not below the user's own deep folders.
-    folder = Path(tempfile.mkdtemp(prefix="hil-sim-"))
+    folder = new_folder("hil-sim-", for_sockets=True)
     command = module_command("hil.sim", "--config", str(config.path), "--lifeline")
     command += ["--listen", f"unix:{folder}/sim.sock", "--store", str(folder / "store")]
     for fault in faults:
@@ -50,7 +48,7 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
             process.kill()
             process.wait()
         log.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
     try:
         assert process.stdout is not None
@@ -63,6 +61,8 @@ def start(config: BoardConfig, faults: tuple[str, ...] = ()) -> Link:
                 message, _, hint = said.removeprefix("hil.sim: ").partition("\n  hint: ")
                 raise UsageError(message, hint=hint)
             raise BoardUnreachable("the simulator did not start", board=config.name, detail=said)
+        if told := [one for one in read_log().splitlines() if one.startswith("not sandboxed: ")]:
+            say(f"{told[0]}; programs run on this machine with all rights that you have")
         return Link(Target(json.loads(line)["address"]), close, read_log)
     except BaseException:
         process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from hil.controller.profile.sites import Sites, dispatch_sites
 from hil.controller.profile.store import TABLE, StoredRows, write_profile
 from hil.controller.runs import storing
 from hil.errors import HilError
+from hil.scratch import temporary_folder
 
 IREE_FILE, ONNXRUNTIME_FILE = "profile.ireeprof", "onnxruntime.json"
 RAW = "raw"
@@ -51,7 +51,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Works
     notes = list(capture.notes)
     rows: Sequence[OpRow] = ()
     samples: list[Sample] = list(capture.counters)
-    with tempfile.TemporaryDirectory(prefix="hil-profile-") as place:
+    with temporary_folder("hil-profile-") as place:
         _forget_older(folder / RAW)
         if capture.taken is not None:
             raw, scratch = _save(capture.taken, folder / RAW), Path(place)

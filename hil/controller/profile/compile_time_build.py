@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.clock import now_ns
 from hil.python_module import module_command
+from hil.scratch import temporary_folder
 
 # Of the report's lines those that are no passes: what was left between them, and their sum.
 _SUMS = ("Rest", "Total")
@@ -30,7 +30,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
     from hil.controller.compilers.iree_build import check_target, fail
 
     phases: list[list[Any]] = []
-    with tempfile.TemporaryDirectory(prefix="hil-phases-") as scratch:
+    with temporary_folder("hil-phases-") as scratch:
         folder = Path(scratch)
         folders = {name: folder / name for name in ("reports", "sources", "binaries")}
         for each in folders.values():
@@ -77,7 +77,7 @@ def load_onnxruntime(model: str) -> dict[str, Any]:
     """
     import onnxruntime
 
-    with tempfile.TemporaryDirectory(prefix="hil-session-") as folder:
+    with temporary_folder("hil-session-") as folder:
         options = onnxruntime.SessionOptions()
         options.enable_profiling = True
         options.profile_file_prefix = f"{folder}/session"

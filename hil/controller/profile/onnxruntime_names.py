@@ -13,6 +13,7 @@ from typing import Any
 
 from hil.controller.importers.onnx import nodes_of
 from hil.controller.layers.prepare import prepared, reads
+from hil.scratch import temporary_folder
 
 # What the optimiser puts in front of, between or behind the names that it makes its own of.
 _JOINT = re.compile(r"^fused |[/ ]")
@@ -55,14 +56,13 @@ def kernel_nodes(model: str, dims: Mapping[str, int], optimized: str | None) -> 
 
 
 def _optimized(model: str, optimized: str | None) -> Any:
-    import tempfile
 
     import onnx
     import onnxruntime
 
     if optimized is not None:
         return onnx.load(optimized, load_external_data=False).graph
-    with tempfile.TemporaryDirectory(prefix="hil-ort-") as scratch:
+    with temporary_folder("hil-ort-") as scratch:
         path = Path(scratch) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(path)

@@ -10,7 +10,6 @@ Nothing here is called by the controller. Three of the compiler's phases are loo
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from hil.controller.profile.estimate_mlir import dispatch_estimate
 from hil.controller.profile.locations import names_in
+from hil.scratch import temporary_folder
 
 _PHASES = ("dispatch-creation", "flow", "stream")
 # Operations of a dispatch that stand for none of the model's: they carry the location of whoever needed one first.
@@ -47,7 +47,7 @@ def build(
     """
     from hil.controller.compilers.iree_build import fail, run_compiler
 
-    with tempfile.TemporaryDirectory(prefix="hil-sites-") as scratch:
+    with temporary_folder("hil-sites-") as scratch:
         folder = Path(scratch)
         source = Path(model)
         if format == "onnx":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from hil.errors import (
     UsageError,
 )
 from hil.results import RunResult
+from hil.scratch import temporary_folder
 from hil.tensors import Array, dtype_name, to_bytes
 
 __all__ = [
@@ -158,7 +158,7 @@ def refer(
     )
 
     def make(folder: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix="hil-reference-") as given:
+        with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
             try:
                 reference.compute(

@@ -9,7 +9,6 @@ so that every format has it.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from hil.controller.references import default_references, refer, refer_with_fall
 from hil.digest import digest_file
 from hil.errors import StageError, UsageError
 from hil.results import Noise, RunResult
+from hil.scratch import temporary_folder
 from hil.tensors import Array, dtype_name
 
 # A single run may round to the very same values by chance; the largest of four seldom does.
@@ -58,7 +58,7 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
         if moved:
             runs = [refer(name, model, one, **settings) for one in moved]
         else:
-            with tempfile.TemporaryDirectory(prefix="hil-noise-") as folder:
+            with temporary_folder("hil-noise-") as folder:
                 others = _of_moved_weights(model, Path(folder))
                 runs = [refer(name, other, inputs, **settings) for other in others]
     except (StageError, UsageError):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hil.controller.ssh.connect import Hop
 from hil.controller.ssh.login import AgentKey, FileKey
 from hil.controller.ssh.transport import ASK_EVERY_S
+from hil.scratch import new_folder
 
 #: What the config calls the board.
 BOARD = "board"
@@ -52,8 +52,7 @@ def can_log_in(hops: Sequence[Hop]) -> bool:
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
     """A folder for sockets and for what an ssh reads, for nobody else to see; gone at the end."""
-    place = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="hil-ssh-", dir=place if len(place) < _LONGEST_FOLDER else "/tmp"))
+    folder = new_folder("hil-ssh-", for_sockets=True)
     try:
         yield folder
     finally:

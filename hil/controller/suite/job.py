@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hil.controller.begun import check_seal
 from hil.controller.cache import Cache
 from hil.controller.case import Options, Workshop
 from hil.controller.choice import BoardChoice, choose
@@ -79,6 +80,7 @@ def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
         KeyboardInterrupt: Ctrl-C.
     """
     run = SuiteRun.open(folder)
+    check_seal(folder, run.head.get("request", {}))
     try:
         request = Request.of_json(run.head["request"])
         str(run.head["suite"]), list(run.head["ids"]), str(run.head["id"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import functools
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.controller.typed_paths import exists
 from hil.digest import digest_file, digest_of
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
+from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[Ca
         specs.append(CaseSpec(f"{name}_{place.name}", name, make_set, content=content))
     if choice is None or whole.source.path.suffix.lower() != ".onnx":
         return specs
-    with tempfile.TemporaryDirectory(prefix="hil-suite-") as folder:
+    with temporary_folder("hil-suite-") as folder:
         log = Path(folder) / "layers.log"
         try:
             model = whole.final(shop, log)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from hil.controller.suite.spec import CaseData, CaseSpec
 from hil.controller.versions import version
 from hil.digest import digest_of
 from hil.npy import parse_npy
+from hil.scratch import temporary_folder
 from hil.tensors import Array, dtype_name, save_npy, typed
 
 MAKE_TIMEOUT_S = 600.0
@@ -72,7 +72,7 @@ class NodeTests:
         key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
 
         def make(folder: Path) -> None:
-            with tempfile.TemporaryDirectory(prefix="hil-node-tests-") as scratch:
+            with temporary_folder("hil-node-tests-") as scratch:
                 shop.isolated.call(
                     f"{__name__}:write_archive",
                     {"out": str(folder / _ARCHIVE)},
@@ -130,7 +130,7 @@ def _make(kept: NodeTests, test: NodeTest, flow: Flow, shop: Workshop, folder: P
 def write_archive(out: str) -> None:
     """Make the tests and write them into one archive. Runs in a process of its own."""
     with (
-        tempfile.TemporaryDirectory(prefix="hil-node-tests-") as scratch,
+        temporary_folder("hil-node-tests-") as scratch,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
         index = list(_written(archive, Path(scratch)))

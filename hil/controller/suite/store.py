@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hil.controller.begun import seal
 from hil.controller.runs import jsonable, safe_name, storing
 from hil.controller.suite.record import CaseRecord
 from hil.errors import UsageError
@@ -52,6 +53,7 @@ class SuiteRun:
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LINES).touch()
+            seal(folder, head.get("request", {}))
         run = cls(folder, {"schema": SCHEMA, **head, "started": time.time(), "finished": None, "exit_code": None})
         run.save()
         return run

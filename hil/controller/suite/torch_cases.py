@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from hil.controller.suite.torch_tests import EXPECTED, INPUTS, MODEL
 from hil.controller.tensor_folder import load_tensors
 from hil.digest import digest_of
 from hil.errors import ImportFailed, StageTimeout
+from hil.scratch import temporary_folder
 from hil.tensors import Array, TensorSpec
 
 TORCH_RUNTIMES = ("executorch",)
@@ -123,7 +123,7 @@ def torch_tests(suite: str, flow: Flow, shop: Workshop) -> list[TorchTest]:
     quantize, versions = quantises(flow), _versions(suite)
 
     def make(folder: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix="hil-torch-tests-") as scratch:
+        with temporary_folder("hil-torch-tests-") as scratch:
             arguments = {"package": f"{_TESTER}.{suite}", "quantize": quantize}
             found = shop.isolated.call(
                 f"{_FUNCTIONS}:find_tests", arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log"

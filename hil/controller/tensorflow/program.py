@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from hil.controller.compilers.iree_build import native_compiler
 from hil.controller.tensorflow.lowered import ENTRY, LoweredFunction
 from hil.errors import CompileFailed
 from hil.iree_values import mlir_type
+from hil.scratch import temporary_folder
 from hil.tensors import Array, TensorSpec
 
 # IREE 3.13's compiler dies of some loops (the last step of an LSTM, say) that it compiles once they are branches, and
@@ -114,7 +114,7 @@ def _prepared(mlir: str) -> Any:
 
 def _kills(mlir: str) -> bool:
     """Whether the compiler dies of a module, rather than refusing it."""
-    with tempfile.TemporaryDirectory(prefix="hil-loops-") as folder:
+    with temporary_folder("hil-loops-") as folder:
         command = [str(native_compiler()), "-", "-o", f"{folder}/stream.mlir", *_PROBE]
         done = subprocess.run(command, input=mlir, text=True, cwd=folder, capture_output=True, check=False)
     return done.returncode not in (0, 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 from hil.controller.tensorflow.words import converter_words
 from hil.errors import CompileFailed
+from hil.scratch import temporary_folder
 
 
 def convert(concrete: Any, name: str) -> bytes:
@@ -25,7 +25,7 @@ def convert(concrete: Any, name: str) -> bytes:
     try:
         # The converter leaves some variables that never change without a value.
         concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
-        with tempfile.TemporaryDirectory(prefix="hil-tflite-") as folder:
+        with temporary_folder("hil-tflite-") as folder:
             # By way of a file: the converter is to drop its way without one.
             tf.saved_model.save(tf.Module(), folder, {name: concrete})
             return bytes(tf.lite.TFLiteConverter.from_saved_model(folder, [name]).convert())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
+from hil.scratch import new_folder
 from hil.testing.pytest_plugin.desk import Desk
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, out_folder, request_of
 from hil.testing.pytest_plugin.turns import Turns
@@ -117,8 +117,8 @@ class Bench:
         self.is_worker = bool(self._worker)
         self.told: set[tuple[str, str]] = set()
         self.request: Request = request_of(config)
-        # Wherever pytest is called, a flows.toml lies beside the ini file.
-        self.flow: Flow = load_flow(self.request.flow, config.rootpath)
+        # Wherever pytest is called, a flows.toml lies beside the ini file. Whoever wrote that runs code here anyway.
+        self.flow: Flow = load_flow(self.request.flow, config.rootpath, trusted=True)
         request, settings = self.request, self.request.settings
         names = ("rtol", "atol", "allow_blind", "timeout")
         options = Options(runtime=self.flow.runtime, **{name: getattr(settings, name) for name in names})
@@ -136,7 +136,7 @@ class Bench:
         }
         self._isolated: Isolated | None = None
         self._aheads: dict[tuple[Path, str], Ahead] = {}
-        self.work = Path(tempfile.mkdtemp(prefix="hil-pytest-"))
+        self.work = new_folder("hil-pytest-")
 
     @cached_property
     def shop(self) -> Workshop:

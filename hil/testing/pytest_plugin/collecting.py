@@ -12,6 +12,7 @@ import pytest
 from hil.errors import HilError
 from hil.results import RunResult, Verdict
 from hil.testing.pytest_plugin.bench import BENCH, Bench, HilCase, ModelFolder
+from hil.visible import visible
 
 # The fixture that knows a test's case; all others build on it.
 CASE = "hil_case"
@@ -78,7 +79,7 @@ def _cases(bench: Bench, folder: ModelFolder, files: Iterable[Path]) -> list[Hil
     try:
         return bench.cases(folder, files)
     except HilError as error:
-        raise pytest.Collector.CollectError(str(error)) from None
+        raise pytest.Collector.CollectError(visible(str(error))) from None
 
 
 def _chosen(markers: Iterator[pytest.Mark]) -> Callable[[HilCase], bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,13 @@ from typing import Any
 import pytest
 
 from hil.errors import UsageError
+from hil.scratch import new_folder
 from hil.testing.pytest_plugin.bench import BENCH, TURNS, Bench
 from hil.testing.pytest_plugin.collecting import ModelCase, ModelFile
 from hil.testing.pytest_plugin.options import TAKEN, absolute, writes_reports
 from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
+from hil.visible import visible
 
 
 def begin(config: pytest.Config) -> None:
@@ -28,7 +29,7 @@ def begin(config: pytest.Config) -> None:
     try:
         bench = Bench(config)
     except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(visible(str(error))) from None
     config.stash[BENCH] = bench
     config.pluginmanager.register(Hooks(bench), "hil-hooks")
     if writes_reports(config) and not bench.is_worker:
@@ -121,7 +122,7 @@ class Hooks:
     def pytest_configure_node(self, node: Any) -> None:
         """Where xdist's workers take turns on boards."""
         if self._turns is None:
-            self._turns = Path(tempfile.mkdtemp(prefix="hil-turns-"))
+            self._turns = new_folder("hil-turns-")
         node.workerinput[TURNS] = str(self._turns)
 
     def pytest_unconfigure(self) -> None:

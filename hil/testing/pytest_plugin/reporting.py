@@ -25,6 +25,7 @@ from hil.results import Outcome, exit_code_of
 from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase, ModelFolder
 from hil.testing.pytest_plugin.options import absolute
+from hil.visible import visible
 
 # What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
 _RECORD = "hil_record"
@@ -97,7 +98,7 @@ class Reporting:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Where the reports are."""
         for line in self._said:
-            terminalreporter.write_line(f"hil: {line}")
+            terminalreporter.write_line(visible(f"hil: {line}"))
 
     def _begin(self, nodeids: Iterable[str]) -> None:
         """Make the runs' folders.
@@ -117,7 +118,7 @@ class Reporting:
                         if run := self._start(folder, hw_type, planned):
                             self._runs[str(run.folder)] = run
         except HilError as error:
-            raise pytest.UsageError(str(error)) from error
+            raise pytest.UsageError(visible(str(error))) from error
 
     def _start(self, folder: ModelFolder, hw_type: str, planned: set[tuple[Path, str]]) -> SuiteRun | None:
         bench = self._bench

@@ -32,6 +32,7 @@ from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase
 from hil.testing.pytest_plugin.collecting import ModelCase
 from hil.testing.pytest_plugin.options import profile_folders, repeat_command
+from hil.visible import visible
 
 RUN = pytest.StashKey["CaseRun"]()
 _NAME_MOST = 150
@@ -160,7 +161,7 @@ class CaseRun:
             allowed = self.bench.request.settings.allow_blind
             verdict = compare(actual, reference, rtol=rtol, atol=atol, allow_blind=allowed)
         except errors.UsageError as error:
-            pytest.fail(str(error), pytrace=False)
+            pytest.fail(visible(str(error)), pytrace=False)
         if not verdict:
             wrong = replace(
                 self.case, result=actual, references=[reference], verdicts=[verdict], outcome=verdict.outcome
@@ -205,9 +206,9 @@ class CaseRun:
         try:
             for profile in write_profiles(case, folders, run_id=name, shop=self.bench.shop):
                 for note in profile["notes"]:
-                    print(f"hil: {profile['folder']}: {note}")
+                    print(visible(f"hil: {profile['folder']}: {note}"))
         except errors.StorageError as error:
-            print(f"hil: {error}")
+            print(visible(f"hil: {error}"))
 
     def _go_on(self) -> None:
         """Go on with the next stage, unless the last one ended in an error: that ends the test."""
@@ -220,7 +221,7 @@ class CaseRun:
         outcome = Outcome(record.outcome)
         if outcome is Outcome.PASS:
             if record.elsewhere:
-                print(f"hil: {record.elsewhere}")
+                print(visible(f"hil: {record.elsewhere}"))
             return
         if outcome is Outcome.XFAIL:
             pytest.xfail(telling.expected(record))
@@ -252,7 +253,7 @@ class CaseRun:
             record = record_of(*told, self._store)
             return replace(record, repeat=self._repeat, folder=str(self._store.case_folder(case.name)))
         except errors.StorageError as error:
-            print(f"hil: {error}")
+            print(visible(f"hil: {error}"))
             return replace(record_of(*told, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")
 
     @property

@@ -12,6 +12,7 @@ from hil.controller.report import print_verdict, verdict_record
 from hil.controller.suite.record import CaseRecord
 from hil.placement import placement_text
 from hil.results import Verdict
+from hil.visible import visible
 
 _WIDTH = 100
 _DETAIL_LINES = 12
@@ -28,7 +29,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     if case.error is None:
         return mismatch([*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])], text)
     if again:
-        return text
+        return visible(text)
     lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]
     detail = record.detail.strip().splitlines()
     if len(detail) > _DETAIL_LINES:
@@ -37,24 +38,24 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     lines += [f"    {line}" for line in detail]
     if record.hint:
         lines.append(f"  hint: {record.hint}")
-    return "\n".join(lines)
+    return visible("\n".join(lines))
 
 
 def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
     """A reason, and below it the statistics of each output."""
-    from rich.console import Console
+    from hil.controller.console import Console
 
     screen = io.StringIO()
     for verdict in verdicts:
         print_verdict(Console(file=screen, width=_WIDTH, color_system=None), verdict_record(verdict))
-    return "\n".join([reason, *(line.rstrip() for line in screen.getvalue().splitlines())])
+    return "\n".join([visible(reason), *(line.rstrip() for line in screen.getvalue().splitlines())])
 
 
 def expected(record: CaseRecord) -> str:
     """Why a case was expected to fail."""
     expectation = record.expectation
     issue = f" ({expectation['issue']})" if expectation.get("issue") else ""
-    return f"{record.ended}: {expectation['reason']}{issue}"
+    return visible(f"{record.ended}: {expectation['reason']}{issue}")
 
 
 def commands(record: CaseRecord, here: Path) -> str:

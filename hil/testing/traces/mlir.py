@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from hil.scratch import temporary_folder
 from hil.testing.traces.files import write_whole
 
 
@@ -50,5 +50,5 @@ def reproduce(source: str, flags: list[str], reproducer: str, log: str) -> None:
     from hil.controller.compilers.iree_build import run_compiler
 
     extra = [f"--mlir-pass-pipeline-crash-reproducer={reproducer}", "--mlir-disable-threading"]
-    with tempfile.TemporaryDirectory(prefix="hil-reproduce-") as scratch:
+    with temporary_folder("hil-reproduce-") as scratch:
         run_compiler(Path(source), Path(scratch) / "out.vmfb", [*flags, *extra], Path(scratch), Path(log))

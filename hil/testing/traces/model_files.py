@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from hil.controller.importers import import_model
 from hil.controller.references import refer, references
 from hil.controller.ways import TAKES
 from hil.errors import UsageError
+from hil.scratch import temporary_folder
 from hil.tensors import dtype_name
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Called, Inputs, Program, Runner, recorded
@@ -152,7 +152,7 @@ class _Refers(_Models):
     def call(self, method: str, inputs: Inputs) -> Called:
         model = self._subject.model(method, self._shop)
         given = dict(zip([spec.name for spec in model.inputs or ()], inputs, strict=True))
-        with tempfile.TemporaryDirectory(prefix="hil-trace-") as scratch:
+        with temporary_folder("hil-trace-") as scratch:
             settings: dict[str, Any] = {"cache": self._shop.cache, "isolated": self._shop.isolated, "recompute": False}
             log = Path(scratch) / "log"
             result = refer(self._reference, model, given, timeout=DEFAULT_TIMEOUT_S, log=log, **settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from hil.controller.tensorflow.lowered import LoweredFunction
 from hil.controller.tensorflow.structure import leaves
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError
 from hil.results import Stage
+from hil.scratch import temporary_folder
 from hil.testing.traces.files import write_whole
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
@@ -158,7 +158,7 @@ class Programs:
         texts = [in_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
         write_whole(folder / TF_INPUT, _SPLIT.join(texts).encode())
         source = folder / IREE_INPUT
-        with tempfile.TemporaryDirectory(prefix="hil-lowered-") as scratch:
+        with temporary_folder("hil-lowered-") as scratch:
             files = {name: Path(scratch) / f"{number}.mlir" for number, name in enumerate(lives)}
             for name, live in lives.items():
                 files[name].write_text(live.function.mlir)

@@ -247,3 +247,40 @@ def test_other_machines_are_served_over_tls_alone(farm_db: str, tmp_path: Path, 
 def test_where_somebody_serves_already_is_refused(gateway: Running, farm_db: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="already"), running_gateway(farm_db, tmp_path):
         pass
+
+
+def test_refusals_of_a_known_user_do_not_fill_the_audit(client: Client, farm_db: str) -> None:
+    viewer, admin = client("eve", Role.VIEWER), client("root")
+    for _ in range(200):
+        with pytest.raises(AccessRefused):
+            viewer.do("cancel", name="1")
+        with pytest.raises(AccessRefused):
+            viewer.do("gc")
+    refused = [one for one in admin.ask("audit") if not one["allowed"]]
+    assert sorted(one["action"] for one in refused) == ["Farm.Do cancel", "Farm.Do gc"]
+
+
+def test_one_user_cannot_take_all_the_room_of_a_gateway(
+    client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hil.controller.farm.gateway.calls._MOST_OF_USER", 20)
+    eve, anna = client("eve", Role.SUBMITTER), client("ann", Role.SUBMITTER)
+    _, [job] = anna.submit(simple_order())
+    board.grant()
+    followed = [eve.stub.Follow(pb.FollowRequest(jobs=[job]), metadata=eve.metadata) for _ in range(20)]
+    for one in followed:
+        next(one)
+    with pytest.raises(FarmError, match="eve has 20 calls open"):
+        eve.ask("boards")
+    assert anna.ask("boards") and anna.submit(simple_order())
+    for one in followed:
+        one.cancel()
+    until(lambda: not _refused(lambda: eve.ask("boards")))
+
+
+def _refused(call: Any) -> bool:
+    try:
+        call()
+    except FarmError:
+        return True
+    return False

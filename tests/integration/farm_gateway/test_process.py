@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from commands import Ended
 from farms import running_server
@@ -23,10 +24,12 @@ from spans import receiving
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.desk.database import DatabaseAway
+from hil.controller.farm.holding import Holding
+from hil.controller.farm.leased import lease_order
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Result, Role
-from hil.errors import AccessRefused, FarmUnreachable
+from hil.errors import AccessRefused, BoardBusy, FarmUnreachable
 
 Client = Callable[..., FarmClient]
 Hil = Callable[..., Ended]
@@ -255,3 +258,49 @@ def test_admins_drain_resume_look_back_and_clean(farm_hil: Hil, client: Client) 
     assert farm_hil("farm", "forget", "rpi", "--json").document == {"schema": 1, "board": "rpi", "ended": []}
     assert client().ask("boards") == []
     assert "Farm.Do forget rpi" in farm_hil("farm", "audit", "--limit", "50").out
+
+
+def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: Path) -> None:
+    token = token_of(farm_db, "anna")
+    with gateway_process(farm_db, tmp_path) as (process, said):
+        farm_address = FarmAddress(tuple(said["addresses"]), token)
+        with FarmClient(farm_address, patience_s=1.0) as farm, FarmClient(farm_address) as lab:
+            board = BareBoard(lab, "rpi").online()
+            _, [job] = farm.submit(simple_order())
+            board.grant()
+            followed = farm.follow([job])
+            next(followed)
+            with Holding(farm_address, lease_order("", "a test")) as waiting:
+                until(lambda: waiting._waiting)
+                process.send_signal(signal.SIGSTOP)
+                begin = time.monotonic()
+                with pytest.raises(BoardBusy, match="no board for us within 3 s"):
+                    waiting.wait_told(3.0, print)
+                assert time.monotonic() - begin < 20
+                with pytest.raises(FarmUnreachable):
+                    list(followed)
+                # 15 s until it is noticed, 5 s more for trying to reach it once again.
+                assert time.monotonic() - begin < 45
+            with pytest.raises(FarmUnreachable):
+                FarmClient(farm_address)
+            process.send_signal(signal.SIGCONT)
+            board.cut()
+
+
+def test_what_strangers_send_is_not_read(farm_db: str, tmp_path: Path) -> None:
+    with gateway_process(farm_db, tmp_path) as (process, said):
+        memory = Path(f"/proc/{process.pid}/statm")
+        large = b"\x0a\x80\x80\x80\x1e" + bytes(60 << 20)  # an order of 60 MiB
+        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.insecure_channel(said["addresses"][0], options) for _ in range(8)]
+        calls = [channel.unary_unary("/hil.v1.Farm/Submit").future(large, timeout=60) for channel in channels]
+        highest = before = int(memory.read_text().split()[1])
+        while not all(call.done() for call in calls):
+            highest = max(highest, int(memory.read_text().split()[1]))
+            time.sleep(0.005)
+        assert {call.code() for call in calls} == {grpc.StatusCode.UNAUTHENTICATED}
+        for channel in channels:
+            channel.close()
+        grown = (highest - before) * os.sysconf("SC_PAGE_SIZE") >> 20
+        print(f"8 orders of 60 MiB each, of strangers: the gateway grew by {grown} MiB")
+        assert grown < 150

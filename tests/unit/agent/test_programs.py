@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from hil.agent.journal import Journal
-from hil.agent.programs import Loaded, Programs
+from hil.agent.programs import MAX_PROGRAMS, Loaded, Programs
 from hil.agent.session import Sessions
-from hil.errors import SessionEnded, UsageError
+from hil.errors import LoadFailed, SessionEnded, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 
 
@@ -25,7 +25,7 @@ def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
     loaded = programs._loaded["p"] = Loaded(Mock(), session, tmp_path, [])
 
     def call() -> None:
-        with programs.called(session, pb.InvokeStart(program_id="p", iterations=1)):
+        with programs.called(session, pb.InvokeStart(program_id="p", iterations=1), lambda: True):
             pytest.fail("a program that is gone was called")
 
     with ThreadPoolExecutor() as threads:
@@ -42,3 +42,14 @@ def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
             waiting.result()
         if gone == "session":
             ending.result()
+
+
+def test_a_session_has_so_many_programs_and_no_more(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
+    programs = Programs(Mock(), Mock(), sessions)
+    session = sessions.open("somebody", "a test", 60.0, 0, print)
+    assert session is not None
+    for number in range(MAX_PROGRAMS):
+        programs._loaded[str(number)] = Loaded(Mock(), session, tmp_path, [])
+    with pytest.raises(LoadFailed, match="64 programs are loaded already"):
+        programs.load(session, pb.LoadRequest())

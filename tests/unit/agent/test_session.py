@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from hil.agent.journal import Journal
-from hil.agent.session import Session, Sessions
-from hil.errors import BoardBusy, SessionEnded
+from hil.agent.session import MOST_FENCE, MOST_JUMP, Session, Sessions
+from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
 
 
 class Opened:
@@ -147,3 +148,61 @@ def test_the_journal_tells_who_had_the_board_and_when(agent):
     assert [one["fence"] for one in (opened, ended, next_one)] == [3, 3, 4]
     assert opened["at_ns"] <= ended["at_ns"] <= next_one["at_ns"]
     assert before <= opened["wall_ns"] <= time.time_ns()
+
+
+@pytest.mark.parametrize("fence", [2**64 - 1, 2**63, 2**62, MOST_JUMP + 8])
+def test_a_fence_that_no_farm_gives_is_refused_and_changes_nothing(agent, tmp_path, fence):
+    agent.end(agent.open("lease", fence=7))
+    with pytest.raises(UsageError, match="no fence that a farm gives: the board has seen 7"):
+        agent.open("attacker", fence=fence)
+    assert agent.sessions.fence == 7 and (tmp_path / "fence").read_text() == "7"
+    assert agent.open("next").fence == 8
+
+
+def test_a_board_set_up_anew_takes_the_fence_of_a_farm_that_has_counted_for_years(agent):
+    assert agent.open("lease", fence=5_000_000).fence == 5_000_000
+    assert agent.open("another farm", fence=5_000_001).fence == 5_000_001
+
+
+def test_fences_are_never_counted_beyond_their_end(agent, tmp_path):
+    (tmp_path / "fence").write_text(str(MOST_FENCE))
+    full = Opened(tmp_path)
+    for fence in (0, MOST_FENCE + 1):
+        with pytest.raises((BoardError, UsageError)) as refused:
+            full.open("next", fence=fence)
+        assert str(MOST_FENCE) in str(refused.value)
+    with pytest.raises(BoardError, match="reset-fence"):
+        full.open("next")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 8, b"-1", b"x", b"1.5", "²".encode(), b"9" * 90, str(2**64 - 1).encode(), None]
+)
+def test_a_damaged_fence_is_told_and_never_begun_anew(tmp_path, content):
+    if content is None:
+        (tmp_path / "fence").mkdir()  # it cannot be read
+    else:
+        (tmp_path / "fence").write_bytes(content)
+    damaged = Opened(tmp_path)
+    for call in (lambda: damaged.sessions.fence, lambda: damaged.open("a"), lambda: damaged.open("a", fence=9)):
+        with pytest.raises(BoardError, match=r"fence .*(damaged|cannot be read)[^$]*reset-fence") as told:
+            call()
+        assert not isinstance(told.value, BoardBusy)
+    assert damaged.sessions.current is None
+
+
+def test_a_disk_without_room_keeps_nobody_out_who_has_had_the_board_before(agent, tmp_path, monkeypatch):
+    """The fence still fits into the place of the one before; a first one is refused, and the board stays free."""
+
+    def full(path, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(BoardError, match=r"cannot keep .*No space left on device"):
+        agent.open("first")
+    assert agent.sessions.current is None and agent.sessions.fence == 0
+    (tmp_path / "fence").write_text("9")
+    again = Opened(tmp_path)
+    assert again.open("next").fence == 10
+    assert again.open("a lease", fence=2000).fence == 2000
+    assert Opened(tmp_path).sessions.fence == 2000

@@ -267,6 +267,24 @@ def test_files_of_a_program_may_lie_in_folders_but_not_in_each_other(store):
             store.link_program([(name, digest) for name in names])
 
 
+def test_a_program_that_leaves_folders_in_each_other_without_end_stops_no_agent(store):
+    digest = put(store, b"data")
+    for restarted in (False, True):
+        folder, pinned = store.link_program([("main", digest)])
+        at = os.open(folder, os.O_RDONLY)
+        for _ in range(1200):
+            os.mkdir("below", dir_fd=at)
+            below = os.open("below", os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        os.close(at)
+        if restarted:
+            store = BlobStore(store.root)
+        else:
+            store.unlink_program(folder, pinned)
+        assert not list((store.root / "programs").iterdir())
+
+
 def test_more_or_other_bytes_than_announced_are_refused(store):
     with store.upload(digest_of(b"ab"), 2, 0) as upload, pytest.raises(UsageError, match="more than"):
         upload.write(memoryview(b"abc"))

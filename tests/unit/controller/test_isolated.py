@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller import isolated
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout, lent
 from hil.errors import ImportFailed
 
@@ -41,6 +43,12 @@ def meet(mine, other):
     while not os.path.exists(other) and time.monotonic() < end:
         time.sleep(0.01)
     return os.path.exists(other)
+def speak(text, times=1):
+    for fd in range(3, 12):
+        try:
+            for _ in range(times): os.write(fd, text.encode("latin-1"))
+        except OSError: pass
+    time.sleep(600)
 def where(): return [os.getcwd() in sys.path, "" in sys.path]
 """
 
@@ -252,6 +260,40 @@ os.kill(os.getpid(), 9)
     (tmp_path / "scratch").mkdir()
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path / "scratch")})
     deadline = time.monotonic() + 20
-    while any((tmp_path / "scratch").iterdir()) and time.monotonic() < deadline:
+    while any((tmp_path / "scratch").glob("hil-*/*/*")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not list((tmp_path / "scratch").iterdir())
+    assert not list((tmp_path / "scratch").glob("hil-*/*/*"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[" * 100_000,
+        "\xff",
+        "[]",
+        "{}",
+        '{"error": 1}',
+        '{"error": {"class": "hil.errors:ImportFailed", "message": 1, "detail": ""}}',
+        '{"error": {"class": "hil.errors:ImportFailed", "message": "", "detail": ""}}',
+    ],
+)
+def test_an_answer_that_is_none_is_a_crash(functions, tmp_path, text):
+    with Isolated(1) as pool:
+        with pytest.raises(IsolatedCrash, match="an answer that is none"):
+            pool.call(f"{functions}:speak", {"text": text + "\n"}, timeout=60, log=tmp_path / "log")
+        assert pool.call(f"{functions}:echo", {"a": 1}, timeout=60, log=tmp_path / "log") == {"a": 1}
+
+
+def test_an_answer_without_end_is_a_crash(functions, tmp_path, monkeypatch):
+    monkeypatch.setattr(isolated, "_MOST_BYTES", 1 << 20)
+    with Isolated(1) as pool, pytest.raises(IsolatedCrash, match="more than 1 MiB"):
+        pool.call(f"{functions}:speak", {"text": "x" * 65536, "times": 10**6}, timeout=60, log=tmp_path / "log")
+
+
+@pytest.mark.parametrize("name", ["os:system", "hil.errors:difflib", "hil.nothing:X", "shutil:Error", ".:x", ":"])
+def test_an_error_of_no_such_kind_is_told_as_the_functions_own(functions, tmp_path, name):
+    error = {"class": name, "message": "boo", "stage": "", "board": "", "hint": "", "detail": ""}
+    with Isolated(1) as pool, pytest.raises(IsolatedFailure, match="boo"):
+        text = json.dumps({"error": error}) + "\n"
+        pool.call(f"{functions}:speak", {"text": text}, timeout=60, log=tmp_path / "log")

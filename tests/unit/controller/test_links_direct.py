@@ -11,6 +11,7 @@ import pytest
 
 from hil.boards import load_board
 from hil.controller.choice import choose
+from hil.controller.client import AgentClient, Target
 from hil.controller.links import direct
 from hil.errors import BoardUnreachable, UsageError
 
@@ -91,3 +92,19 @@ def test_a_file_of_a_user_that_there_is_not_is_the_users_mistake(nowhere: Path) 
         direct.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")))
     with pytest.raises(UsageError, match="a user that there is not"):
         choose("root@host", identity=Path("~nobody-of-that-name/key"))
+
+
+def test_a_token_is_not_sent_to_another_machine_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_AGENT_TOKEN", "secret")
+    monkeypatch.setattr(direct, "_check", lambda address, board: None)
+    link = direct.connect("192.0.2.7:7700", load_board("generic"))
+    with pytest.raises(UsageError, match=r"sent to 192\.0\.2\.7:7700 in the clear") as caught:
+        AgentClient(link.target, "generic")
+    assert "ca in the config" in caught.value.hint
+
+
+@pytest.mark.parametrize("files", [{"cert": "c.pem"}, {"key": "c.key"}, {"cert": "c.pem", "key": "c.key"}])
+def test_half_of_tls_in_a_config_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+    target = Target("127.0.0.1:7700", **{name: tmp_path / file for name, file in files.items()})
+    with pytest.raises(UsageError, match="TLS"):
+        AgentClient(target, "bench")

@@ -17,12 +17,20 @@ from hil.controller.farm.desk.rows import JobRow, active_leases, alone, fetched,
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Bearer, JobState, Kind, Order, Priority, Result, Role, parse_job
-from hil.errors import EXIT_INTERRUPTED, AccessRefused, NoSuchBoard, UsageError, did_you_mean
+from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, UsageError, did_you_mean
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
 _LONGEST_PROJECT = 100
 _TIMEOUTS = f"from a moment to {_LONGEST_S / 86400:.0f} days"
 
+# Orders of one user that wait: each may be a lane of its own, which every granting looks at.
+_MOST_WAITING = 1000
+_MANY = "select count(*) as many from (select from hil.jobs where state = 'queued' limit %s) as waiting"
+_WAITING = """
+    select count(distinct job.submission) as waiting
+    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
+    where job.state = 'queued' and submission.user_name = %s
+"""
 _SENT = "select id, user_name, jobs from hil.submissions where key = %s"
 _OPEN_JOBS = """
     select job.*, submission.jobs, submission.user_name, submission.project, submission.board as pinned,
@@ -55,6 +63,7 @@ async def submit(tx: Tx, engine: Engine, who: Bearer, order: Order, trace: str, 
         NoSuchBoard: no board of the farm can ever match.
         UsageError: the order makes no sense.
         AccessRefused: the project is not this bearer's.
+        FarmError: too many of this bearer's orders wait already.
     """
     _check(order)
     order = stored(order)
@@ -66,6 +75,7 @@ async def submit(tx: Tx, engine: Engine, who: Bearer, order: Order, trace: str, 
             raise UsageError("somebody else has sent an order with this key", hint="a key is one order's own")
         return Submitted(before["id"], names_of(before["id"], before["jobs"]))
     _satisfiable(order, boards)
+    await _check_quota(tx, who)
     submission, jobs = await enqueue(tx, order, who.user, project, trace)
     await grant_new(tx, engine, terms, order, lane_of(order, who.user, project), jobs, boards)
     return Submitted(submission, names_of(submission, len(jobs)))
@@ -135,6 +145,18 @@ def _check(order: Order) -> None:
     if not all(isinstance(spec.options, Mapping) and isinstance(spec.files, Mapping) for spec in order.specs):
         raise UsageError("a job's options and files are tables")
     parse(order.selector)
+
+
+async def _check_quota(tx: Tx, who: Bearer) -> None:
+    """Refuse one more order where too many of a user's wait. They are counted only where that many jobs wait at all."""
+    [all_] = await fetched(tx, _MANY, [_MOST_WAITING])
+    if all_["many"] < _MOST_WAITING:
+        return
+    [own] = await fetched(tx, _WAITING, [who.user])
+    if own["waiting"] >= _MOST_WAITING:
+        raise FarmError(
+            f"{_MOST_WAITING} orders of {who.user} wait already", hint="one order may have many jobs; or wait for some"
+        )
 
 
 def _project(who: Bearer, order: Order) -> str:

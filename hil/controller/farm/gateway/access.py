@@ -51,8 +51,9 @@ NEEDED: Mapping[str, Role] = {
 # A token that another gateway revoked is good here for so long at most.
 _TRUST_S = 2.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
-# Whoever calls without a token may not fill the audit's table: so many rows a second.
-_REFUSALS_A_S = 10
+# Nobody may fill the audit and the log with refusals: the same one again is counted, and told with the next after so
+# long. Of so many different ones at a time no more are told.
+_TOLD_S, _MOST_REFUSALS = 60.0, 1000
 
 
 class Unauthenticated(errors.AccessRefused):
@@ -69,7 +70,8 @@ class Access:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._known: dict[str, tuple[float, Bearer | None]] = {}
-        self._refusals = (0.0, 0)
+        # (user, call, peer) -> when it was told last, and how often it came since.
+        self._refusals: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     async def bearer(self, context: Any) -> Bearer:
         """Who makes a call.
@@ -85,17 +87,22 @@ class Access:
         return replace(who, peer=peer_of(context))
 
     async def refused(self, who: Bearer, action: str, reason: str) -> None:
-        """Write down that somebody was not let; of strangers so many a second, lest they fill the database."""
-        _LOG.warning("refused", extra={"user": who.user, "peer": who.peer, "action": action, "reason": reason})
-        second, count = self._refusals
-        now = time.monotonic()
-        if now - second >= 1.0:
-            second, count = now, 0
-        self._refusals = (second, count + 1)
-        if who.user or count < _REFUSALS_A_S:
-            with contextlib.suppress(DatabaseAway):
-                async with self._db.transaction() as tx:
-                    await desk.note_audit(tx, who, action, "", False, {"reason": reason})
+        """Write down that somebody was not let. The same once more is only counted for a while."""
+        now, key = time.monotonic(), (who.user, action, _machine(who.peer))
+        told, count = self._refusals.get(key, (-_TOLD_S, 0))
+        if now - told < _TOLD_S:
+            self._refusals[key] = (told, count + 1)
+            return
+        if len(self._refusals) >= _MOST_REFUSALS:
+            self._refusals = {one: seen for one, seen in self._refusals.items() if now - seen[0] < _TOLD_S}
+            if len(self._refusals) >= _MOST_REFUSALS:
+                return
+        self._refusals[key] = (now, 0)
+        detail = {"reason": reason, **({"times_before": count} if count else {})}
+        _LOG.warning("refused", extra={"user": who.user, "peer": who.peer, "action": action, **detail})
+        with contextlib.suppress(DatabaseAway):
+            async with self._db.transaction() as tx:
+                await desk.note_audit(tx, who, action, "", False, detail)
 
     def forget(self) -> None:
         """Ask the database again for every token: one was revoked. What it is being asked just now counts no more."""
@@ -139,6 +146,11 @@ def admit(who: Bearer, call: str, what: str | None = None) -> None:
 def nobody(context: Any) -> Bearer:
     """A caller without a token that is good, for the audit."""
     return Bearer(user="", role=Role.VIEWER, peer=peer_of(context))
+
+
+def _machine(peer: str) -> str:
+    """A peer without its port."""
+    return peer.rpartition(":")[0]
 
 
 def peer_of(context: Any) -> str:

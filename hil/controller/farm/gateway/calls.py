@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -23,6 +24,9 @@ from hil.controller.farm.words import Bearer
 _LOG = logging.getLogger("hil.farm.gateway")
 _LEAVING = "this gateway stops; another one, or the next, goes on"
 _RECHECK_S, _BROKEN_S = 2.0, 0.1
+# Of the calls that a gateway serves at a time, one user has so many at most; hosts attend with as many as they have
+# boards. A request that is one message must have come after so long.
+_MOST_OF_USER, _REQUEST_S = 1000, 60.0
 
 
 class Call:
@@ -82,6 +86,7 @@ class Calls:
     def __init__(self, access: Access, metrics: Metrics) -> None:
         self._access, self._metrics = access, metrics
         self._stopping = asyncio.Event()
+        self._open: Counter[str] = Counter()
 
     def stop(self) -> None:
         """End every stream with UNAVAILABLE, so that its caller goes elsewhere."""
@@ -91,7 +96,8 @@ class Calls:
         """The handler of one service."""
         table = {}
         for name, _, kind, asked, _ in methods(service):
-            make = getattr(grpc, f"{kind}_rpc_method_handler")
+            # A request of one message is read as a stream of one: not before it is known who calls.
+            make = getattr(grpc, f"stream_{kind.rpartition('_')[2]}_rpc_method_handler")
             serve = self._served(f"{service}.{name}", getattr(servicer, name.lower()), kind)
             table[name] = make(
                 serve, request_deserializer=_decoder(asked), response_serializer=lambda sent: sent.SerializeToString()
@@ -101,15 +107,17 @@ class Calls:
     def _served(self, name: str, behaviour: Callable[..., Awaitable[Any]], kind: str) -> Callable[..., Awaitable[Any]]:
         streams_in = kind.startswith("stream")
 
-        async def serve(request: Any, context: Any) -> Any:
+        async def serve(requests: Any, context: Any) -> Any:
             began, code = time.perf_counter(), "OK"
             call: Call | None = None
             try:
                 call = Call(name, await self._access.bearer(context), context, self._access)
                 admit(call.who, name)
-                if kind == "unary_unary":
-                    return await behaviour(_known(request), call)
-                return await self._streamed(behaviour, _checked(request) if streams_in else _known(request), call)
+                with self._counted(call):
+                    asked = _checked(requests) if streams_in else await _only(requests)
+                    if kind == "unary_unary":
+                        return await behaviour(asked, call)
+                    return await self._streamed(behaviour, asked, call)
             except asyncio.CancelledError:
                 code = "CANCELLED"
                 raise
@@ -123,6 +131,26 @@ class Calls:
                 self._metrics.called(name, code, time.perf_counter() - began if kind == "unary_unary" else None)
 
         return serve
+
+    @contextlib.contextmanager
+    def _counted(self, call: Call) -> Iterator[None]:
+        """Count a call among its user's.
+
+        Raises:
+            FarmError: there are too many of them.
+        """
+        user = call.who.user
+        if self._open[user] >= _MOST_OF_USER and not call.name.startswith("Hosts."):
+            raise errors.FarmError(
+                f"{user} has {_MOST_OF_USER} calls open at this gateway already", hint="end some of them"
+            )
+        self._open[user] += 1
+        try:
+            yield
+        finally:
+            self._open[user] -= 1
+            if not self._open[user]:
+                del self._open[user]
 
     async def _streamed(self, behaviour: Callable[..., Awaitable[Any]], request: Any, call: Call) -> Any:
         """A stream, until it ends by itself or this gateway stops."""
@@ -161,6 +189,18 @@ def _known(request: Any) -> Any:
     if request is None:
         raise errors.UsageError("the request is no message of this protocol")
     return request
+
+
+async def _only(requests: Any) -> Any:
+    """The one message of a request.
+
+    Raises:
+        UsageError: it is none, or does not come.
+    """
+    try:
+        return _known(await asyncio.wait_for(anext(aiter(requests), None), _REQUEST_S))
+    except (TimeoutError, asyncio.TimeoutError):
+        raise errors.UsageError(f"no request came within {_REQUEST_S:g} s") from None
 
 
 async def _checked(requests: Any) -> AsyncIterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -16,7 +17,11 @@ from hil.errors import UsageError
 D = TypeVar("D", bound=Document)
 
 MOST_FILES = 100_000
-_TEXT = 20_000
+# Of a name or a title, which every user's table shows; and of what a board says of itself, which every selector reads.
+_TEXT, _MOST_LABELS = 2000, 64 << 10
+# File systems take no longer names, nor paths with what a host puts before them.
+_LONGEST_NAME, _LONGEST_PATH = 255, 1000
+_LARGEST = 1 << 63
 _BOARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,99}")
 _KEY = re.compile(r"[\x21-\x7e]{8,200}")
 # PostgreSQL's text and jsonb hold neither NUL nor half a character.
@@ -82,7 +87,9 @@ def card_of(text: str) -> BoardCard:
         )
     if not isinstance(card.powered, bool):
         raise UsageError(f"the card's powered must be true or false, not {card.powered!r}")
-    for label, value in _mapping(card.labels, "labels").items():
+    if len(json.dumps(_mapping(card.labels, "labels"))) > _MOST_LABELS:
+        raise UsageError(f"the labels of {card.name} are longer than {_MOST_LABELS >> 10} KiB")
+    for label, value in card.labels.items():
         known = isinstance(value, (str, bool)) or _number(value)
         if not known and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
             raise UsageError(f"label {label[:50]!r} is no text, number, truth or list of texts: {str(value)[:50]!r}")
@@ -111,7 +118,7 @@ def result_of(text: str) -> Result:
     _files(result.files)
     if not all(_number(value) for value in _mapping(result.timings, "timings").values()):
         raise UsageError("the result's timings must be numbers")
-    if len(result.board_ns) != 2 or not all(isinstance(one, int) for one in result.board_ns):
+    if len(result.board_ns) != 2 or not all(isinstance(one, int) and _number(one) for one in result.board_ns):
         raise UsageError("the result's board_ns must be two whole numbers")
     return result
 
@@ -136,7 +143,9 @@ def _text(document: Document, name: str) -> None:
 
 
 def _number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and -_LARGEST <= value < _LARGEST
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
@@ -150,7 +159,10 @@ def _files(files: Any) -> None:
         raise UsageError(f"a job has at most {MOST_FILES} files")
     for path, name in files.items():
         inside = PurePosixPath(path)
-        if not path or len(path) > 1000 or inside.is_absolute() or ".." in inside.parts or str(inside) != path:
+        long = len(os.fsencode(path)) > _LONGEST_PATH or any(
+            len(os.fsencode(part)) > _LONGEST_NAME for part in inside.parts
+        )
+        if not path or long or inside.is_absolute() or ".." in inside.parts or str(inside) != path:
             raise UsageError(f"{path[:100]!r} is no path of a file below a job's folder")
         if not isinstance(name, str):
             raise UsageError(f"the file {path[:100]!r} has no digest")

@@ -70,6 +70,8 @@ class Following:
                 whole = looked if touched is None else whole
                 if touched is None or touched:
                     await self._look(touched)
+                if touched is None:
+                    await self._call.send(pb.FollowReply())  # its reader hears that this gateway is there
             if self._logs:
                 # What a job printed last goes another way than how it ended, and may come a little later.
                 await asyncio.sleep(_LATE_S)
@@ -95,6 +97,8 @@ class Following:
             found = [row for row in rows if row["submission"] == submission and number in (None, row["number"])]
             if not found:
                 raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
+            if len(self._names) + len(found) > _MOST_JOBS:
+                raise UsageError(f"at most {_MOST_JOBS} jobs can be followed at a time")
             for row in found:
                 self._names[row["id"]] = job_name(row["submission"], row["number"], row["jobs"])
 

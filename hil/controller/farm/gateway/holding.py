@@ -114,6 +114,8 @@ class Holding:
             if (text := json.dumps(found)) != told:
                 told = text
                 await call.send(pb.LeaseReply(waiting=text))
+            else:
+                await call.send(pb.LeaseReply(beat=pb.Beat()))
             looked = time.monotonic()
             while True:
                 changes = await drained(queue, look_s)

@@ -16,6 +16,8 @@ from hil.listening import host_port
 _WAITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
 _CALLS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 _READ_S = 5.0
+# Numbers say what users do: who wants other machines to read them says so with an address of its own.
+_LOOPBACK = "127.0.0.1"
 
 Stats = Mapping[str, Any]
 
@@ -60,7 +62,7 @@ class Metrics:
         """Answer ``GET /metrics``; returns the address.
 
         Args:
-            listen: ``HOST:PORT``; port 0 is any free one.
+            listen: ``HOST:PORT``; port 0 is any free one, and without a host it is this machine alone.
             read: the farm's ``stats``, called in the running event loop.
 
         Raises:
@@ -68,12 +70,13 @@ class Metrics:
         """
         self.registry.register(_Farm(asyncio.get_running_loop(), read))
         host, port = host_port(listen, what="address at which metrics can be served", hint="--metrics HOST:PORT")
+        host = host or _LOOPBACK
         try:
             self._server, thread = prometheus.start_http_server(port, host, self.registry)
         except OSError as error:
             raise UsageError(f"metrics cannot be served at {listen}: {error}") from error
         self._thread = thread
-        return f"{listen.rpartition(':')[0]}:{self._server.server_port}"
+        return f"{listen.rpartition(':')[0] or _LOOPBACK}:{self._server.server_port}"
 
     def stop(self) -> None:
         """Stop answering."""

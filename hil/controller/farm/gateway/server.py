@@ -35,7 +35,7 @@ from hil.controller.farm.gateway.tunnel import Tunnels
 from hil.controller.farm.tasks import ended
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Bearer, Role
-from hil.listening import check_listen, host_port, listen_on, refuse_if_served
+from hil.listening import check_listen, check_tls_files, host_port, listen_on, refuse_if_served
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_MESSAGE = 64 << 20
@@ -191,6 +191,7 @@ async def _connected(config: GatewayConfig) -> Database:
 
 def _check(config: GatewayConfig) -> None:
     """Refuse where it may not listen, before anything is opened."""
+    check_tls_files(cert=config.tls_cert, key=config.tls_key, ca_needs_cert=True)
     for listen in config.listen:
         protected = bool(config.tls_cert and config.tls_key)
         check_listen(listen, protected=protected, needs="TLS", hint="--tls-cert and --tls-key")

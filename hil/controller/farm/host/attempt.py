@@ -16,12 +16,15 @@ from hil.controller.farm.packing import job_of, key_of, request_of
 from hil.controller.farm.words import Grant, Kind, Result
 from hil.controller.isolated import Isolated
 from hil.controller.runs import GO_ON, jsonable
-from hil.errors import EXIT_BOARD, BoardError, FarmUnreachable, HilError, StorageError, UsageError
+from hil.errors import EXIT_BOARD, EXIT_STAGE, BoardError, FarmUnreachable, HilError, StorageError, UsageError
 from hil.results import Outcome
 
 T = TypeVar("T")
 
 _REASON = 500
+# What a value of the wrong type or size in a job's options ends in, wherever that is found out: no board is blamed for
+# it, and no other one tried.
+_JOBS_OWN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # A farm that is away is called again after so long.
 AGAIN_S = 0.5
 
@@ -143,6 +146,8 @@ def failed(error: HilError | Exception) -> Result:
     """The result of an attempt that raised an error."""
     if isinstance(error, UsageError) and not isinstance(error, StorageError):
         return Result(error.exit_code, reason=_said(error))
+    if isinstance(error, _JOBS_OWN) and not isinstance(error, HilError):
+        return Result(EXIT_STAGE, Outcome.RUN_ERROR.value, _said(error))
     code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
     outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
     return Result(code, outcome or "", _said(error), infrastructure=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from hil.controller.farm.host.way import Way
 from hil.controller.farm.words import Grant, Kind, Result
 from hil.controller.isolated import Isolated
 from hil.errors import EXIT_OK, BoardError, HilError, UsageError
+from hil.scratch import remove_tree
 
 _FREE_S = 3.0
 _LOOK_S = 0.05
@@ -123,7 +123,7 @@ class Duty:
                 return check(self.way, board, folder, tell, self._pool())
             return Attempt(grant, board, folder, tell, self._pool(), timings).run(self._files, self._farm)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
 
     @contextlib.contextmanager
     def _served(self, grant: Grant) -> Iterator[None]:
@@ -152,6 +152,6 @@ class Duty:
 
 def emptied(folder: Path) -> Path:
     """The folder, made anew."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     folder.mkdir(parents=True)
     return folder

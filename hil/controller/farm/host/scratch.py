@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from hil.controller.farm.host.duty import emptied
 from hil.controller.farm.host.posts import Post, Site
+from hil.scratch import remove_tree
 
 
 @contextlib.contextmanager
@@ -30,4 +31,4 @@ def scratch_folder(post: Post, site: Site) -> Iterator[None]:
         os.environ.pop("TMPDIR")
         if before[1] is not None:
             os.environ["TMPDIR"] = before[1]
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(Path(folder))

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from hil.controller.runs import storing
+from hil.visible import visible
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # What XML 1.0 cannot hold: control characters, halves of surrogate pairs, two non-characters. No reader misses them.
@@ -14,8 +15,8 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 
 
 def plain(text: str) -> str:
-    """The text without a terminal's colours and without characters that XML cannot hold."""
-    return _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
+    """The text without a terminal's colours and without characters that XML cannot hold; others are made visible."""
+    return visible(_UNPRINTABLE.sub("", _ESCAPES.sub("", text)))
 
 
 def line(text: str, longest: int = 300) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hil.controller.suite.model_cases import SuiteModel
 from hil.controller.tensor_files import load_npz
 from hil.controller.versions import version
 from hil.digest import digest_of
+from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 MAKE_TIMEOUT_S = 300.0
@@ -67,7 +67,7 @@ def zoo_models(shop: Workshop) -> list[SuiteModel]:
     key = Cache.key("zoo", onnx=version("onnx"), sources=digest_of(sources.encode()))
 
     def make(folder: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix="hil-zoo-") as scratch:
+        with temporary_folder("hil-zoo-") as scratch:
             log = Path(scratch) / "build.log"
             shop.isolated.call(f"{__name__}:build", {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from models import DIGITS
 
 from hil.controller.bench.job import run_bench
 from hil.controller.bench.model import BenchJob
+from hil.controller.bench.sides import board_of_stored
 from hil.controller.cli.screen import Screen
 from hil.controller.jobs import Job
 from hil.errors import UsageError
 
 MODEL = DIGITS / "digits_cnn.onnx"
+NO_KEYS = {"identity": None, "known_hosts": None, "accept_new_host_key": False}
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,16 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_stored(tmp_path: Path, mo
     with pytest.raises(UsageError, match=said):
         run_bench(BenchJob(job, **settings), screen=Screen(quiet=True))
     assert not (tmp_path / "runs").exists()
+
+
+def test_somebody_elses_record_says_nothing_of_boards():
+    """A file or an address there would be used as if it were typed."""
+    typed, nothing = Job(models=(), board="sim"), Job(models=())
+    for board in ("board_configs/evil.toml", "root@10.0.0.7", "unix:/a.sock", "10.0.0.7:7700"):
+        stored = Job(models=(), board=board, identity=Path("key"), accept_new_host_key=True)
+        assert board_of_stored(stored, nothing, own=True) == stored
+        assert board_of_stored(stored, typed, own=False) == replace(stored, board="sim", **NO_KEYS)
+        with pytest.raises(UsageError, match="not begun by you here"):
+            board_of_stored(stored, nothing, own=False)
+    stored = Job(models=(), board="kitchen", identity=Path("key"), accept_new_host_key=True)
+    assert board_of_stored(stored, nothing, own=False) == replace(stored, **NO_KEYS)

@@ -45,7 +45,7 @@ class Told:
 def test_nobody_waits_for_a_board_that_fails_check_after_check(capsys: pytest.CaptureFixture[str]):
     why = "a: its check failed 3 times in a row: no answer"
     told = (("17.1", "queued", why), ("17.2", "running", ""), ("17.2", "done", ""))
-    with pytest.raises(NoSuchBoard, match="no board can run job 17.1: a: its check failed 3 times") as error:
+    with pytest.raises(NoSuchBoard, match=r"no board can run job 17\.1: a: its check failed 3 times") as error:
         wait_for(Told(*told), 17, ["17.1", "17.2"], logs=True, as_json=False)
     assert error.value.exit_code == 4 and "hil farm cancel 17 ends it" in capsys.readouterr().err
     with pytest.raises(AssertionError, match="still waited for"):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from concurrent import futures
 
 import grpc
 import pytest
 
 from hil import errors, wire_errors
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm import client as farm_client
+from hil.controller.farm.client import FarmClient, open_channel
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import methods
 from hil.controller.farm.words import Kind, Order, Spec
 from hil.digest import digest_file
+from hil.errors import UsageError
 from hil.proto.v1 import farm_pb2 as pb
 
 ORDER = Order("digits", (Spec(Kind.RUN),))
@@ -192,3 +196,70 @@ def test_only_what_the_store_lacks_is_sent_and_it_is_read_back_verified(gateway,
 def test_what_is_no_address_is_bad_usage(address):
     with pytest.raises(errors.UsageError, match="no gateway's address"):
         client(address)
+
+
+@pytest.mark.parametrize("gateway", ["192.0.2.7:7070", "lab.example:7070", ":7070"])
+def test_no_token_is_sent_in_the_clear_to_another_machine(gateway: str, monkeypatch: pytest.MonkeyPatch):
+    def never(*_: object) -> None:
+        raise AssertionError("somebody was called")
+
+    monkeypatch.setattr("socket.create_connection", never)
+    with pytest.raises(UsageError, match="in the clear") as caught:
+        FarmClient(FarmAddress((gateway,), "secret"), patience_s=0)
+    assert "HIL_FARM_CA" in caught.value.hint
+    with pytest.raises(UsageError, match="in the clear"):
+        open_channel(gateway, None)
+
+
+def silent(request, context):
+    """Accepts the call, reads nothing and answers nothing, until its caller gives up."""
+    over = threading.Event()
+    context.add_callback(over.set)
+    over.wait(120)
+    return iter(())
+
+
+def silent_call(request, context):
+    for _ in silent(request, context):
+        pass
+    return pb.UploadReply()
+
+
+def test_a_gateway_that_accepts_and_says_nothing_is_noticed(gateway, monkeypatch, tmp_path):
+    monkeypatch.setattr(farm_client, "SILENT_S", 1.0)
+    monkeypatch.setattr(farm_client, "_SILENT_FILE_S", 1.0)
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    name = digest_file(tmp_path / "file")
+    there = gateway(
+        Follow=silent,
+        Download=silent,
+        Upload=silent_call,
+        Ask=silent_call,
+        Lacks=lambda request, context: pb.LacksReply(digests=request.digests),
+    )
+    with FarmClient(FarmAddress((there.address,), "t"), patience_s=1.0, call_s=1.0) as farm:
+        for call in (
+            lambda: list(farm.follow(["17"])),
+            lambda: farm.download(name, tmp_path / "to"),
+            lambda: farm.upload({name: tmp_path / "file"}),
+            lambda: farm.ask("boards"),
+        ):
+            begin = time.monotonic()
+            with pytest.raises(errors.FarmUnreachable):
+                call()
+            assert time.monotonic() - begin < 30
+
+
+def test_a_stream_that_only_says_that_it_is_there_goes_on(gateway, monkeypatch):
+    monkeypatch.setattr(farm_client, "SILENT_S", 2.0)
+
+    def quiet(request, context):
+        for _ in range(8):
+            time.sleep(0.5)
+            yield pb.FollowReply()
+        yield pb.FollowReply(job="{}")
+
+    there = gateway(Follow=quiet)
+    with FarmClient(FarmAddress((there.address,), "t"), patience_s=0.0) as farm:
+        assert [one.job for one in farm.follow(["17"])] == ["{}"]
+    assert len(there.calls) == 1

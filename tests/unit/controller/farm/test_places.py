@@ -74,3 +74,22 @@ def test_the_home_is_where_the_variable_says_else_in_the_users_data(
     monkeypatch.delenv("HIL_FARM_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert farm_home() == tmp_path / "data" / "hil" / "farm"
+
+
+@pytest.mark.parametrize("named", ["lab:7070", "localhost:7070", "unix:/tmp/theirs.sock", "{own},lab:7070"])
+def test_the_token_of_this_machines_farm_is_sent_to_no_other(home: Path, monkeypatch: pytest.MonkeyPatch, named: str):
+    socket_of(home).touch()
+    token_file(home).write_text("secret\n")
+    monkeypatch.setenv("HIL_FARM", named.format(own=f"unix:{socket_of(home)}"))
+    with pytest.raises(UsageError, match="asks for a token of its own") as caught:
+        farm_address()
+    assert "HIL_FARM_TOKEN" in caught.value.hint
+    monkeypatch.setenv("HIL_FARM_TOKEN", "theirs")
+    assert farm_address().token == "theirs"
+
+
+def test_this_machines_farm_may_be_named_too(home: Path, monkeypatch: pytest.MonkeyPatch):
+    socket_of(home).touch()
+    token_file(home).write_text("secret\n")
+    monkeypatch.setenv("HIL_FARM", f"unix:{socket_of(home)}")
+    assert farm_address().token == "secret"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from hil.controller.flows import Flow, flows, load_flow, read_flows
+from hil.digest import digest_file
 from hil.errors import UsageError
+from hil.trust import trust
 
 BUILT_IN = [
     "iree",
@@ -115,13 +117,27 @@ def test_one_of_several_flows_of_a_file_is_named_after_a_colon(written):
     assert "did you mean 'two'" in caught.value.hint
 
 
-def test_the_flows_of_flows_toml_have_names_as_hils_own(written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_flows_of_flows_toml_have_names_but_not_those_of_hils_own(written, tmp_path: Path, monkeypatch):
     written('[mine]\nruntime = "iree"\n[iree]\nruntime = "iree"\ncompile_flags = ["--x"]\n', "flows.toml")
     assert load_flow("mine").runtime == "iree"
-    assert load_flow("iree").compile_flags == ("--x",)
+    assert load_flow("iree").compile_flags == ()
     monkeypatch.chdir("/")
     assert load_flow("mine", tmp_path).runtime == "iree"
-    assert load_flow("iree").compile_flags == ()
+
+
+def test_the_flags_of_flows_toml_are_used_once_it_is_trusted_or_typed(written, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = written('[mine]\nruntime = "iree"\ncompile_flags = ["-o", "/tmp/x"]\n', "flows.toml")
+    assert "mine" in flows()
+    with pytest.raises(UsageError, match=r"have not trusted.*compile_flags of the flow mine") as caught:
+        load_flow("mine")
+    assert "--flow flows.toml:mine" in caught.value.hint
+    assert load_flow("flows.toml:mine").compile_flags and load_flow("mine", trusted=True).compile_flags
+    trust(tmp_path, {path: digest_file(path)})
+    assert load_flow("mine").compile_flags == ("-o", "/tmp/x")
+    written('[mine]\nruntime = "iree"\ncompile_flags = ["-o", "/tmp/y"]\n', "flows.toml")
+    with pytest.raises(UsageError, match="altered since"):
+        load_flow("mine")
 
 
 def test_an_unknown_flow_is_told_with_what_was_meant():

@@ -10,7 +10,7 @@ from farm_desks import ADMIN, ANNA, BERT, Desk
 
 from hil.controller.farm.desk import submissions
 from hil.controller.farm.words import Bearer, Kind, Order, Priority, Role, Spec
-from hil.errors import AccessRefused, NoSuchBoard, UsageError
+from hil.errors import AccessRefused, FarmError, NoSuchBoard, UsageError
 
 
 def deep(levels: int) -> list[Any]:
@@ -197,3 +197,15 @@ def test_an_order_survives_the_wire() -> None:
     order = Order("t", (Spec(Kind.RUN, {"models": ["m"]}, {"m": "blake3:00"}),), "chip=a53", priority=Priority.HIGH)
     assert Order.of_json(order.to_json()) == order
     assert dataclasses.replace(order, key="") != order
+
+
+def test_one_user_has_so_many_orders_waiting_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "_MOST_WAITING", 3)
+    desk.online("a")
+    names = [*desk.submit(10), *desk.submit(), *desk.submit()]
+    with pytest.raises(FarmError, match="3 orders of anna wait already"):
+        desk.submit()
+    # Of them alone: the others' are their own.
+    desk.submit(who=BERT)
+    desk.cancel(names[-1])
+    desk.submit()

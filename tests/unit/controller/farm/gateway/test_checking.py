@@ -61,7 +61,10 @@ def test_pair_of_surrogates_is_a_character() -> None:
     assert json_object('{"a": "\\ud83d\\ude00"}', "it") == {"a": "😀"}
 
 
-@pytest.mark.parametrize("path", ["", "/etc/passwd", "../up", "a/../../up", "a//b", "./a", "a/", "x" * 2000])
+@pytest.mark.parametrize(
+    "path",
+    ["", "/etc/passwd", "../up", "a/../../up", "a//b", "./a", "a/", "x" * 2000, "x" * 256, "é" * 128, "a/" * 500 + "b"],
+)
 def test_files_stay_below_their_folder(path: str) -> None:
     raw = {**_RESULT.to_json(), "files": {path: _DIGEST}}
     with pytest.raises(UsageError, match="path"):
@@ -80,6 +83,8 @@ def test_files_stay_below_their_folder(path: str) -> None:
         ("files", []),
         ("files", {"a": "md5:1"}),
         ("timings", {"run": "long"}),
+        ("timings", {"run": 10**4000}),
+        ("board_ns", [0, 10**4000]),
         ("board_ns", [1]),
         ("board_ns", 5),
     ],
@@ -107,9 +112,23 @@ def test_nan_in_a_record_loses_no_result() -> None:
         ("labels", []),
         ("labels", {"a": {}}),
         ("labels", {"a": [1]}),
+        ("labels", {"a": 10**4000}),
+        ("labels", {"a": "x" * (1 << 16)}),
+        ("labels", {str(number): True for number in range(10_000)}),
+        ("site", "x" * 2001),
+        ("fence", 1 << 31),
         ("config", 5),
     ],
 )
 def test_card_that_makes_no_sense_is_refused(field: str, value: Any) -> None:
     with pytest.raises(UsageError):
         card_of(json.dumps({**_CARD.to_json(), field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("title", "x" * 2001), ("selector", "a," * 1001), ("board", "x" * 2001), ("project", "x" * 2001)],
+)
+def test_what_others_see_of_an_order_is_short(field: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{field} must be a text of at most"):
+        order_of(json.dumps({**_ORDER.to_json(), field: value}))

@@ -86,3 +86,16 @@ def test_address_that_cannot_be_served_is_told(listen: str) -> None:
 
     with pytest.raises(UsageError, match="metrics can"):
         asyncio.run(serve())
+
+
+@pytest.mark.parametrize(("listen", "host"), [(":0", "127.0.0.1"), ("0.0.0.0:0", "0.0.0.0")])
+def test_numbers_are_this_machines_alone_unless_another_address_is_named(listen: str, host: str) -> None:
+    async def served() -> None:
+        metrics = Metrics()
+        try:
+            assert metrics.serve(listen, lambda: None).startswith(f"{host}:")
+            assert metrics._server.server_address[0] == host
+        finally:
+            await asyncio.to_thread(metrics.stop)
+
+    asyncio.run(served())

@@ -64,6 +64,10 @@ def test_the_reason_names_the_case_that_was_gravest():
         (FarmError("the store has it no more"), 4, True),
         (CompileFailed("outside of any case"), 4, True),
         (RuntimeError("a bug"), 4, True),
+        (OSError("no space left"), 4, True),
+        (TypeError("'<' not supported between 'str' and 'int'"), 3, False),
+        (OverflowError("cannot convert float infinity to integer"), 3, False),
+        (RecursionError("maximum recursion depth exceeded"), 3, False),
     ],
 )
 def test_an_error_that_leaves_the_library_is_the_jobs_own_only_where_it_was_used_wrongly(error, code, infrastructure):

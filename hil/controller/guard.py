@@ -1,0 +1,56 @@
+"""The time limit of a call that gRPC has no deadline for: one that has to go on, however long it takes as a whole."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+_TICK_S = 0.25
+
+
+class Guard:
+    """Ends a call when what is expected of its other side does not come in time.
+
+    Seconds are counted as this process sees them pass: one that was itself stopped for a while blames nobody.
+
+    Args:
+        cancel: ends the call; it is called at most once, in a thread of the guard's own.
+
+    Attributes:
+        cancel: may be set later, once there is a call.
+        expired: whether the time ran out.
+    """
+
+    def __init__(self, cancel: Callable[[], object] = lambda: None) -> None:
+        self.cancel = cancel
+        self.expired = False
+        self._left = float("inf")
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="hil-guard").start()
+
+    def within(self, seconds: float) -> None:
+        """From now on, something is expected within so many seconds."""
+        with self._lock:
+            self._left = seconds
+
+    def rest(self) -> None:
+        """Nothing is expected until :meth:`within` is called again."""
+        self.within(float("inf"))
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._closed.wait(_TICK_S):
+            now = time.monotonic()
+            with self._lock:
+                self._left -= min(now - before, 2 * _TICK_S)
+                self.expired = self._left <= 0
+            before = now
+            if self.expired:
+                self.cancel()
+                return

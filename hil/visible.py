@@ -1,0 +1,62 @@
+"""Text of others made harmless for a terminal: what it would obey is shown instead.
+
+A model's name, a board's error, a worker's last words or another user's purpose may hold escape sequences: they would
+set the terminal's title, clear it, or rewrite what stands there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+# Control characters but for line ends and tabs (C0, DEL, C1), what turns the direction of writing or ends a line
+# unseen, and halves of surrogate pairs.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]",
+)
+
+
+def visible(text: str) -> str:
+    r"""The text with whatever a terminal obeys written out, such as ``\x1b``."""
+    return _OBEYED.sub(_written_out, text.replace("\r\n", "\n"))
+
+
+def _written_out(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+class VisibleStream:
+    """A text stream that makes all it is given :func:`visible`.
+
+    Args:
+        own: the stream itself, for what hil makes: colours, bars.
+    """
+
+    def __init__(self, own: TextIO) -> None:
+        self.own = own
+
+    def write(self, text: str) -> int:
+        """Write a text; returns how many characters it had."""
+        self.own.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # click would write to it, around this
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+
+def show_visibly() -> None:
+    """Have all that this process writes to stdout and stderr made :func:`visible`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, VisibleStream):
+            setattr(sys, name, VisibleStream(stream))

@@ -1,0 +1,491 @@
+"""What one client does to an agent: it never keeps the board, or the agent itself, from the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from agents import start_process, stop_process
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from hil import errors, wire
+from hil.controller.client import AgentClient, Target
+from hil.proto.v1 import agent_pb2 as pb
+
+MANY = 60
+# What each of these takes is milliseconds; a busy machine gets more.
+SOON_S = 8.0
+X = np.arange(4096, dtype=np.float32)
+
+
+class Board:
+    """An agent's process seen from outside."""
+
+    def __init__(self, process: Any, address: str, store: Path) -> None:
+        self.process, self.address, self.store = process, address, store
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) << 10
+        raise AssertionError("the agent is gone")
+
+    @property
+    def threads(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
+
+@pytest.fixture(params=["hil.agent", "hil.sim"])
+def module(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Board]]:
+    """Starts an agent; its store is ``store``."""
+    with contextlib.ExitStack() as started:
+
+        def make(module: str, *more: str) -> Board:
+            store = tmp_path / "store"
+            process, address = start_process(module, f"unix:{tmp_path}/a.sock", store, *more)
+            started.callback(stop_process, process)
+            return Board(process, address, store)
+
+        yield make
+
+
+@pytest.fixture
+def board(start: Callable[..., Board], module: str) -> Board:
+    found = start(module)
+    with client_of(found) as client:
+        client.describe(timeout=60)  # the runtimes are imported once
+    return found
+
+
+@contextlib.contextmanager
+def client_of(board: Board) -> Iterator[AgentClient]:
+    client = AgentClient(Target(board.address), "attacked")
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def raw_of(board: Board) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(board.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield channel
+
+
+def silence() -> Iterator[Any]:
+    """A client that sends nothing, and does not hang up."""
+    threading.Event().wait(600)
+    yield b""
+
+
+def silent(channel: grpc.Channel, path: str, many: int, metadata: Any = ()) -> list[Any]:
+    """Calls that are begun, and then nothing comes."""
+    return [channel.stream_stream(path)(silence(), metadata=metadata) for _ in range(many)]
+
+
+def hold(stub: Any, opening: pb.SessionOpen) -> tuple[Any, queue.SimpleQueue[Any]]:
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    said.put(pb.HoldRequest(open=opening))
+    return stub.Hold(iter(said.get, None)), said
+
+
+def assert_everybody_gets_in(board: Board, fence: int) -> None:
+    """Describe, the clock, health and a takeover, each soon."""
+    begun = time.monotonic()
+    with raw_of(board) as channel:
+        stub = wire.Stub(channel)
+        stub.Describe(pb.DescribeRequest(), timeout=SOON_S)
+        pongs = stub.Clock(iter([pb.ClockPing()] * 3), timeout=SOON_S)
+        assert len(list(pongs)) == 3
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=SOON_S).status == 1
+        replies, said = hold(stub, pb.SessionOpen(owner="next", fence=fence, ttl_s=60))
+        assert next(replies).opened.fence == fence
+        said.put(pb.HoldRequest(keep_alive=pb.KeepAlive()))
+        assert next(replies).WhichOneof("kind") == "alive"
+        said.put(None)
+        assert next(replies).WhichOneof("kind") == "over"
+    assert time.monotonic() - begun < SOON_S
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/hil.v1.Sessions/Hold",
+        "/hil.v1.Board/Clock",
+        "/hil.v1.Board/Describe",
+        "/hil.v1.Blobs/Missing",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_calls_without_a_session_that_say_nothing_keep_nobody_out(start, path):
+    board = start("hil.agent")
+    with client_of(board) as client:
+        client.describe(timeout=60)
+    with raw_of(board) as channel:
+        kept = silent(channel, path, MANY)  # a call that nobody keeps is broken off by gRPC
+        time.sleep(0.5)
+        assert_everybody_gets_in(board, fence=5)
+        # Those that came last still wait.
+        assert not kept[-1].done() or path.endswith("Missing")
+
+
+def test_clocks_that_began_and_then_say_nothing_keep_nobody_out(board):
+    with raw_of(board) as channel:
+        clock = channel.stream_stream("/hil.v1.Board/Clock")
+        ticking = [clock(itertools.chain([b""], silence())) for _ in range(MANY)]
+        health = health_pb2_grpc.HealthStub(channel)
+        watched = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(MANY)]
+        assert next(watched[-1]).status == 1
+        assert next(ticking[-1])
+        time.sleep(0.5)
+        assert_everybody_gets_in(board, fence=5)
+
+
+def test_a_call_that_says_nothing_is_ended_and_its_thread_given_back(start):
+    board = start("hil.agent")
+    with raw_of(board) as channel:
+        call = channel.stream_stream("/hil.v1.Sessions/Hold")(silence())
+        began = channel.stream_stream("/hil.v1.Board/Clock")(itertools.chain([b""], silence()))
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+        assert refused.value.code() is grpc.StatusCode.CANCELLED
+        next(began)
+        with pytest.raises(grpc.RpcError):
+            next(began)
+
+
+@pytest.fixture
+def hung(start, module, add_programs) -> Iterator[tuple[Board, AgentClient, str]]:
+    """A session whose program never answers its first call."""
+    board = start("hil.sim", "--fault", "hang") if module == "hil.sim" else start(module)
+    with client_of(board) as client:
+        client.describe(timeout=60)
+        client.open_session("hung", fence=3, ttl_s=60, wait_s=5, on_wait=print)
+        add = add_programs["onnxruntime"]
+        add.push(client)
+        yield board, client, add.load(client).program_id
+
+
+def invoking(client: AgentClient, program: str, iterations: int) -> list[Any]:
+    """Many calls of a program that takes for ever."""
+    start = pb.InvokeStart(program_id=program, iterations=iterations, timeout_s=600)
+    for name in ("a", "b"):
+        start.inputs.append(wire.tensor_to_message(name, "float32", X.shape, memoryview(X).cast("B"))[0])
+    message = pb.InvokeRequest(start=start)
+    return [client._stub.Invoke(itertools.chain([message], silence()), metadata=client._token()) for _ in range(MANY)]
+
+
+def test_calls_of_a_program_that_hangs_keep_nobody_out_and_end_with_their_session(hung):
+    board, client, program = hung
+    before = board.threads
+    calls = invoking(client, program, 1_000_000)
+    puts = silent(client._channel, "/hil.v1.Blobs/Put", MANY, client._token())
+    time.sleep(1.0)
+    # What is one too many is told so at once.
+    kinds = {code_of(call) for call in calls if call.done()}
+    assert kinds == {(grpc.StatusCode.RESOURCE_EXHAUSTED, "BoardBusy")}
+    assert_everybody_gets_in(board, fence=4)
+    until = time.monotonic() + 30
+    calls += puts
+    while not all(call.done() for call in calls) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert all(call.done() for call in calls)
+    # And the next session can use the board.
+    with client_of(board) as other:
+        other.open_session("next", fence=9, wait_s=5, on_wait=print)
+        assert other.missing(["blake3:" + "0" * 64])
+    assert board.threads < before + 150
+
+
+def test_calls_that_are_broken_off_give_their_threads_back_at_once(hung):
+    _, client, program = hung
+    for _ in range(4):
+        for call in invoking(client, program, 1_000_000):
+            call.cancel()
+    deadline = time.monotonic() + 15
+    while True:
+        try:
+            assert client.missing([]) == {}
+            break
+        except errors.BoardBusy:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    error = wire.error_of(call)
+    return call.code(), type(error).__name__
+
+
+def test_eight_who_wait_do_not_keep_out_whoever_takes_the_board(board):
+    with client_of(board) as holder, raw_of(board) as channel:
+        holder.open_session("holder", ttl_s=60, wait_s=5, on_wait=print)
+        stub = wire.Stub(channel)
+        waiting = [hold(stub, pb.SessionOpen(owner="waits", wait_s=math.inf))[0] for _ in range(8)]
+        for one in waiting:
+            assert next(one).WhichOneof("kind") == "waiting"
+        assert_everybody_gets_in(board, fence=50)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def deaf_call(board: Board, path: str, message: bytes) -> socket.socket:
+    """A call by bare HTTP/2 whose client leaves no room for any answer, and reads none."""
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers",
+              "content-type": "application/grpc"}  # fmt: skip
+    headers = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(board.address.removeprefix("unix:"))
+    no_room = b"\0\4" + bytes(4)  # SETTINGS_INITIAL_WINDOW_SIZE = 0
+    connection.sendall(
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + frame(4, 0, 0, no_room)
+        + frame(1, 4, 1, headers)
+        + frame(0, 0, 1, b"\0" + len(message).to_bytes(4, "big") + message)
+    )
+    return connection
+
+
+def test_owners_that_do_not_read_leave_no_threads_behind(start):
+    """A session is taken from one that leaves no room for any answer, again and again."""
+    board = start("hil.agent")
+    with raw_of(board) as channel, contextlib.ExitStack() as kept:
+        stub = wire.Stub(channel)
+        for fence in range(1, MANY + 1):
+            opening = pb.HoldRequest(open=pb.SessionOpen(owner="x", fence=fence, ttl_s=3600))
+            kept.enter_context(deaf_call(board, "/hil.v1.Sessions/Hold", opening.SerializeToString()))
+            until = time.monotonic() + SOON_S
+            while stub.Describe(pb.DescribeRequest(), timeout=60).holder.fence < fence and time.monotonic() < until:
+                time.sleep(0.01)
+        assert_everybody_gets_in(board, fence=100)
+
+
+def test_a_large_message_is_refused_and_the_agent_does_not_grow(board):
+    before = board.memory
+    with raw_of(board) as channel:
+        for path, size in (("/hil.v1.Board/Describe", 512 << 20), ("/hil.v1.Sessions/Hold", 64 << 20)):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(channel.stream_stream(path)(iter([b"\x0a" + bytes(size)]), timeout=120))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for path in ("/hil.v1.Board/Describe", "/hil.v1.Board/Clock", "/hil.v1.Sessions/Hold"):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(channel.stream_stream(path)(iter([bytes(3 << 20)]), timeout=30))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, path
+    assert board.memory < before + (40 << 20)
+
+
+def test_tensors_inside_a_message_have_a_limit(board, add_programs):
+    with client_of(board) as client:
+        client.open_session("inline", wait_s=5, on_wait=print)
+        add = add_programs["onnxruntime"]
+        add.push(client)
+        program = add.load(client).program_id
+        before = board.memory
+        for size, code in ((wire.INLINE_MAX + 1, grpc.StatusCode.INVALID_ARGUMENT),
+                           (64 << 20, grpc.StatusCode.RESOURCE_EXHAUSTED)):  # fmt: skip
+            start = pb.InvokeStart(program_id=program, iterations=1)
+            start.inputs.append(pb.Tensor(name="a", dtype="uint8", shape=[size], inline=bytes(size)))
+            with pytest.raises(grpc.RpcError) as refused:
+                next(client._stub.Invoke(iter([pb.InvokeRequest(start=start)]), metadata=client._token()))
+            assert refused.value.code() is code
+        assert board.memory < before + (40 << 20)
+        np.testing.assert_array_equal(client.invoke(program, {"a": X, "b": X}).outputs["sum"], X + X)
+
+
+def test_many_small_tensors_are_streamed_where_they_would_be_too_much_for_one_message(board, tmp_path):
+    import onnx
+    from onnx import TensorProto, helper
+
+    from hil.digest import digest_file
+
+    names = [f"x{number}" for number in range(12)]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in names]
+    outputs = [helper.make_tensor_value_info(f"y{name}", TensorProto.FLOAT, ["n"]) for name in names]
+    nodes = [helper.make_node("Neg", [name], [f"y{name}"]) for name in names]
+    graph = helper.make_graph(nodes, "neg", inputs, outputs)
+    path = tmp_path / "neg.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    digest = digest_file(path)
+    given = {name: np.full(250_000, number, np.float32) for number, name in enumerate(names)}
+    with client_of(board) as client:
+        client.open_session("many", wait_s=5, on_wait=print)
+        client.put({digest: (path, 0)})
+        program = client.load(
+            {"neg.onnx": digest}, "neg.onnx", runtime="onnxruntime", device="", function="", timeout=120
+        ).program_id
+        found = client.invoke(program, given).outputs
+    for name, array in given.items():
+        np.testing.assert_array_equal(found[f"y{name}"], -array)
+
+
+METHODS = {
+    "Board": ["Describe", "Clock", "Logs", "Counters"],
+    "Sessions": ["Hold"],
+    "Blobs": ["Missing", "Put", "Get"],
+    "Programs": ["Load", "Invoke", "Unload"],
+}
+
+
+@pytest.mark.parametrize(("service", "method"), [(one, name) for one, names in METHODS.items() for name in names])
+def test_bytes_that_are_no_message_are_an_invalid_argument(board, service, method):
+    with client_of(board) as client, raw_of(board) as channel:
+        client.open_session("undecodable", wait_s=5, on_wait=print)
+        call = channel.stream_stream(f"/hil.v1.{service}/{method}")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(iter([b"\x0a\xff\xff\xff\xff\x7f"]), timeout=SOON_S, metadata=client._token()))
+        assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+
+
+def test_a_keep_alive_that_is_none_ends_the_session_and_says_why(board):
+    with raw_of(board) as channel:
+        opening = pb.HoldRequest(open=pb.SessionOpen(owner="x")).SerializeToString()
+        with pytest.raises(grpc.RpcError) as refused:
+            list(channel.stream_stream("/hil.v1.Sessions/Hold")(iter([opening, b"\xff\xff"]), timeout=SOON_S))
+        assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+
+
+@pytest.mark.parametrize("numbers", [{"ttl_s": math.nan}, {"ttl_s": -1}, {"wait_s": math.nan}, {"wait_s": -1}])
+def test_a_session_of_no_time_is_refused(board, numbers):
+    with raw_of(board) as channel, pytest.raises(grpc.RpcError) as refused:
+        next(hold(wire.Stub(channel), pb.SessionOpen(owner="x", **numbers))[0])
+    assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1.0])
+def test_a_time_limit_that_is_none_is_refused(board, add_programs, limit):
+    with client_of(board) as client:
+        client.open_session("limits", wait_s=5, on_wait=print)
+        add = add_programs["onnxruntime"]
+        add.push(client)
+        files = [pb.ProgramFile(name=name, digest=digest) for name, digest in add.digests.items()]
+        request = pb.LoadRequest(files=files, main=add.path.name, runtime=add.runtime, timeout_s=limit)
+        with pytest.raises(grpc.RpcError) as refused:
+            client._stub.Load(request, timeout=60, metadata=client._token())
+        assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+        program = add.load(client).program_id
+        start = pb.InvokeStart(program_id=program, iterations=1, timeout_s=limit)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(client._stub.Invoke(iter([pb.InvokeRequest(start=start)]), metadata=client._token()))
+        assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+
+
+def test_thousands_of_connections_keep_nobody_out(start):
+    board = start("hil.agent")
+    with client_of(board) as client:
+        client.describe(timeout=60)
+    before = board.memory
+    path = board.address.removeprefix("unix:")
+    with contextlib.ExitStack() as kept:
+        for _ in range(800):
+            one = kept.enter_context(socket.socket(socket.AF_UNIX))
+            one.settimeout(10)
+            one.connect(path)
+        assert_everybody_gets_in(board, fence=5)
+        assert board.memory < before + (200 << 20)
+
+
+def test_a_submitter_cannot_use_up_the_fences(start, module):
+    board = start(module)
+    with raw_of(board) as channel:
+        stub = wire.Stub(channel)
+        for fence in (2**64 - 1, 2**63, 2**62 - 1, 2**40):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(hold(stub, pb.SessionOpen(owner="x", fence=fence))[0])
+            assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+        assert stub.Describe(pb.DescribeRequest(), timeout=60).fence == 0
+    assert_everybody_gets_in(board, fence=5)
+
+
+@pytest.mark.parametrize("content", [str(2**64 - 1), "", "what a dying card left"])
+def test_a_damaged_fence_is_told_and_reset_by_hand(start, hil, tmp_path, content):
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "fence").write_text(content)
+    board = start("hil.agent")
+    with client_of(board) as client:
+        for call in (
+            lambda: client.describe(timeout=60),
+            lambda: client.open_session("x", wait_s=1, on_wait=print),
+            lambda: client.open_session("x", fence=9, wait_s=1, on_wait=print),
+        ):
+            with pytest.raises(errors.BoardError, match=r"fence.*is damaged") as told:
+                call()
+            assert "hil board reset-fence" in told.value.hint
+    run = hil("board", "info", board.address)
+    assert run.code == 4 and "hil board reset-fence" in run.err
+    asked = hil("board", "reset-fence", board.address)
+    assert asked.code == 2 and "--store" in asked.err
+    running = hil("board", "reset-fence", "--store", str(store))
+    assert running.code == 4 and "stop it first" in running.err
+    assert (store / "fence").read_text() == content
+    stop_process(board.process)
+    done = hil("board", "reset-fence", "--store", str(store), "--json")
+    assert done.document == {"schema": 1, "board": str(store), "fence": 0}
+    assert hil("board", "reset-fence", "--store", str(tmp_path)).code == 2
+    again = start("hil.agent")
+    assert_everybody_gets_in(again, fence=1)
+
+
+def test_what_a_client_announces_takes_no_memory(board, add_programs):
+    """Sizes that no board has are refused before there is memory for them, and so is the sum over many programs."""
+    with client_of(board) as client:
+        client.open_session("announces", wait_s=5, on_wait=print)
+        add = add_programs["onnxruntime"]
+        add.push(client)
+        programs = [add.load(client).program_id for _ in range(2)]
+        machine = client.describe()
+        most = machine.memory_limit_bytes or machine.machine.memory_bytes
+        before = board.memory
+
+        def announce(program: str, size: int) -> Any:
+            start = pb.InvokeStart(program_id=program, iterations=1)
+            start.inputs.append(pb.Tensor(name="a", dtype="uint8", shape=[size], streamed=size))
+            messages = itertools.chain([pb.InvokeRequest(start=start)], silence())
+            return client._stub.Invoke(messages, metadata=client._token())
+
+        for size in (2**63, most + 1):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(announce(programs[0], size))
+            assert wire.error_of(refused.value).message.startswith("the inputs take")
+        kept = announce(programs[0], most * 2 // 3)
+        time.sleep(1)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(announce(programs[1], most * 2 // 3))
+        assert "beside the" in wire.error_of(refused.value).message
+        assert not kept.done() and board.memory < before + (40 << 20)
+
+
+def test_a_question_for_blobs_has_a_limit_of_digests(start):
+    board = start("hil.sim")
+    with client_of(board) as client:
+        client.open_session("many", wait_s=60, on_wait=print)
+        with pytest.raises(errors.UsageError, match="20000 are the most"):
+            client.missing(["blake3:" + "0" * 64] * 20_001)
+        with pytest.raises(errors.UsageError, match="20000 are the most"):
+            client.missing(["blake3:" + "0" * 64] * 50_000)

@@ -1,0 +1,45 @@
+"""What a killed command leaves among the temporary files, the next one removes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from commands import Ended
+from fake_farm import start_hil
+from models import DIGITS
+
+MODEL = DIGITS / "digits_cnn.onnx"
+
+
+@pytest.fixture
+def temporary(environment: dict[str, str]) -> Iterator[Path]:
+    """The folder for temporary files of the commands of a test."""
+    folder = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    environment |= {"TMPDIR": str(folder)}
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_next_run_removes_what_a_killed_run_left(
+    temporary: Path, environment: dict[str, str], hil: Callable[..., Ended], tmp_path: Path
+) -> None:
+    words = ("run", MODEL, "--runtime", "onnxruntime", "--board", "sim")
+    killed = start_hil(environment, tmp_path, *words, "--fault", "hang")
+    deadline = time.monotonic() + 120
+    while not list(temporary.glob("hil-*/*/hil-sim-*/store/programs/*/*")):
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    left = list(temporary.glob("hil-*/*/*"))
+    assert left
+    ended = hil(*words)
+    assert ended.code == 0, ended.err
+    assert not list(temporary.glob("hil-*/*"))

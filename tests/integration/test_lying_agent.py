@@ -1,0 +1,39 @@
+"""An agent that lies: the controller ends in time, within bounds, and blames the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from lying_agent import LyingAgent, artifact, attack, impatient, many_lies
+
+EXAMPLES = 100
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LyingAgent]:
+    with impatient(), LyingAgent(f"unix:{tmp_path_factory.mktemp('liar')}/a.sock") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory):
+    return artifact(tmp_path_factory.mktemp("program"))
+
+
+def test_one_that_tells_the_truth_is_believed(agent, program):
+    assert attack(agent.address, agent, program, {}, 30) == []
+
+
+@settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # making a failing example smaller takes longer than reading it
+    suppress_health_check=list(HealthCheck),
+)
+@given(lies=many_lies)
+def test_no_lie_is_more_than_an_error_of_the_board(agent, program, lies):
+    attack(agent.address, agent, program, lies, 60)

@@ -1,0 +1,141 @@
+"""Programs on a simulator run in a sandbox: what native code that somebody sent can do to the user's machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.agent import sandbox
+
+A = np.arange(4096, dtype=np.float32)
+needs_namespaces = pytest.mark.skipif(bool(sandbox.why_not()), reason=f"no sandbox here: {sandbox.why_not()}")
+
+# What a hostile program would do, each in a worker's place; it prints what came of it.
+ATTACKS = """
+import ctypes, json, os, signal, socket, sys, tempfile
+from pathlib import Path
+from hil.agent import sandbox
+victim, folder, port = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+sandbox.enter([folder / "mine"])
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+remount = lambda: call("mount", None, str(folder).encode(), None, 32 | 4096, None)
+def nested():
+    call("unshare", 0x10000000 | 0x20000)
+    remount()
+attacks = {
+    "write": lambda: (folder / "theirs").write_text(""),
+    "write home": lambda: Path.home().joinpath(".hil-was-here").write_text(""),
+    "remove": lambda: (folder / "file").unlink(),
+    "loopback": lambda: socket.create_connection(("127.0.0.1", port), 5),
+    "abstract socket": lambda: socket.socket(socket.AF_UNIX).connect("\\0hil-sandbox-test-%d" % victim),
+    "socket of a file": lambda: socket.socket(socket.AF_UNIX).connect(str(folder / "socket")),
+    "kill": lambda: os.kill(victim, 0),
+    "kill all": lambda: os.kill(-1, 0),
+    "ptrace": lambda: call("ptrace", 16, victim, 0, 0),
+    "memory": lambda: open(f"/proc/{victim}/mem", "rb").read(1),
+    "remount": remount,
+    "remount in another namespace": nested,
+    "disk": lambda: next(one for one in Path("/dev").iterdir() if one.is_block_device()) and None,
+    "mknod": lambda: os.mknod("/dev/shm/disk", 0o60600, os.makedev(8, 0)),
+}
+done = {}
+for name, attack in attacks.items():
+    try:
+        attack()
+        done[name] = "done"
+    except (OSError, StopIteration) as error:
+        done[name] = "refused"
+(folder / "mine" / "note").write_text("")
+tempfile.TemporaryFile().write(b"scratch")
+os.kill(os.getpid(), 0)
+print(json.dumps(done))
+"""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("user", ["own", "nobody"])
+def test_what_native_code_would_do_is_refused(user: str):
+    # Not pytest's folder, which is one user's alone.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        attack(Path(folder), user)
+
+
+def attack(tmp_path: Path, user: str) -> None:
+    if user == "nobody" and os.geteuid():
+        pytest.skip("only root can become another user")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "mine"):
+        path.chmod(0o777)
+    victim = subprocess.Popen(["sleep", "600"], user=65534 if user == "nobody" else None)
+    local = socket.AF_UNIX
+    with socket.socket() as server, socket.socket(local) as abstract, socket.socket(local) as named:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        abstract.bind(f"\0hil-sandbox-test-{victim.pid}")
+        abstract.listen()
+        named.bind(str(tmp_path / "socket"))
+        named.listen()
+        (tmp_path / "socket").chmod(0o777)
+        words = [str(victim.pid), str(tmp_path), str(server.getsockname()[1])]
+        # Forked, as a worker is: another user may not be able to read Python's own files.
+        code = f"import os, sys\nsys.argv[1:] = {words}\n{IMPORTS}"
+        code += (
+            "os.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\nctypes.CDLL(None).prctl(4, 1)\n"
+            if user == "nobody"
+            else ""
+        )
+        ended = subprocess.run([sys.executable, "-c", code + ATTACKS], capture_output=True, text=True, timeout=60)
+    victim.kill()
+    victim.wait()
+    assert ended.returncode == 0, ended.stderr
+    assert set(json.loads(ended.stdout).values()) == {"refused"}, ended.stdout
+    assert (tmp_path / "file").exists() and (tmp_path / "mine" / "note").exists()
+
+
+IMPORTS = "import ctypes, json, signal, socket, tempfile, encodings.idna\nimport hil.agent.sandbox\n"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+def test_a_simulators_worker_is_in_it_and_the_answer_is_right(start_agent, open_client, add_programs, runtime):
+    client = open_client(start_agent(module="hil.sim"))
+    add = add_programs[runtime]
+    add.push(client)
+    loaded = add.load(client)
+    outputs = client.invoke(loaded.program_id, {"a": A, "b": A}, timeout=60).outputs
+    assert (next(iter(outputs.values())) == A + A).all()
+    worker = Path(f"/proc/{loaded.worker_pid}")
+    status = dict(line.split(":\t") for line in (worker / "status").read_text().splitlines() if ":\t" in line)
+    assert (status["Seccomp"], status["NoNewPrivs"], int(status["CapEff"], 16)) == ("2", "1", 0)
+    for space in ("net", "mnt", "user", "ipc"):
+        assert (worker / "ns" / space).readlink() != Path(f"/proc/self/ns/{space}").readlink()
+
+
+def test_it_can_be_left_out_and_an_agent_has_none(start_agent, open_client, add_programs):
+    for words, module in ((("--sandbox", "off"), "hil.sim"), ((), "hil.agent")):
+        client = open_client(start_agent(*words, module=module))
+        add_programs["onnxruntime"].push(client)
+        loaded = add_programs["onnxruntime"].load(client)
+        assert Path(f"/proc/{loaded.worker_pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
+
+
+def test_who_asks_for_one_is_refused_where_there_is_none_and_others_are_told(hil, doubling):
+    # A simulated clock is shared with the agent, which a sandbox does not allow.
+    words = ("run", doubling, "--runtime-hw-type", "sim", "--fault", "clock")
+    ended = hil(*words, "--sandbox")
+    assert ended.code == 2 and "there is no sandbox here" in ended.err and "--no-sandbox" in ended.err
+    ended = hil(*words, "--json")
+    assert ended.code == 0 and any("not sandboxed" in one for one in json.dumps(ended.document).split('"')), ended.out
+    assert "not sandboxed" not in json.dumps(hil(*words, "--no-sandbox", "--json").document)

@@ -1,0 +1,142 @@
+"""Whatever a worker's message holds, reading it gives an answer or an error of the program's, in little memory."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hil.agent import answers, framing
+from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
+from hil.placement import Part
+from hil.tensors import TensorSpec, from_bytes, nbytes_of
+
+OPS = ("prepare", "load", "invoke", "profile")
+SPEC = {"name": "x", "dtype": "float32", "shape": [1, "n", None]}
+LOADED = {"inputs": [SPEC], "outputs": [], "function": "main", "load_ns": 5}
+OUTPUT = {"name": "y", "dtype": "float32", "shape": [2], "at": 0, "bytes": 8}
+RAN = {
+    "outputs": [OUTPUT],
+    "start_ns": [1],
+    "end_ns": [2],
+    "warmup_ns": 3,
+    "cpu_ns": 4,
+    "peak": 5,
+    "placement": [{"device": "cpu", "nodes": 2, "names": ["a", "b"], "elsewhere": False}],
+}
+FILE = {"name": "profile.json", "dtype": "uint8", "shape": [8], "at": 0, "bytes": 8}
+PROFILED = RAN | {"outputs": [FILE], "start_ns": [], "end_ns": [], "placement": None}
+SAID = {"prepare": {}, "load": LOADED, "invoke": RAN, "profile": PROFILED}
+
+numbers = st.integers() | st.floats() | st.sampled_from([-1, 0, 1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, 1 << 64])
+leaves = st.none() | st.booleans() | numbers | st.text(max_size=4) | st.sampled_from(["float32", "string", "\ud800"])
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner), max_leaves=6
+)
+
+
+def encoded(ok: object) -> bytes:
+    return json.dumps({"ok": ok}).encode()
+
+
+def check(answer: answers.Answer, iterations: int) -> None:
+    """It keeps to what its class says."""
+    if isinstance(answer, answers.Ran):
+        end = 0
+        for output in answer.outputs:
+            assert end <= output.at
+            assert output.dtype == "string" or output.size == nbytes_of(output.dtype, output.shape)
+            end = output.at + output.size
+            if output.dtype != "string" and output.size < 1000:
+                from_bytes(bytes(output.size), output.dtype, output.shape)
+        assert end == answer.size
+        assert len(answer.start_ns) == len(answer.end_ns) == iterations
+
+
+def test_what_a_worker_says_is_read():
+    assert answers.read(encoded({}), "prepare") == answers.Prepared()
+    spec = TensorSpec("x", "float32", (1, "n", None))
+    assert answers.read(encoded(LOADED), "load") == answers.Signature((spec,), (), "main", 5)
+    ran = answers.read(encoded(RAN), "invoke", 1)
+    placement = (Part("cpu", 2, ("a", "b")),)
+    assert ran == answers.Ran((answers.Output("y", "float32", (2,), 0, 8),), [1], [2], 3, 4, 5, placement)
+
+
+@given(st.binary(max_size=200), st.sampled_from(OPS), st.integers(0, 3))
+def test_any_bytes_are_an_answer_or_a_typed_error(body: bytes, op: str, iterations: int):
+    try:
+        check(answers.read(body, op, iterations), iterations)
+    except HilError as error:
+        assert type(error) in (LoadFailed, RunFailed, RunCrashed, UsageError)
+
+
+@given(st.data(), st.sampled_from(OPS))
+def test_an_answer_with_anything_in_any_place_is_one_or_a_typed_error(data: st.DataObject, op: str):
+    said = json.loads(json.dumps({"ok": SAID[op]}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place: Any = said
+        while True:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            if not keys:
+                break
+            key = data.draw(st.sampled_from(keys))
+            if isinstance(place[key], (dict, list)) and place[key] and data.draw(st.booleans()):
+                place = place[key]
+                continue
+            place[key] = data.draw(values)
+            break
+    try:
+        check(answers.read(json.dumps(said).encode(), op, 1), 0 if op == "profile" else 1)
+    except HilError as error:
+        assert type(error) in (LoadFailed, RunFailed, RunCrashed, UsageError)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 300])
+def test_a_profiles_files_have_plain_names(name: str):
+    assert isinstance(answers.read(encoded(PROFILED), "profile"), answers.Ran)
+    with pytest.raises(RunCrashed, match="plain names"):
+        answers.read(encoded(PROFILED | {"outputs": [FILE | {"name": name}]}), "profile")
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "told"),
+    [
+        ("LoadFailed", "load", LoadFailed),
+        ("RunFailed", "invoke", RunFailed),
+        ("UsageError", "invoke", UsageError),
+        ("BoardLost", "invoke", RunFailed),
+        ("SessionEnded", "load", LoadFailed),
+        ("clock", "prepare", LoadFailed),
+    ],
+)
+def test_only_its_own_errors_are_a_programs_to_report(kind: str, op: str, told: type[HilError]):
+    body = json.dumps({"error": [kind, "no \udc80 good", "a hint", "detail"]}).encode()
+    with pytest.raises(told, match=r"no \? good") as caught:
+        answers.read(body, op)
+    assert type(caught.value) is told
+    assert (caught.value.hint, caught.value.detail) == ("a hint", "detail")
+
+
+@pytest.mark.parametrize("piece", [b"{},", b'{"a":0},', b"[],", b"0,", b'"",', b"[[],["])
+def test_a_full_message_of_small_values_takes_little_memory(piece: bytes):
+    body = b"[" + piece * (framing.MOST_BYTES // len(piece))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunCrashed, match="the worker's answer is none"):
+            answers.read(body, "invoke", 1)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_million_iterations_have_room():
+    times = list(range(10**18, 10**18 + 1_000_000))
+    body = encoded(RAN | {"start_ns": times, "end_ns": times})
+    assert len(body) < answers.most_bytes(1_000_000)
+    ran = answers.read(body, "invoke", 1_000_000)
+    assert isinstance(ran, answers.Ran)
+    assert ran.start_ns == times
