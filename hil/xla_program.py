@@ -98,7 +98,7 @@ def read_signature(text: str) -> Signature:
             raise ValueError(f"the program's interface has version {said['abi']}, expected was {ABI}")
         arguments = [Argument(_spec(one["spec"]), one["variable"], one["assigned"]) for one in said["arguments"]]
         return Signature(said["function"], tuple(arguments), _specs(said["outputs"]))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AssertionError, RecursionError) as error:
         raise ValueError(f"the program's signature cannot be read: {error!r}") from error
 
 

@@ -187,9 +187,10 @@ class RunStore:
                 raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
-        wrong = [key for key, kinds in _FIELDS.items() if not isinstance(record.get(key), kinds)]
-        if wrong or not all(isinstance(case, dict) and isinstance(case.get("name"), str) for case in record["cases"]):
-            raise UsageError(f"{folder}/run.json is no record of a run: {wrong[0] if wrong else 'cases'} is damaged")
+        wrong = [key for key, kinds in _FIELDS.items() if not isinstance(record.get(key, ...), kinds)]
+        named = [] if wrong else [*record["cases"], {"name": "", **record["board"]}]
+        if wrong or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
+            raise UsageError(f"{folder}/run.json is no record of a run: {', '.join(wrong) or 'a name'} is damaged")
         return Run(folder, record)
 
     def summaries(self) -> list[dict[str, Any]]:

@@ -36,5 +36,5 @@ def load_tensors(folder: Path) -> dict[str, Array]:
         raise UsageError(f"{folder} holds no tensors: {error}") from error
     try:
         return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise UsageError(f"{folder / INDEX} is damaged: {type(error).__name__}: {error}") from error

@@ -149,7 +149,8 @@ class Victim:
         for pid in [*_children(self._process.pid), self._process.pid]:
             with contextlib.suppress(OSError):
                 os.kill(pid, 9)
-        self._process.wait()
+        with self._process:  # which closes its pipes, and waits
+            pass
 
 
 def _model(folder: Path) -> Path:

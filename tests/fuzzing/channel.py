@@ -15,10 +15,11 @@ from typing import Any
 
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil.errors import BoardError, StageError, UsageError
+from hil.agent import answers, forks, framing
+from hil.errors import BoardError, HilError, StageError, UsageError
 
 _FRAME = struct.Struct("<I")
-_LIMIT_S = 0.05
+_LIMIT_S, _LISTEN_S = 0.2, 0.1
 _SPEC = {"name": "x", "dtype": "float32", "shape": [4, "n", None]}
 _ANSWERS: list[Any] = [
     {"ok": {}},
@@ -48,18 +49,40 @@ def _seeds() -> list[bytes]:
     return [ready + signature + ran, ready + signature + failed, ready + failed, failed, ready + signature + ran * 3]
 
 
-def _change(data: bytes, rng: Random) -> bytes:
-    """Change a message and the length before it, or bytes."""
+def _frames(data: bytes) -> list[bytes]:
     frames, at = [], 0
     while at + _FRAME.size <= len(data):
         (size,) = _FRAME.unpack_from(data, at)
         frames.append(data[at + _FRAME.size : at + _FRAME.size + size])
         at += _FRAME.size + size
+    return frames
+
+
+def _change(data: bytes, rng: Random) -> bytes:
+    """Change a message and the length before it, or bytes."""
+    frames = _frames(data)
     if not frames or rng.random() < 0.15:
         return mutate.havoc(data, rng)
     number = rng.randrange(len(frames))
     frames[number] = mutate.json_bytes(frames[number], rng)[: 1 << 20]
     return b"".join(_FRAME.pack(len(frame)) + frame for frame in frames)
+
+
+def _read(data: bytes) -> list[str]:
+    """Each message of an input as an answer and as a fork server's news; returns what it was taken for."""
+    kinds = []
+    for number, body in enumerate(_frames(data)):
+        op = ("prepare", "load", "invoke", "profile")[number % 4]
+        try:
+            kinds.append(f"{op} {type(answers.read(body, op, 1)).__name__}")
+        except HilError as error:
+            str(error).encode()
+            kinds.append(f"{op} {type(error).__name__} {error.message[:40]}")
+        try:
+            forks.read_news(body)
+        except framing.Garbled as error:
+            kinds.append(f"news {str(error)[:30]}")
+    return kinds
 
 
 class _Forks:
@@ -92,7 +115,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
     with store.upload(digest, 1, 0) as upload:
         upload.write(memoryview(b"x"))
         upload.finish()
-    forks, logs = _Forks(), LogBook()
+    hands, logs = _Forks(), LogBook()
 
     class Hostile:
         """In place of the supervisor."""
@@ -100,12 +123,15 @@ def _opened(folder: Path) -> Iterator[Attempt]:
         def __init__(self) -> None:
             self.logs = logs
 
-        def take(self, runtime: str, device: str, *_: Any, **__: Any) -> Worker:
-            worker = Worker(forks, logs)  # type: ignore[arg-type]
-            threading.Thread(target=_say, args=(forks.fds[0], self.data, forks.on_exit), daemon=True).start()
+        def take(self, runtime: str, device: str) -> Worker:
+            worker = Worker(hands, logs)  # type: ignore[arg-type]
+            threading.Thread(target=_say, args=(hands.fds, self.data, hands.on_exit), daemon=True).start()
             return worker
 
-        def refill(self, *_: Any, **__: Any) -> None:
+        def has(self, runtime: str, device: str) -> bool:
+            return True
+
+        def refill(self, runtime: str, device: str) -> None:
             pass
 
         data = b""
@@ -119,12 +145,12 @@ def _opened(folder: Path) -> Iterator[Attempt]:
 
     def attempt(data: bytes) -> Tried:
         hostile.data = data
-        kinds = []
+        kinds = _read(data)
         try:
             reply = programs.load(session, load)
             kinds.append("loaded")
             start.program_id = reply.program_id
-            with programs.called(session, start) as loaded:
+            with programs.called(session, start, lambda: True) as loaded:
                 done, _ = programs.invoke(loaded, programs.incoming(loaded, start), start)
             done.SerializeToString()
             kinds.append("ran")
@@ -133,22 +159,24 @@ def _opened(folder: Path) -> Iterator[Attempt]:
             kinds.append(f"{type(error).__name__} {str(error)[:30]}")
         finally:
             programs.unload(session, start.program_id)
-            for fd in forks.fds:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
         open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         if open_files > 400:
             raise Broken(f"{open_files} descriptors are open")
-        return Tried(1 + data.count(b'{"'), tuple(kinds))
+        return Tried(2 * len(_frames(data)) + 1, tuple(kinds))
 
     yield attempt
 
 
-def _say(fd: int, data: bytes, on_exit: Callable[[int], None]) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
-        sock.settimeout(2.0)
+def _say(fds: list[int], data: bytes, on_exit: Callable[[int], None]) -> None:
+    """Say all of it, as far as anybody listens, and die."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(fds[2], 1 << 16)  # what it says of its outputs may be there
+    with contextlib.suppress(OSError), socket.socket(fileno=fds[0]) as sock:
+        sock.settimeout(_LISTEN_S)
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
+    for fd in fds[1:]:
+        os.close(fd)
     on_exit(-11)
 
 

@@ -122,7 +122,7 @@ class SuiteRun:
         for line in self._lines():
             try:
                 record = CaseRecord.of_json(json.loads(line))
-            except (ValueError, TypeError, AttributeError):
+            except (ValueError, TypeError, AttributeError, RecursionError):
                 damaged += 1
             else:
                 found[record.id] = record

@@ -76,19 +76,23 @@ def load_run(folder: Path) -> SuiteResults:
         UsageError: the folder holds none, or what it holds cannot be read.
     """
     run = SuiteRun.open(folder)
-    head = run.head
     try:
-        suite, flow, ids = str(head["suite"]), str(head["flow"]), [str(one) for one in head["ids"]]
-        records, damaged = run.read()
-    except (OSError, KeyError, TypeError) as error:
+        return _loaded(run)
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _loaded(run: SuiteRun) -> SuiteResults:
+    folder, head = run.folder, run.head
+    ids = [str(one) for one in head["ids"]]
+    records, damaged = run.read()
     ended = {record.id for record in records}
     return SuiteResults(
         folder=folder,
         id=str(head.get("id") or folder.name),
         source=str(head.get("source") or ""),
-        suite=suite,
-        flow=flow,
+        suite=str(head["suite"]),
+        flow=str(head["flow"]),
         runtime=str(head.get("runtime") or ""),
         boards=tuple(str(one) for one in head.get("boards") or ()),
         started=head.get("started"),
