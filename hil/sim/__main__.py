@@ -7,7 +7,6 @@ from there and from --fault. Prints one JSON line on stdout once it serves: {"ad
 from __future__ import annotations
 
 import os
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
