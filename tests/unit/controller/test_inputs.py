@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import ml_dtypes
@@ -241,3 +242,13 @@ def test_raw_bytes_as_a_npz_holds_them_are_taken_for_the_inputs_dtype(tmp_path):
     (made,) = make_inputs([TensorSpec("x", "bfloat16", (4,))], raw).values()
     assert made.dtype == given.dtype
     np.testing.assert_array_equal(made, given)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 70_000 + "\0", "1" * 70_000, "1x" * 35_000, "f32" * 20_000 + "=", "+1e" * 20_000]
+)
+def test_long_text_is_refused_at_once(text: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(UsageError):
+        parse_input(text, [X])
+    assert time.monotonic() - began < 5
