@@ -316,8 +316,8 @@ def _infer(light: Any) -> Any:
 
 @contextlib.contextmanager
 def _limited_memory(size: int) -> Iterator[None]:
-    """Let this process take so much more memory than it has, and no more: a number in a model may say how many dimensions
-    a tensor has. Where the system does not tell how much it has, nothing is limited.
+    """Let this process take so much more memory than it has, and no more: a number in a model may say how many
+    dimensions a tensor has. Where the system does not tell how much it has, nothing is limited.
     """
     if not _STATM.exists():
         yield
