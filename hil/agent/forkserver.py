@@ -24,6 +24,8 @@ from hil.agent.confinement import confine, seclude
 from hil.agent.runtimes import resolve
 from hil.agent.shm import Arena
 
+_MOST_ERROR = 4000
+
 
 def main() -> None:
     """Serve the agent's fork orders until it hangs up."""
@@ -82,14 +84,14 @@ def _describe(reference: str) -> dict[str, Any]:
     try:
         runtime = resolve(reference)
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return _wrong(error)
     ours, theirs = (framing.Channel(sock) for sock in socket.socketpair())
     pid = os.fork()
     if pid == 0:
         try:
             theirs.send(runtime.describe())
         except Exception as error:
-            theirs.send({"error": f"{type(error).__name__}: {error}"})
+            theirs.send(_wrong(error))
         finally:
             os._exit(0)
     theirs.close()
@@ -101,6 +103,10 @@ def _describe(reference: str) -> dict[str, Any]:
     os.waitpid(pid, 0)
     ours.close()
     return described
+
+
+def _wrong(error: Exception) -> dict[str, Any]:
+    return {"error": f"{type(error).__name__}: {error}"[:_MOST_ERROR]}
 
 
 def _preload(reference: str) -> None:

@@ -21,7 +21,8 @@ from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTim
 from hil.proto.v1 import agent_pb2 as pb
 from hil.tensors import TensorSpec, check_names
 
-MAX_PROGRAMS = 64
+# A test session of many traced modules keeps a program for each.
+MAX_PROGRAMS = 512
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
 # A call that waits for a dead controller's data holds its program until its connection ends: nobody waits for that.

@@ -226,10 +226,12 @@ class BlobStore:
             have: how much of it is here from before.
         """
         partials = self._partials(digest)
-        for _, _, path in partials[: 1 - _PARTIALS_KEPT]:
-            self._drop(path)
+        kept = [one for one in partials[1 - _PARTIALS_KEPT :] if time.time() - one[0] <= _PARTIAL_KEPT_S]
+        for one in partials:
+            if one not in kept:
+                self._drop(one[2])
+        partials = kept
         if self.quota_bytes:
-            partials = partials[1 - _PARTIALS_KEPT :]
             blobs = [
                 (max(used, self._used.get(_digest_of(path), 0.0)), length, path)
                 for used, length, path in _files(self.root / "blobs")

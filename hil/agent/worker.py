@@ -25,6 +25,9 @@ from hil.errors import HilError, LoadFailed, RunFailed, UsageError
 from hil.placement import Placement
 from hil.tensors import Array, TensorSpec
 
+# Three such texts fit into a message, whatever they are made of.
+_MOST_TEXT = 1 << 16
+
 
 def serve(channel: framing.Channel, inputs: Arena, outputs: Arena) -> None:
     """Answer orders until the agent hangs up."""
@@ -37,14 +40,19 @@ def serve(channel: framing.Channel, inputs: Arena, outputs: Arena) -> None:
         try:
             reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
         except HilError as error:
-            reply = {"error": [type(error).__name__, error.message, error.hint, error.detail]}
+            reply = _error(type(error), error.message, error.hint, error.detail)
         except Exception as error:
             failed = RunFailed if worker.program else LoadFailed
-            reply = {"error": [failed.__name__, f"{type(error).__name__}: {error}", "", traceback.format_exc()]}
+            reply = _error(failed, f"{type(error).__name__}: {error}", "", traceback.format_exc())
         try:
             channel.send(reply)
         except framing.Closed:
             return
+
+
+def _error(kind: type[HilError], message: str, hint: str, detail: str) -> dict[str, Any]:
+    """The answer that tells an error: of a text that is too long for one the beginning, of a detail the end."""
+    return {"error": [kind.__name__, message[:_MOST_TEXT], hint[:_MOST_TEXT], detail[-_MOST_TEXT:]]}
 
 
 class _Worker:

@@ -130,7 +130,7 @@ class Hold:
                 if time.monotonic() > deadline:
                     raise errors.BoardBusy(told, hint="wait longer with --wait")
                 on_wait(told)
-                self._guard.within(min(SILENCE_S, max(deadline - time.monotonic(), 0.0)))
+                self._guard.within(SILENCE_S)
         except grpc.RpcError as error:
             if self.silent:
                 raise errors.BoardLost(f"the agent says nothing for {SILENCE_S:g} s") from error

@@ -18,6 +18,8 @@ from models import DIGITS, save_model
 from onnx import TensorProto, helper
 from sshd import free_port
 
+from hil.controller.begun import seal
+
 FLOAT = TensorProto.FLOAT
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 
@@ -395,7 +397,7 @@ STAGES = ("compile", "push", "run", "refer")
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_ctrl_c_in_a_stage_keeps_what_there_was_and_resumes(hil, environment, tmp_path, stage):
+def test_ctrl_c_in_a_stage_keeps_what_there_was_and_resumes(hil, environment, tmp_path, stage, monkeypatch):
     model, options = slow_in(stage, tmp_path)
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(model), *options]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True)
@@ -413,6 +415,9 @@ def test_ctrl_c_in_a_stage_keeps_what_there_was_and_resumes(hil, environment, tm
     # Without what made it slow, the same run goes on to its end.
     record["request"].update(faults=[], references=["onnxruntime"])
     path.write_text(json.dumps(record))
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, environment[name])
+    seal(path.parent, record["request"])  # nobody else may alter what a run goes on with
     resumed = hil("run", "--resume", record["id"], "--json")
     assert resumed.code == 0, resumed.out
     assert resumed.document["id"] == record["id"]

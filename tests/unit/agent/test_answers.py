@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.agent import answers, framing
+from hil.agent import answers, framing, worker
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 from hil.placement import Part
 from hil.tensors import TensorSpec, from_bytes, nbytes_of
@@ -119,6 +119,15 @@ def test_only_its_own_errors_are_a_programs_to_report(kind: str, op: str, told: 
         answers.read(body, op)
     assert type(caught.value) is told
     assert (caught.value.hint, caught.value.detail) == ("a hint", "detail")
+
+
+@pytest.mark.parametrize("text", ["x", "é", "\U0001f4a9", "{[,", "\udc80"])
+def test_an_error_of_any_length_fits_into_an_answer(text: str):
+    body = json.dumps(worker._error(RunFailed, text * 3_000_000, text * 3_000_000, text * 3_000_000)).encode()
+    with pytest.raises(RunFailed) as caught:
+        answers.read(body, "invoke", 1)
+    assert len(body) < framing.MOST_BYTES
+    assert len(caught.value.message) > 60_000
 
 
 @pytest.mark.parametrize("piece", [b"{},", b'{"a":0},', b"[],", b"0,", b'"",', b"[[],["])

@@ -51,5 +51,5 @@ def test_a_session_has_so_many_programs_and_no_more(tmp_path: Path) -> None:
     assert session is not None
     for number in range(MAX_PROGRAMS):
         programs._loaded[str(number)] = Loaded(Mock(), session, tmp_path, [])
-    with pytest.raises(LoadFailed, match="64 programs are loaded already"):
+    with pytest.raises(LoadFailed, match="512 programs are loaded already"):
         programs.load(session, pb.LoadRequest())
