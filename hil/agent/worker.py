@@ -6,6 +6,7 @@ arena and writes outputs into another. It trusts nothing it runs: when the progr
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import tempfile
@@ -124,8 +125,10 @@ class _Worker:
                 "this runtime cannot profile", hint="one that can has a method for it: see hil.agent.runtimes.Program"
             )
         self.program.bind(self._given(order["inputs"], order["bytes"]))
-        # In the program's folder: that goes with the program, whatever becomes of this process.
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix="profile-") as place:
+        # In the program's folder: that goes with the program, whatever becomes of this process. In a sandbox it cannot
+        # be written, and what can goes with this process.
+        folder = self._folder if os.access(self._folder, os.W_OK) else None
+        with tempfile.TemporaryDirectory(dir=folder, prefix="profile-") as place:
             tool = Path(order["tool"]) if order["tool"] else None
             files = profile(order["warmup"], order["iterations"], Path(place), tool)
             size = sum(file.stat().st_size for file in files)
