@@ -120,7 +120,8 @@ def parse_type(name: str, text: str) -> TensorSpec:
         return TensorSpec(f"{SCALAR_PREFIX}{name}", dtype, ())
     shape: list[Dim] = []
     rest = match.group(1).split(",", 1)[0]
-    while dim := re.match(r"(\d+|\?)x", rest):
+    # 18 digits: nobody has a longer dimension, and Python reads no numbers of any length.
+    while dim := re.match(r"(\d{1,18}|\?)x", rest):
         shape.append(None if dim.group(1) == "?" else int(dim.group(1)))
         rest = rest[dim.end() :]
     dtype = mlir_dtype(rest)

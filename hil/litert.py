@@ -189,7 +189,10 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
         )
     except Exception as error:
         raise LoadFailed(f"LiteRT refused {path.name}: {words(error)}", detail=str(error)) from error
-    return Signature(interpreter, path.name, function, kernels)
+    try:
+        return Signature(interpreter, path.name, function, kernels)
+    except UnicodeDecodeError as error:
+        raise LoadFailed(f"{path.name} is damaged: a name in it is no UTF-8 text") from error
 
 
 def _parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:

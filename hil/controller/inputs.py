@@ -12,6 +12,7 @@ import numpy as np
 
 from hil.controller.random_inputs import limits_of, random_tensor
 from hil.controller.tensor_files import load_pb
+from hil.controller.typed_paths import exists
 from hil.errors import UsageError
 from hil.files import read_file
 from hil.iree_values import mlir_dtype
@@ -30,7 +31,7 @@ from hil.tensors import (
     typed,
 )
 
-_IREE_FORM = re.compile(r"(?P<dims>(?:\d+x)*)(?P<type>[a-z]+\d*[A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
+_IREE_FORM = re.compile(r"(?P<dims>(?:\d{1,18}x)*)(?P<type>[a-z][A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
 _FORMS = "NAME=x.npy, NAME=x.npz:key, x.npz, NAME=test.pb, 4x8xf32=@x.bin, 4x8xf32=1 2 3"
 
@@ -215,7 +216,7 @@ def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
     form = _IREE_FORM.match(text)
     if form and mlir_dtype(form["type"]):
         return _iree_value(form, spec, strict)
-    if _NUMBER.match(text) and not Path(text).exists():
+    if _NUMBER.match(text) and not exists(text):
         if not spec.dtype:
             raise UsageError(f"{text[:80]!r} has no type, and {spec.name!r} is a tensor", hint=f"f32={text[:80]}")
         return _elements(text, spec.dtype, (), spec)

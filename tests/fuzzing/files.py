@@ -368,7 +368,7 @@ FUZZERS = [
         _executorch,
         mutate.havoc,
     ),
-    _model("onnx", "models, .onnx", "a.onnx", _read_onnx, _models, _onnx),
+    _model("onnx", "models, .onnx", "a.onnx", _read_onnx, _models, _onnx, limit_mib=1200),
     _model(
         "tflite",
         "models, .tflite",

@@ -76,3 +76,9 @@ def test_a_signless_element_is_what_the_declaration_says() -> None:
     assert dtype_of_element(int(element_of("int8")), "uint8") == "uint8"
     with pytest.raises(LoadFailed):
         element_of("float4_e2m1fn")
+
+
+@pytest.mark.parametrize("dim", ["9" * 19, "9" * 6000, "-1", "²"])
+def test_a_dimension_that_is_no_size_is_refused(dim: str) -> None:
+    with pytest.raises(LoadFailed):
+        parse_type("x", f"tensor<{dim}xf32>")

@@ -103,12 +103,12 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
         attributes = op.operation.attributes
         if not op.operation.name.endswith(".func") or "function_type" not in attributes:
             continue
-        visibility = ir.StringAttr(attributes["sym_visibility"]).value if "sym_visibility" in attributes else "public"
+        visibility = _text(attributes["sym_visibility"]) if "sym_visibility" in attributes else "public"
         if visibility not in ("", "public") or not op.operation.regions[0].blocks:
             continue
         kind = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
         yield (
-            ir.StringAttr(attributes["sym_name"]).value,
+            _text(attributes["sym_name"]),
             (
                 _named(attributes, "arg_attrs", "arg", kind.inputs),
                 _named(attributes, "res_attrs", "output", kind.results),
@@ -119,12 +119,24 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
 
 def _mutable(module: Any) -> Iterator[str]:
     """The module's globals that its functions may assign."""
-    from iree.compiler import ir
-
     for op in module.body.operations:
         attributes = op.operation.attributes
         if op.operation.name.endswith(".global") and "is_mutable" in attributes:
-            yield ir.StringAttr(attributes["sym_name"]).value
+            yield _text(attributes["sym_name"])
+
+
+def _text(attribute: Any) -> str:
+    """The text of an attribute.
+
+    Raises:
+        ImportFailed: it is none, or no UTF-8.
+    """
+    from iree.compiler import ir
+
+    try:
+        return str(ir.StringAttr(attribute).value)
+    except (RuntimeError, ValueError) as error:
+        raise ImportFailed("a name in the module is no text, or no UTF-8") from error
 
 
 def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:
@@ -134,7 +146,7 @@ def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:
     names = []
     for position, kind in enumerate(types):
         given = ir.DictAttr(own[position]) if position < len(own) else {}
-        name = ir.StringAttr(given["iree.abi.name"]).value if "iree.abi.name" in given else f"{default}{position}"
+        name = _text(given["iree.abi.name"]) if "iree.abi.name" in given else f"{default}{position}"
         names.append((name, _builtin(str(kind))))
     return names
 

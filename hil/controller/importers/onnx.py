@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import posixpath
+import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ _OWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 # A tensor above this size is left out of what checker and shape inference see: they need its type alone.
 _SMALL_BYTES = 1 << 16
 _MOST_VERSION = (1 << 31) - 1
+# What inferring shapes may take, beside some copies of the model.
+_INFER_BYTES = 1 << 30
+_STATM = Path("/proc/self/statm")
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -303,9 +308,28 @@ def _infer(light: Any) -> Any:
     import onnx
 
     try:
-        return onnx.shape_inference.infer_shapes(light, data_prop=True)
+        with _limited_memory(_INFER_BYTES + 4 * light.ByteSize()):
+            return onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception:  # shapes are a help, not a condition: what cannot be inferred stays unknown
         return light
+
+
+@contextlib.contextmanager
+def _limited_memory(size: int) -> Iterator[None]:
+    """Let this process take so much more memory than it has, and no more: a number in a model may say how many
+    dimensions a tensor has. Where the system does not tell how much it has, nothing is limited.
+    """
+    if not _STATM.exists():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = int(_STATM.read_text().split()[0]) * resource.getpagesize() + size
+    limits = [one for one in (wanted, soft, hard) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _spec(value: Any) -> list[Any] | None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -445,3 +447,16 @@ def test_constant_that_is_not_what_it_says_bounds_nothing(save_onnx: Save, isola
     onnx.save(model, path)
     with contextlib.suppress(ImportFailed):
         assert import_model(path, isolated=isolated).ranges == {}
+
+
+def test_shape_of_more_dimensions_than_memory_holds_stays_unknown(save_onnx: Save, tmp_path: Path) -> None:
+    node = helper.make_node("Expand", ["x", "shape"], ["y"])
+    shape = (1 << 31) - 1
+    path = save_onnx([node], [("x", FLOAT, (1,)), ("shape", INT64, (shape,))], [("y", FLOAT, (3,))])
+    code = (
+        "import resource, sys; from hil.controller.importers.onnx import describe; describe(sys.argv[1], '', {});"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1500

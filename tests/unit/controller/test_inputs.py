@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 
 import ml_dtypes
@@ -241,3 +243,14 @@ def test_raw_bytes_as_a_npz_holds_them_are_taken_for_the_inputs_dtype(tmp_path):
     (made,) = make_inputs([TensorSpec("x", "bfloat16", (4,))], raw).values()
     assert made.dtype == given.dtype
     np.testing.assert_array_equal(made, given)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 6000 + "xf32", "a" * 70_000 + "\0", "1" * 70_000, "1x" * 35_000, "f32" * 20_000 + "=", "+1e" * 20_000],
+)
+def test_long_text_is_read_or_refused_at_once(text: str) -> None:
+    began = time.monotonic()
+    with contextlib.suppress(UsageError):
+        parse_input(text, [X])
+    assert time.monotonic() - began < 5
