@@ -231,7 +231,8 @@ def _placed(parts: Sequence[str], folder: Path) -> str:
     """A text of ``--input`` again, from what :meth:`Parcel.add_tensor` made of it."""
     if len(parts) == 1:
         before, file, after = parts[0], "", ""
-        fits = "@" not in before and not before.endswith(_TENSOR_FILES)
+        # As a path, for `x.npy/.` is the file x.npy too.
+        fits = "@" not in before and Path(before).suffix not in _TENSOR_FILES
     else:
         before, path, after = parts
         file = str(inside(folder, path))
