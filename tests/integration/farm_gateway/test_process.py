@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -304,3 +306,22 @@ def test_what_strangers_send_is_not_read(farm_db: str, tmp_path: Path) -> None:
         grown = (highest - before) * os.sysconf("SC_PAGE_SIZE") >> 20
         print(f"8 orders of 60 MiB each, of strangers: the gateway grew by {grown} MiB")
         assert grown < 150
+
+
+def test_connections_that_say_nothing_keep_nobody_out(farm_db: str, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    with contextlib.ExitStack() as kept:
+        try:
+            process, said = kept.enter_context(gateway_process(farm_db, tmp_path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        [address] = said["addresses"]
+        for _ in range(800):
+            one = kept.enter_context(socket.socket(socket.AF_UNIX))
+            one.settimeout(WAIT_S)
+            one.connect(address.removeprefix("unix:"))
+        with FarmClient(FarmAddress((address,), token_of(farm_db, "anna"))) as farm:
+            assert farm.ask("boards") == []
+        # Nobody who says nothing stays.
+        until(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200)
