@@ -91,7 +91,7 @@ class BlobStore:
         path = self._path(digest)
         look = _look(path)
         if look is None or look != self._verified.get(digest):
-            if look is None or digests.digest_file(path, digests.algorithm_of(digest)) != digest or _look(path) != look:
+            if look is None or not _is_sound(path, digest) or _look(path) != look:
                 self._verified.pop(digest, None)
                 self._drop(path)
                 what = "was altered on the board" if look else "is not on the board"
@@ -383,6 +383,13 @@ def _look(path: Path) -> _Look | None:
     if not S_ISREG(stat.st_mode):
         return None
     return _Look(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _is_sound(path: Path, digest: str) -> bool:
+    """Whether a file has this digest; one that cannot be read, or is gone by now, has not."""
+    with contextlib.suppress(OSError, UsageError):
+        return digests.digest_file(path, digests.algorithm_of(digest)) == digest
+    return False
 
 
 def _digest_of(path: Path) -> str:
