@@ -30,6 +30,8 @@ _HASH_PIECE = 1 << 20
 # A cut upload is gone on with soon, or never; and nobody has many of them.
 _PARTIAL_KEPT_S = 24 * 3600.0
 _PARTIALS_KEPT = 16
+# Folders in folders for a program's file.
+_MOST_PARTS = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Files' times are those of a clock that ticks every few milliseconds: what is altered within a tick looks the same.
 _TICK_NS = 100_000_000
@@ -149,7 +151,8 @@ class BlobStore:
         try:
             for name, digest in files:
                 parts = Path(name).parts
-                if not name or name.startswith("/") or ".." in parts or "\0" in name or len(name) > 255 or not parts:
+                is_plain = name and not name.startswith("/") and ".." not in parts and "\0" not in name
+                if not is_plain or len(name) > 255 or not 0 < len(parts) <= _MOST_PARTS:
                     raise UsageError(f"a program file cannot be named {name[:100]!r}")
                 self.pin(digests.check(digest))
                 pinned.append(digest)
