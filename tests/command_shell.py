@@ -88,7 +88,8 @@ class LocalShell:
         if progress:
             progress(local.stat().st_size)
 
-    def get(self, remote: str, local: Path) -> None:
+    def get(self, remote: str, local: Path, most: int) -> None:
+        assert (self.home / remote).stat().st_size <= most
         shutil.copyfile(self.home / remote, local)
 
     def close(self) -> None:

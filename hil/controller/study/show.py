@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.compilers.tfcompile import COMPILE, GENERATE, LINK
+from hil.controller.spreadsheet import as_text
 from hil.controller.study.record import FAILED, PASSED, Row
 from hil.controller.study.ways import LOAD, LOWER, MATCH, RUN
 
@@ -100,4 +101,6 @@ def write_tables(rows: Sequence[Row], folder: Path) -> None:
     with (folder / CSV).open("w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]) if lines else [])
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows(
+            {name: as_text(cell) if isinstance(cell, str) else cell for name, cell in line.items()} for line in lines
+        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -115,8 +117,10 @@ def sockets_for(folder: Path) -> Path:
     """
     mark = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
     place = Path(tempfile.gettempdir()) / f"hil-farm-{os.getuid()}-{mark}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    if place.is_symlink() or place.stat().st_uid != os.getuid():
+    with contextlib.suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise UsageError(f"{place} is another user's", hint="name another folder for such files: TMPDIR")
     return place
 

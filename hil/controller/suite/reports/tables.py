@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from hil.controller.spreadsheet import as_text
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports.delegation import COLUMNS, cells, is_told
 from hil.controller.suite.reports.load import SuiteResults
@@ -130,6 +131,4 @@ def _cell(value: Any) -> Any:
         return " ".join(str(_cell(one)) for one in value)
     if not isinstance(value, str) or value in ("inf", "-inf", "nan"):
         return value
-    text = plain(value)
-    # A name or a message that begins like a formula is made a text, as spreadsheets themselves do it.
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return as_text(plain(value))

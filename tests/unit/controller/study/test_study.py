@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,14 @@ def test_the_table_names_the_stage_that_failed_and_leaves_nothing_out(tmp_path):
         ("iree", "", "", "pass"),
     ]
     assert summary(rows) == "tfcompile: 0 of 1 passed; iree: 1 of 1 passed"
+
+
+def test_a_message_that_begins_like_a_formula_is_a_text_in_the_table(tmp_path):
+    told = row("tfcompile", "link", Outcome.COMPILE_ERROR)
+    stages = tuple(replace(stage, message="=cmd|' /C calc'!A0" if stage.message else "") for stage in told.stages)
+    write_tables([replace(told, stages=stages)], tmp_path)
+    [line] = csv.DictReader((tmp_path / "study.csv").read_text().splitlines())
+    assert line["message"] == "'=cmd|' /C calc'!A0"
 
 
 def test_exit_codes_are_those_of_all_commands():

@@ -62,6 +62,11 @@ def test_a_hosts_sockets_are_always_in_the_same_folder_which_is_its_users_alone(
     assert place == sockets_for(tmp_path / "one") != sockets_for(tmp_path / "two")
     assert place.stat().st_mode & 0o777 == 0o700
     place.rmdir()
-    place.symlink_to(tmp_path)
+    for planted in (tmp_path, tmp_path / "nothing"):
+        place.symlink_to(planted)
+        with pytest.raises(UsageError, match="another user"):
+            sockets_for(tmp_path / "one")
+        place.unlink()
+    place.touch()
     with pytest.raises(UsageError, match="another user"):
         sockets_for(tmp_path / "one")
