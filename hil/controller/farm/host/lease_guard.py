@@ -24,13 +24,12 @@ from hil.proto.v1 import agent_pb2 as pb
 
 # Calls at a time, each of which has a thread: as many as an agent serves.
 _MOST_CALLS = 48
-# A message of a holder's is held in memory whole: one with many small tensors is still below this.
-_MOST_MESSAGE = 64 << 20
 _LONG_S = 366 * 86400.0
 _HOLD = f"/{wire.PACKAGE}.Sessions/Hold"
 _OPTIONS = (
     *(option for option in wire.GRPC_OPTIONS if option[0] != "grpc.max_receive_message_length"),
-    ("grpc.max_receive_message_length", _MOST_MESSAGE),
+    # A message of a holder's is held in memory whole, and an agent takes no larger one.
+    ("grpc.max_receive_message_length", wire.MESSAGE_MAX),
 )
 
 
