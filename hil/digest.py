@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,25 @@ ALGORITHMS = ("blake3", "sha256")
 _FORM = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 # BLAKE3 splits work over threads only above about 128 KiB a thread; below this size one thread is faster.
 _THREADS_FROM = 1 << 20
+_PIECE = 4 << 20
 
 
 class Hasher:
     """An incremental digest.
 
+    Args:
+        algorithm: one of :data:`ALGORITHMS`.
+        threads: most that BLAKE3 may use for one piece.
+
     Raises:
         UsageError: the algorithm is unknown.
     """
 
-    def __init__(self, algorithm: str = DEFAULT) -> None:
+    def __init__(self, algorithm: str = DEFAULT, threads: int = 1) -> None:
         if algorithm not in ALGORITHMS:
             raise UsageError(f"unknown digest algorithm {algorithm!r}", hint=f"one of {', '.join(ALGORITHMS)}")
         self.algorithm = algorithm
-        self._hash: Any = blake3() if algorithm == "blake3" else hashlib.sha256()
+        self._hash: Any = blake3(max_threads=threads) if algorithm == "blake3" else hashlib.sha256()
 
     def update(self, data: Any) -> None:
         """Add bytes (any contiguous buffer)."""
@@ -43,27 +49,25 @@ class Hasher:
 
 def digest_of(data: Any, algorithm: str = DEFAULT) -> str:
     """The digest of a buffer."""
-    if algorithm == "blake3" and memoryview(data).nbytes >= _THREADS_FROM:
-        return f"blake3:{blake3(data, max_threads=blake3.AUTO).hexdigest()}"
-    hasher = Hasher(algorithm)
+    hasher = Hasher(algorithm, blake3.AUTO if memoryview(data).nbytes >= _THREADS_FROM else 1)
     hasher.update(data)
     return hasher.digest()
 
 
 def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
-    """The digest of a file's content, read in pieces (memory-mapped for BLAKE3).
+    """The digest of a file's content, as long as it is when it is opened.
+
+    Read and not mapped: whoever cut a mapped file would end this process by SIGBUS.
 
     Raises:
         OSError: the file cannot be read.
     """
-    if algorithm == "blake3" and path.is_file() and path.stat().st_size >= _THREADS_FROM:
-        mapped = blake3(max_threads=blake3.AUTO)
-        mapped.update_mmap(path)
-        return f"blake3:{mapped.hexdigest()}"
-    hasher = Hasher(algorithm)
     with open_file(path) as file:
-        while piece := file.read(1 << 20):
+        left = os.fstat(file.fileno()).st_size
+        hasher = Hasher(algorithm, blake3.AUTO if left >= _THREADS_FROM else 1)
+        while piece := file.read(min(left, _PIECE)):
             hasher.update(piece)
+            left -= len(piece)
     return hasher.digest()
 
 

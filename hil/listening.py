@@ -15,6 +15,10 @@ import grpc
 from hil.errors import UsageError
 
 _LAST_PORT = (1 << 16) - 1
+# Each connection takes a descriptor, and who opens many must not keep the next one out.
+_FILES = 65_536
+# Of a server: who connects and says nothing is sent away after so long.
+HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
 
 
 def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None:
@@ -95,6 +99,16 @@ def check_tls_files(*, cert: object, key: object, ca: object = None, ca_needs_ce
             "a certificate for TLS was given, but no authority of the other side's: that is no TLS",
             hint="ca names the PEM file of the authority",
         )
+
+
+def take_descriptors() -> None:
+    """Let this process, a server, have as many descriptors as the system lets it."""
+    import resource  # there is none on Windows, where hil only calls servers
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def host_port(

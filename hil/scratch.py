@@ -52,7 +52,8 @@ class Scratch:
             return self._place
 
     def _made(self) -> Path:
-        self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # a file or a link to nothing: no folder of ours
+            self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(self._base):
             # Somebody else took the name: then at least nobody sees into what we make.
             return Path(tempfile.mkdtemp(prefix="hil-", dir=self._base.parent))

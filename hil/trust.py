@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def trusted_folders() -> dict[str, dict[str, str]]:
 
 
 def trust(folder: Path, files: Mapping[Path, str]) -> None:
-    """Trust a folder's files as they are now, in place of what was trusted there before.
+    """Trust a folder's files as they are now, in place of what was trusted there, or of them, before.
 
     Args:
         folder: its absolute path.
@@ -108,20 +108,28 @@ def trust(folder: Path, files: Mapping[Path, str]) -> None:
         UsageError: there is no home to keep it in.
         StorageError: it cannot be written.
     """
-    _write({**_read(), str(folder): {str(path.resolve()): digest for path, digest in files.items()}})
+    digests = {str(path.resolve()): digest for path, digest in files.items()}
+    _write({**_without(_read(), digests.__contains__), str(folder): digests})
 
 
 def distrust(folder: Path) -> bool:
-    """Trust a folder no longer; whether it was trusted.
+    """Trust a folder no longer, nor any file in it, whichever folder it was trusted with; whether any was.
 
     Raises:
         StorageError: it cannot be written.
     """
-    folders = dict(_read())
-    known = folders.pop(str(folder), None) is not None
-    if known:
-        _write(folders)
-    return known
+    before = dict(_read())
+    after = {other: files for other, files in before.items() if other != str(folder)}
+    after = _without(after, lambda path: Path(path).is_relative_to(folder))
+    if after != before:
+        _write(after)
+    return after != before
+
+
+def _without(folders: Mapping[str, Mapping[str, str]], gone: Callable[[str], bool]) -> dict[str, dict[str, str]]:
+    """What is trusted but for some files."""
+    kept = {folder: {path: files[path] for path in files if not gone(path)} for folder, files in folders.items()}
+    return {folder: files for folder, files in kept.items() if files}
 
 
 def _read() -> dict[str, dict[str, str]]:

@@ -150,6 +150,11 @@ def flood(_: str) -> None:
         channel.sendall(b"[" * (1 << 20))
 
 
+def say(what: str) -> None:
+    """Write a line to stderr."""
+    os.write(2, what.encode() + b"\n")
+
+
 def shout(what: str) -> None:
     """Write to stderr without end: one line, or empty ones."""
     piece = b"x" * (1 << 16) if what == "line" else b"\n" * (1 << 16)
@@ -197,11 +202,15 @@ def gobble(megabytes: str) -> None:
 def reach(pid: str) -> None:
     """Tell which ways to another process are open: signals, tracing, its memory."""
     told = {}
-    try:
-        os.kill(int(pid), 0)
-        told["signal"] = True
-    except PermissionError:
-        told["signal"] = False
+    for way, reach_out in {
+        "signal": lambda: os.kill(int(pid), 0),
+        "limit": lambda: resource.prlimit(int(pid), resource.RLIMIT_CPU, resource.getrlimit(resource.RLIMIT_CPU)),
+    }.items():
+        try:
+            reach_out()
+            told[way] = True
+        except PermissionError:
+            told[way] = False
     told["trace"] = ctypes.CDLL(None).ptrace(16, int(pid), 0, 0) == 0  # PTRACE_ATTACH
     try:
         Path(f"/proc/{pid}/mem").open("rb").close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -20,13 +19,12 @@ from hil.agent import forks
 from hil.agent.confinement import seclude
 from hil.agent.server import Agent, AgentConfig
 from hil.errors import HilError, UsageError
+from hil.listening import take_descriptors
 from hil.visible import show_visibly
 
 _LOOK_S = 0.5
 # Without a session for so long, the agent keeps nothing in memory but itself.
 _REST_S = 60.0
-# Each connection takes a descriptor, and who opens many must not keep the next one out.
-_FILES = 65_536
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -91,10 +89,7 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
     """
     seclude()
     forks.adopt()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    take_descriptors()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hil.agent import seccomp
+
 MOST_FILES = 4096
 # Processes and threads beyond those that the user has already: such a limit counts all of a user's.
 MORE_TASKS = 2048
@@ -81,12 +83,17 @@ def _tasks_of(user: int) -> int:
 
 
 def _no_signals_out(libc: Any) -> None:
-    """Landlock, since Linux 6.12: signals reach only what this process starts, and no process outside can be traced."""
+    """Landlock, since Linux 6.12: signals reach only what this process starts, and no process outside can be traced.
+
+    A limit of another process's CPU time would be a signal as well: there is a filter of calls for that.
+    """
     ruleset = struct.pack("=QQQ", 0, 0, _LANDLOCK_SCOPE_SIGNAL)
     fd = libc.syscall(_LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
     if fd >= 0:
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
             libc.syscall(_LANDLOCK_RESTRICT_SELF, fd, 0)
+            with contextlib.suppress(OSError):  # of a kernel without such filters
+                seccomp.keep_limits_own()
         os.close(fd)
 
 

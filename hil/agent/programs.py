@@ -23,6 +23,10 @@ from hil.tensors import TensorSpec, check_names
 
 # A test session of many traced modules keeps a program for each.
 MAX_PROGRAMS = 512
+MAX_FILES = 10_000
+MAX_INPUTS = 20_000
+# As many as every numpy takes.
+_MAX_DIMS = 32
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
 # A call that waits for a dead controller's data holds its program until its connection ends: nobody waits for that.
@@ -101,12 +105,21 @@ class Programs:
         return reply
 
     def _load(self, session: Session, request: pb.LoadRequest, loading: Loading) -> pb.LoadReply:
+        if len(request.files) > MAX_FILES:
+            raise UsageError(f"a program has {len(request.files)} files, and {MAX_FILES} are the most")
         names = [file.name for file in request.files]
         if request.main not in names:
             raise UsageError(f"the program's main file {request.main[:100]!r} is not among its files")
         if self._policy is not None:
             self._policy.check_load(request, self._store)
-        folder, pinned = self._store.link_program((file.name, file.digest) for file in request.files)
+
+        def files() -> Iterator[tuple[str, str]]:
+            for file in request.files:
+                # They may be many, and each may have folders of its own.
+                self._sessions.require(session)
+                yield file.name, file.digest
+
+        folder, pinned = self._store.link_program(files())
         worker = None
         try:
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -169,13 +182,16 @@ class Programs:
 
         Raises:
             SessionEnded: the session is over.
-            UsageError: there is no such program, or the counts make no sense.
+            UsageError: there is no such program, or the counts make no sense, or there are too many inputs.
         """
         loaded = self._loaded.get(start.program_id)
         if loaded is None or loaded.session is not session:
             raise self._absent(session)
         if not 1 <= start.iterations <= MAX_ITERATIONS or start.warmup > MAX_ITERATIONS:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
+        # Before it waits: read, an input takes a hundred times the bytes that it may have in a message.
+        if len(start.inputs) > MAX_INPUTS or any(len(tensor.shape) > _MAX_DIMS for tensor in start.inputs):
+            raise UsageError(f"a call has at most {MAX_INPUTS} inputs of at most {_MAX_DIMS} dimensions")
         while not loaded.lock.acquire(timeout=_LOOK_S):
             if not is_wanted():
                 raise SessionEnded("the call was broken off while it waited for the program")
@@ -299,6 +315,7 @@ class Programs:
             one.join(max(deadline - time.monotonic(), 0.0))
         for load in loads:
             load.done.wait(max(deadline - time.monotonic(), 0.0))
+        self._supervisor.logs.forget()
         self._store.forget_session()
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:

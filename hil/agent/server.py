@@ -28,15 +28,14 @@ from hil.agent.session import Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor
 from hil.errors import SessionEnded, UsageError
-from hil.listening import check_listen, listen_on
+from hil.listening import HANDSHAKE, check_listen, listen_on
 
 _OPTIONS = {
-    **dict(wire.GRPC_OPTIONS),
+    **dict((*wire.GRPC_OPTIONS, HANDSHAKE)),
     "grpc.so_reuseport": 0,
     # Refused by its length, before any of it is read.
     "grpc.max_receive_message_length": wire.MESSAGE_MAX,
     "grpc.max_concurrent_streams": 128,
-    "grpc.server_handshake_timeout_ms": 10_000,
 }
 
 

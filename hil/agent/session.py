@@ -159,7 +159,7 @@ class Sessions:
             SessionEnded: the token is not the current session's.
         """
         session = self._current
-        if session is None or not hmac.compare_digest(session.token, token):
+        if session is None or not hmac.compare_digest(session.token.encode(), token.encode(errors="replace")):
             raise SessionEnded("this call carries no token of the session that has the device", hint="open a session")
         return session
 

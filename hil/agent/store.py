@@ -30,6 +30,8 @@ _HASH_PIECE = 1 << 20
 # A cut upload is gone on with soon, or never; and nobody has many of them.
 _PARTIAL_KEPT_S = 24 * 3600.0
 _PARTIALS_KEPT = 16
+# Folders in folders for a program's file.
+_MOST_PARTS = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Files' times are those of a clock that ticks every few milliseconds: what is altered within a tick looks the same.
 _TICK_NS = 100_000_000
@@ -91,7 +93,7 @@ class BlobStore:
         path = self._path(digest)
         look = _look(path)
         if look is None or look != self._verified.get(digest):
-            if look is None or digests.digest_file(path, digests.algorithm_of(digest)) != digest or _look(path) != look:
+            if look is None or not _is_sound(path, digest) or _look(path) != look:
                 self._verified.pop(digest, None)
                 self._drop(path)
                 what = "was altered on the board" if look else "is not on the board"
@@ -149,7 +151,8 @@ class BlobStore:
         try:
             for name, digest in files:
                 parts = Path(name).parts
-                if not name or name.startswith("/") or ".." in parts or "\0" in name or len(name) > 255 or not parts:
+                is_plain = name and not name.startswith("/") and ".." not in parts and "\0" not in name
+                if not is_plain or len(name) > 255 or not 0 < len(parts) <= _MOST_PARTS:
                     raise UsageError(f"a program file cannot be named {name[:100]!r}")
                 self.pin(digests.check(digest))
                 pinned.append(digest)
@@ -383,6 +386,13 @@ def _look(path: Path) -> _Look | None:
     if not S_ISREG(stat.st_mode):
         return None
     return _Look(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _is_sound(path: Path, digest: str) -> bool:
+    """Whether a file has this digest; one that cannot be read, or is gone by now, has not."""
+    with contextlib.suppress(OSError, UsageError):
+        return digests.digest_file(path, digests.algorithm_of(digest)) == digest
+    return False
 
 
 def _digest_of(path: Path) -> str:

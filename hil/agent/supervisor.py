@@ -38,7 +38,7 @@ _MOST_SPARES = 2
 
 
 class LogBook:
-    """The last lines that workers wrote to stderr, for whoever wants to read along."""
+    """The last lines that a session's workers wrote to stderr, for whoever wants to read along."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[tuple[int, int, str, str]] = collections.deque()
@@ -61,6 +61,12 @@ class LogBook:
 
     def _let_go(self) -> None:
         self._characters -= len(self._lines.popleft()[3])
+
+    def forget(self) -> None:
+        """Let all lines go: they are nobody's but the session's that they are of."""
+        with self._changed:
+            self._lines.clear()
+            self._characters = 0
 
     def after(self, number: int, wait_s: float = 0.0) -> list[tuple[int, int, str, str]]:
         """Lines after a line's number: (number, clock_ns, program_id, text); waits for one if there is none."""

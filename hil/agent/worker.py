@@ -6,7 +6,6 @@ arena and writes outputs into another. It trusts nothing it runs: when the progr
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import tempfile
@@ -63,13 +62,15 @@ class _Worker:
         self._runtime: Any = None
         self.program: Any = None
         self._folder = Path()
+        self._sandboxed = False
         self._entries: list[dict[str, Any]] | None = None
         self._arrays: list[Array] = []
         self._placed: Placement | None = None
 
     def do_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make the runtime and open its device ahead of the load."""
-        if "sandbox" in order["options"]:
+        self._sandboxed = "sandbox" in order["options"]
+        if self._sandboxed:
             # Before the device is opened: that starts threads.
             from hil.agent import sandbox
 
@@ -125,10 +126,9 @@ class _Worker:
                 "this runtime cannot profile", hint="one that can has a method for it: see hil.agent.runtimes.Program"
             )
         self.program.bind(self._given(order["inputs"], order["bytes"]))
-        # In the program's folder: that goes with the program, whatever becomes of this process. In a sandbox it cannot
-        # be written, and what can goes with this process.
-        folder = self._folder if os.access(self._folder, os.W_OK) else None
-        with tempfile.TemporaryDirectory(dir=folder, prefix="profile-") as place:
+        # In the program's folder, or a sandbox's own: they go with the program, whatever becomes of this process.
+        where = None if self._sandboxed else self._folder
+        with tempfile.TemporaryDirectory(dir=where, prefix="profile-") as place:
             tool = Path(order["tool"]) if order["tool"] else None
             files = profile(order["warmup"], order["iterations"], Path(place), tool)
             size = sum(file.stat().st_size for file in files)

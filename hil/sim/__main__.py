@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
         stores.append(DroppingStore(root, quota, by_name["drop"], charges))
         return stores[0]
 
-    boxed, unboxed = _sandboxed(sandbox, options["store"], by_name)
+    boxed, unboxed = _sandboxed(sandbox, options["store"], found)
     inner = {
         **boxed,
         "faults": [str(fault) for fault in found],
@@ -135,14 +135,16 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
     return agent, link.address
 
 
-def _sandboxed(sandbox: str, store: Path, by_name: Mapping[str, faults.Fault]) -> tuple[dict[str, Any], list[str]]:
+def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tuple[dict[str, Any], list[str]]:
     """The workers' option for a sandbox, and what there is to tell where they have none."""
     if sandbox == OFF:
         return {}, []
     store.joinpath("faults").mkdir(parents=True, exist_ok=True)
-    writable = [store.absolute() / "faults"]
+    # A fault that strikes a number of times is told so there.
+    counted = any(fault.keys.get("times") for fault in found)
+    writable = [store.absolute() / "faults"] if counted else []
     # What these faults do reaches out of the worker: to a clock that is shared, and to the agent.
-    reaching = [name for name in ("clock", "kill-agent") if name in by_name]
+    reaching = [fault.name for fault in found if fault.name in ("clock", "kill-agent")]
     why = f"the fault {reaching[0]} is simulated" if reaching else why_not(writable)
     if not why:
         return {"sandbox": [str(path) for path in writable]}, []

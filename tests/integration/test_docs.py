@@ -346,6 +346,20 @@ def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
         assert [one.name for one in fields(kind) if f"`{one.name}`" not in table] == []
 
 
+def test_the_page_on_security_names_what_there_is():
+    page = (ROOT / "docs/security.md").read_text()
+    for path in re.findall(r"`((?:hil|tests|scripts)/[\w./]+)(?:::\w+\.*)?`", page):
+        assert (ROOT / path).exists(), path
+    for path, test in re.findall(r"`(tests/[\w./]+)::(\w+?)(?:_?\.\.\.)?`", page):
+        assert test in (ROOT / path).read_text(), f"{path}::{test}"
+    folder = (ROOT / "tests/integration/test_hostile_folder.py").read_text()
+    for test in re.findall(r"`(test_\w+?)(?:_?\.\.\.)?`", page):
+        assert test in folder, test
+    for path, names in re.findall(r"`(hil/[\w./]+\.py)` ((?:`_?[A-Z]\w*`(?:, )?)+)", page):
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"\b{name}\b", (ROOT / path).read_text()), f"{path} {name}"
+
+
 def _install(package: Path, site: Path) -> None:
     """What `pip install -e PACKAGE` leaves behind, as far as entry points and imports go."""
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]

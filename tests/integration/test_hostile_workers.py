@@ -352,13 +352,21 @@ def _lives(pid: int) -> bool:
         return False
 
 
+def test_what_programs_wrote_is_not_told_to_the_next_session(board: Board):
+    board.run("say a secret of this session")
+    assert _soon(lambda: board.client.logs() == ["a secret of this session"])
+    board.client.close()
+    board.client = board.connect()
+    assert board.client.logs() == []
+
+
 def test_a_worker_cannot_reach_the_agent(board: Board):
     if ctypes.CDLL(None).syscall(444, None, 0, 1) < 6:
         pytest.skip("this kernel cannot keep a process's signals in")
     for pid in (board.pid, *_fork_servers(board)):
         with pytest.raises(errors.RunFailed) as caught:
             board.run(f"reach {pid}")
-        assert json.loads(caught.value.message) == {"signal": False, "trace": False, "memory": False}
+        assert json.loads(caught.value.message) == dict.fromkeys(("signal", "limit", "trace", "memory"), False)
 
 
 def _fork_servers(board: Board) -> set[int]:

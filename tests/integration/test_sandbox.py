@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,12 @@ needs_namespaces = pytest.mark.skipif(bool(sandbox.why_not()), reason=f"no sandb
 
 # What a hostile program would do, each in a worker's place; it prints what came of it.
 ATTACKS = """
-import ctypes, json, os, signal, socket, sys, tempfile
+import ctypes, fcntl, json, os, resource, signal, socket, sys, tempfile, time
 from pathlib import Path
 from hil.agent import sandbox
 victim, folder, port = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+KEYS = {"x86_64": (248, 250), "aarch64": (217, 219)}[os.uname().machine]  # add_key keyctl
+key = ctypes.CDLL(None).syscall(KEYS[0], b"user", b"hil-sandbox-test", b"secret", 6, -3)
 sandbox.enter([folder / "mine"])
 libc = ctypes.CDLL(None, use_errno=True)
 def call(name, *arguments):
@@ -33,6 +36,19 @@ remount = lambda: call("mount", None, str(folder).encode(), None, 32 | 4096, Non
 def nested():
     call("unshare", 0x10000000 | 0x20000)
     remount()
+def datagram(send):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+        send(one, str(folder / "datagrams"))
+def have_signalled():
+    mine, other = socket.socketpair()
+    fcntl.fcntl(mine, fcntl.F_SETOWN, victim)
+    fcntl.fcntl(mine, 10, signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(mine, fcntl.F_SETFL, os.O_ASYNC)
+    other.send(b"x")
+def read_key():
+    call("syscall", KEYS[1], 11, key, ctypes.create_string_buffer(9), 9)
+def on_file(act, *words):
+    act(os.open(folder / "file", os.O_RDONLY), *words)
 attacks = {
     "write": lambda: (folder / "theirs").write_text(""),
     "write home": lambda: Path.home().joinpath(".hil-was-here").write_text(""),
@@ -46,6 +62,18 @@ attacks = {
     "memory": lambda: open(f"/proc/{victim}/mem", "rb").read(1),
     "remount": remount,
     "remount in another namespace": nested,
+    "another namespace": lambda: call("unshare", 0x10000000),
+    "limit": lambda: resource.prlimit(victim, resource.RLIMIT_CPU, (1, 1)),
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, victim, 19),
+    "idle": lambda: os.sched_setscheduler(victim, os.SCHED_IDLE, os.sched_param(0)),
+    "datagram": lambda: datagram(lambda one, to: one.sendto(b"x", to)),
+    "message": lambda: datagram(lambda one, to: one.sendmsg([b"x"], [], 0, to)),
+    "pipe of a file": lambda: os.close(os.open(folder / "pipe", os.O_WRONLY | os.O_NONBLOCK)),
+    "have signalled": have_signalled,
+    "key": read_key,
+    "lock": lambda: on_file(fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB),
+    "lock of a part": lambda: on_file(fcntl.lockf, fcntl.LOCK_SH | fcntl.LOCK_NB),
+    "lease": lambda: on_file(fcntl.fcntl, fcntl.F_SETLEASE, fcntl.F_RDLCK),
     "disk": lambda: next(one for one in Path("/dev").iterdir() if one.is_block_device()) and None,
     "mknod": lambda: os.mknod("/dev/shm/disk", 0o60600, os.makedev(8, 0)),
 }
@@ -57,6 +85,9 @@ for name, attack in attacks.items():
     except (OSError, StopIteration) as error:
         done[name] = "refused"
 (folder / "mine" / "note").write_text("")
+Path("/dev/shm/folder").mkdir()
+Path(tempfile.mkstemp()[1]).rename("/dev/shm/folder/moved")
+resource.prlimit(0, resource.RLIMIT_CORE, (0, 0))
 tempfile.TemporaryFile().write(b"scratch")
 os.kill(os.getpid(), 0)
 print(json.dumps(done))
@@ -76,11 +107,23 @@ def attack(tmp_path: Path, user: str) -> None:
         pytest.skip("only root can become another user")
     (tmp_path / "mine").mkdir()
     (tmp_path / "file").write_text("")
+    if user == "nobody":
+        os.chown(tmp_path / "file", 65534, 65534)  # a lease is its owner's to take
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "pipe").chmod(0o666)
     for path in (tmp_path, tmp_path / "mine"):
         path.chmod(0o777)
     victim = subprocess.Popen(["sleep", "600"], user=65534 if user == "nobody" else None)
     local = socket.AF_UNIX
-    with socket.socket() as server, socket.socket(local) as abstract, socket.socket(local) as named:
+    with (
+        socket.socket() as server,
+        socket.socket(local) as abstract,
+        socket.socket(local) as named,
+        closing(socket.socket(local, socket.SOCK_DGRAM)) as datagrams,
+    ):
+        datagrams.bind(str(tmp_path / "datagrams"))
+        (tmp_path / "datagrams").chmod(0o777)
         server.bind(("127.0.0.1", 0))
         server.listen()
         abstract.bind(f"\0hil-sandbox-test-{victim.pid}")
@@ -97,6 +140,8 @@ def attack(tmp_path: Path, user: str) -> None:
             else ""
         )
         ended = subprocess.run([sys.executable, "-c", code + ATTACKS], capture_output=True, text=True, timeout=60)
+    os.close(pipe)
+    assert victim.poll() is None
     victim.kill()
     victim.wait()
     assert ended.returncode == 0, ended.stderr
@@ -104,7 +149,7 @@ def attack(tmp_path: Path, user: str) -> None:
     assert (tmp_path / "file").exists() and (tmp_path / "mine" / "note").exists()
 
 
-IMPORTS = "import ctypes, json, signal, socket, tempfile, encodings.idna\nimport hil.agent.sandbox\n"
+IMPORTS = "import ctypes, fcntl, json, resource, signal, socket, tempfile, encodings.idna\nimport hil.agent.sandbox\n"
 
 
 @needs_namespaces
@@ -139,3 +184,11 @@ def test_who_asks_for_one_is_refused_where_there_is_none_and_others_are_told(hil
     ended = hil(*words, "--json")
     assert ended.code == 0 and any("not sandboxed" in one for one in json.dumps(ended.document).split('"')), ended.out
     assert "not sandboxed" not in json.dumps(hil(*words, "--no-sandbox", "--json").document)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+def test_a_program_in_it_can_be_profiled(hil, doubling, tmp_path, runtime):
+    words = ("--runtime", runtime, "--profile", tmp_path / "profiled", "--json")
+    ended = hil("run", doubling, "--runtime-hw-type", "sim", "--sandbox", *words)
+    assert ended.code == 0 and "no profile of the operations" not in json.dumps(ended.document), ended.out

@@ -228,3 +228,17 @@ def test_a_tree_goes_whatever_is_in_it(tmp_path: Path, monkeypatch):
 
 def test_a_folder_that_is_not_there_is_none(tmp_path: Path):
     scratch.remove_tree(tmp_path / "none")
+
+
+@pytest.mark.parametrize("planted", ["file", "link to nothing", "link to a file"])
+def test_what_somebody_planted_under_the_name_of_the_folder_is_left_alone(base: Path, planted: str) -> None:
+    other = base.parent / "other"
+    if planted == "file":
+        base.write_text("theirs")
+    else:
+        base.symlink_to(other)
+    if planted == "link to a file":
+        other.write_text("theirs")
+    made = scratch.Scratch(base).place()
+    assert made.is_dir() and made.parent == base.parent and made.stat().st_mode & 0o777 == 0o700
+    assert other.exists() == (planted == "link to a file")

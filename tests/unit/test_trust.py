@@ -159,3 +159,25 @@ def test_without_a_home_nothing_is_trusted(folder, monkeypatch):
     assert refused()
     with pytest.raises(UsageError, match="no home"):
         trust_configs(folder, config)
+
+
+def test_a_file_that_was_trusted_with_two_folders_is_trusted_with_neither_once_one_is_removed(folder):
+    config = write(folder, '[connection]\naddress = "unix:/a"\n')
+    digests = {config.path: trust_digest(config)}
+    for removed in (folder, folder.parent):
+        trust(folder.parent, digests)
+        trust(folder, digests)
+        assert load_board("lab")
+        assert distrust(removed)
+        with pytest.raises(UsageError, match="have not trusted"):
+            load_board("lab")
+
+
+def test_what_a_file_said_when_it_was_trusted_with_another_folder_counts_no_longer(folder):
+    for text in ('[connection]\naddress = "unix:/old"\n', '[connection]\naddress = "unix:/new"\n'):
+        config = write(folder, text)
+        trust(folder.parent if "old" in text else folder, {config.path: trust_digest(config)})
+    assert load_board("lab")
+    write(folder, '[connection]\naddress = "unix:/old"\n')
+    with pytest.raises(UsageError, match="altered since"):
+        load_board("lab")

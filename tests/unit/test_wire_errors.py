@@ -121,7 +121,9 @@ def test_every_error_of_an_agent_comes_whole_however_long_it_is(agent, kind, siz
         for fill in FILLS.values():
             servicer.error = error_of(kind, part, filled(fill, size))
             came = told(client)
-            assert type(came) is (kind if kind in wire_errors.AGENT_KINDS else errors.BoardError)
+            # What an agent calls bad usage is the stage's own: the user's words were checked before.
+            usage = errors.RunFailed if kind is errors.UsageError else kind
+            assert type(came) is (usage if kind in wire_errors.AGENT_KINDS else errors.BoardError)
             assert came.exit_code == type(came).exit_code
             wanted = getattr(servicer.error, part).encode("utf-8", "backslashreplace")
             if size == SIZES[-1]:  # a part is kept up to so many bytes
@@ -186,11 +188,19 @@ def test_only_the_last_long_errors_are_kept_and_only_their_names_open_them():
     assert "".join(kept.pieces(kept.keep(wide.encode()))) == wide
 
 
-@pytest.mark.parametrize("stage", ["", "push"])
-def test_an_agent_cannot_call_it_a_usage_error_where_it_was_given_nothing_of_the_users(agent, stage):
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [
+        ("", errors.ProtocolBroken),
+        ("push", errors.ProtocolBroken),
+        ("load", errors.LoadFailed),
+        ("run", errors.RunFailed),
+    ],
+)
+def test_an_agent_cannot_call_it_a_usage_error(agent, stage, kind):
     servicer, client = agent
     servicer.error = errors.UsageError("what you typed is wrong")
-    assert type(told(client, stage)) is errors.BoardError
+    assert type(told(client, stage)) is kind
 
 
 @pytest.mark.parametrize(

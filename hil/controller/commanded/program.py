@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hil.bundle import Artifact
 from hil.clock import now_ns
-from hil.controller.answers import broken, expected_bytes
+from hil.controller.answers import broken, expected_bytes, most_bytes
 from hil.controller.commanded import scripts
 from hil.controller.commanded.calls import DEVICE_TIME, CommandCall, CommandLoaded
 from hil.controller.commanded.values import (
@@ -182,6 +182,8 @@ class CommandProgram:
             _, (size,) = self._once(argv, [PROFILE_FILE], remote, timeout, timeout)
             if not size:
                 raise RunFailed("the profiling command ended well but wrote nothing")
+            if size > (most := most_bytes()):
+                raise broken(f"a profile of {size >> 20} MiB, where at most {most >> 20} can be")
             data = self._get(local, remote, PROFILE_FILE, size).read_bytes()
             host = Span("profile", start, now_ns())
         return ProfilePass({PROFILE_FILE: memoryview(data)}, (), host, None, warmup, iterations)
@@ -313,7 +315,7 @@ class CommandProgram:
 
     def _get(self, local: Path, remote: str, file: str, size: int) -> Path:
         """Fetch a file that a command wrote."""
-        self._board.shell.get(f"{remote}/{file}", local / file)
+        self._board.shell.get(f"{remote}/{file}", local / file, size)
         if (local / file).stat().st_size != size:
             raise BoardLost(f"{file} was damaged on its way from the board")
         return local / file

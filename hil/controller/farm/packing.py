@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.bundle import Model
+from hil.controller.bundles.flagfile import is_flagfile
 from hil.controller.farm.words import Kind, Spec
-from hil.controller.flagfiles import read_flagfile
+from hil.controller.flagfiles import parse_flagfile, read_flagfile
 from hil.controller.jobs import Job
 from hil.controller.runs import jsonable, safe_name
 from hil.controller.suite.request import Request
@@ -217,8 +218,34 @@ def request_of(options: Mapping[str, Any], folder: Path) -> Request:
     source = request.source if request.source in BUILT_IN else str(inside(folder, request.source))
     if not options.get("flow_is_file") and ".toml" in request.flow:
         raise UsageError(f"the flow {request.flow!r} did not come with the job")
+    _check_flagfiles(folder)
     flow = str(inside(folder, request.flow)) if options.get("flow_is_file") else request.flow
     return replace(request, source=source, flow=flow, settings=replace(request.settings, debug_ir=None))
+
+
+def _check_flagfiles(folder: Path) -> None:
+    """Refuse flag files among a job's files that name others: a suite's cases would be read from those.
+
+    Raises:
+        UsageError: one does.
+    """
+    root = folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if not (is_flagfile(path.name) and path.is_file()):
+            continue
+        try:
+            flags = parse_flagfile(path)
+        except UsageError:  # its case runs into it again, and tells
+            continue
+        named = [*flags.modules, *flags.parameters]
+        for text in (*flags.inputs, *flags.expected):
+            before, at, name = text.partition("@")
+            if Path(text).suffix in _TENSOR_FILES and not (at and before[-1:] in ("", "=")):
+                raise UsageError(f"the tensor {text[:80]!r} of {path.name} did not come with the job")
+            named += [Path(name)] if at else []
+        for file in named:
+            if not file.resolve().is_relative_to(root):
+                raise UsageError(f"{str(file)[:80]!r}, which {path.name} names, did not come with the job")
 
 
 def _plain(job: Job) -> dict[str, Any]:
@@ -231,7 +258,8 @@ def _placed(parts: Sequence[str], folder: Path) -> str:
     """A text of ``--input`` again, from what :meth:`Parcel.add_tensor` made of it."""
     if len(parts) == 1:
         before, file, after = parts[0], "", ""
-        fits = "@" not in before and not before.endswith(_TENSOR_FILES)
+        # As a path, for `x.npy/.` is the file x.npy too.
+        fits = "@" not in before and Path(before).suffix not in _TENSOR_FILES
     else:
         before, path, after = parts
         file = str(inside(folder, path))

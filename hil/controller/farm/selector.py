@@ -21,11 +21,11 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from hil.controller.farm.selector_text import Reader, Token, quoted
-from hil.controller.farm.selector_values import above, equal, is_there, quantity, said, version
+from hil.controller.farm.selector_values import Wanted, above, is_there, quantity, said, version
 
 Labels: TypeAlias = Mapping[str, Any]
 Tree: TypeAlias = "Term | All | Either"
@@ -64,7 +64,11 @@ class Term:
         elements = value if isinstance(value, (list, tuple, set, frozenset)) else () if value is None else (value,)
         if self.op in _ORDER:
             return any(above(one, self.values[0], _ORDER[self.op]) for one in elements)
-        return any(equal(one, wanted) for one in elements for wanted in self.values)
+        return any(map(self._wanted.has, elements))
+
+    @cached_property
+    def _wanted(self) -> Wanted:
+        return Wanted(self.values)
 
     def misses(self, labels: Labels) -> list[str]:
         """In words, what a board lacks; nothing where it matches."""

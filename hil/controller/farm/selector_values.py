@@ -19,16 +19,29 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
 _SAID = 4
 
 
-def equal(value: Any, wanted: str) -> bool:
-    """Whether one element of a label is what is asked for: texts as they are, numbers by what they amount to."""
-    if isinstance(value, bool):
-        return wanted.lower() in (_TRUE if value else _FALSE)
-    number, unit = quantity(wanted)
-    if isinstance(value, (int, float)):
-        return value == number
-    text = as_text(value)
-    mine, my_unit = quantity(text)
-    return text == wanted or (bool(unit or my_unit) and mine is not None and mine == number)
+class Wanted:
+    """The values that a selector asks for, of which one will do; looked up, for a label may have many elements too.
+
+    Args:
+        values: as they were typed.
+    """
+
+    def __init__(self, values: Sequence[str]) -> None:
+        self._texts = frozenset(values)
+        self._lower = frozenset(value.lower() for value in values)
+        found = [quantity(value) for value in values]
+        self._numbers = frozenset(number for number, _ in found if number is not None)
+        self._with_unit = frozenset(number for number, unit in found if number is not None and unit)
+
+    def has(self, value: Any) -> bool:
+        """Whether one element of a label is one of them: texts as they are, numbers by what they amount to."""
+        if isinstance(value, bool):
+            return not self._lower.isdisjoint(_TRUE if value else _FALSE)
+        if isinstance(value, (int, float)):
+            return value in self._numbers
+        text = as_text(value)
+        mine, unit = quantity(text)
+        return text in self._texts or (mine is not None and mine in (self._numbers if unit else self._with_unit))
 
 
 def above(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:

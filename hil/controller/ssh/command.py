@@ -11,6 +11,8 @@ from typing import IO, Protocol
 
 import paramiko
 
+from hil.controller.guard import Guard
+
 MOST_OUT = 16 << 20
 _LAST_OF_ERR = 64 << 10
 _PIECE = 1 << 20
@@ -27,8 +29,11 @@ class Sink(Protocol):
         ...
 
 
-class TooMuch(Exception):
+class TooMuch(paramiko.SSHException):
     """The command wrote more than was agreed."""
+
+    def __init__(self) -> None:
+        super().__init__("it wrote more than it may")
 
 
 def execute(
@@ -72,7 +77,7 @@ def execute(
             raise TimeoutError from error
         raise
     with contextlib.closing(session) as channel:
-        begin(channel, command)
+        begin(channel, command, timeout)
         errors = _Tail(channel)
         feed = (channel, source, progress)
         threading.Thread(target=_feed, args=feed, daemon=True, name="hil-ssh-input").start()
@@ -90,22 +95,38 @@ def execute(
         return channel.exit_status, errors.text()
 
 
-def begin(channel: paramiko.Channel, command: str) -> None:
-    """Start a command line; what it writes is to be read by :func:`own_output`."""
-    channel.exec_command(f"echo {shlex.quote(_BEGINS.decode().strip())}; {command}")
+def begin(channel: paramiko.Channel, command: str, timeout: float) -> None:
+    """Start a command line; what it writes is to be read by :func:`own_output`.
+
+    Raises:
+        TimeoutError: the far side does not say in time whether it did.
+        OSError, paramiko.SSHException: it could not be started.
+    """
+    guard = Guard(channel.close)  # paramiko itself waits for ever
+    guard.within(timeout)
+    try:
+        channel.exec_command(f"echo {shlex.quote(_BEGINS.decode().strip())}; {command}")
+    except (OSError, paramiko.SSHException) as error:
+        if guard.expired:
+            raise TimeoutError("it was not started in time") from error
+        raise
+    finally:
+        guard.close()
 
 
-def own_output(channel: paramiko.Channel, left: Callable[[], float] | None = None) -> Iterator[bytes]:
+def own_output(channel: paramiko.Channel, left: Callable[[], float | None]) -> Iterator[bytes]:
     """What a command itself writes to stdout, piece by piece: without the lines that a login prints before.
 
     Args:
         channel: on which it was begun.
-        left: the seconds that the next piece may take; None leaves that to the channel.
+        left: the seconds that the next piece may take; None is any time.
+
+    Raises:
+        TooMuch: the login itself writes without end.
     """
     before: bytes | None = b""
     while True:
-        if left is not None:
-            channel.settimeout(left())
+        channel.settimeout(left())
         if not (piece := channel.recv(_PIECE)):
             break
         if before is None:

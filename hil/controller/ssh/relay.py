@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import secrets
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
 
 from hil.controller.local_socket import NotCarried
-from hil.controller.ssh.command import begin, own_output
+from hil.controller.ssh.command import TooMuch, begin, own_output
 from hil.controller.ssh.pump import Carried
 from hil.controller.ssh.transport import Transport
 
@@ -29,6 +31,8 @@ _NOBODY = "the agent's socket: "
 # Starting Python on a slow board takes its time.
 _START_S = 60.0
 _LAST_OF_ERR = 4000
+_LONGEST_LINE = 4096
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 class NoRelay(NotCarried):
@@ -58,6 +62,8 @@ class TcpRelay:
         self._token = secrets.token_hex(32)
         self._helper, port, _ = _started(transport, python, remote, self._token)
         try:
+            if not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
+                raise NoRelay(f"it tells no port but {port[:100]!r}")
             self._port = int(port)
             self._connection().close()
         except BaseException:
@@ -92,9 +98,7 @@ class StdioRelay:
 
     def open(self) -> Carried:
         """A connection to the agent: the one that showed that there are any, then new ones."""
-        channel, pieces = self._first.pop() if self._first else self._start()
-        channel.settimeout(None)
-        return channel, pieces
+        return self._first.pop() if self._first else self._start()
 
     def alive(self) -> bool:
         """Each connection has a helper of its own."""
@@ -111,14 +115,22 @@ def _started(
 ) -> tuple[paramiko.Channel, str, Iterator[bytes]]:
     """A helper that runs: its channel, its first line, and what follows that."""
     script = _SCRIPT.read_bytes()
+    deadline: float | None = time.monotonic() + _START_S
+
+    def left() -> float | None:
+        # Afterwards it is a connection, on which nothing may be said for any time.
+        return max(deadline - time.monotonic(), 0.01) if deadline else None
+
     channel = transport.open_session(timeout=_START_S)
     try:
         channel.settimeout(_START_S)
-        begin(channel, shlex.join([python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]))
+        begin(channel, shlex.join([python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]), _START_S)
         channel.sendall(script + json.dumps({"socket": remote, "token": token}).encode() + b"\n")
-        pieces = own_output(channel)
+        pieces = own_output(channel, left)
         begun = b""
         while b"\n" not in begun:
+            if len(begun) > _LONGEST_LINE:
+                raise TooMuch
             if not (piece := next(pieces, b"")):
                 said = channel.recv_stderr(_LAST_OF_ERR).decode(errors="replace").strip()
                 last = said.rpartition("\n")[2]
@@ -127,6 +139,8 @@ def _started(
     except BaseException:
         channel.close()
         raise
+    deadline = None
+    channel.settimeout(None)
     line, _, rest = begun.partition(b"\n")
     return channel, line.decode(errors="replace"), itertools.chain([rest] if rest else [], pieces)
 

@@ -137,18 +137,18 @@ class Shell:
         with local.open("rb") as source, self._seam(f"writing {remote}", f"cannot write {remote}"):
             self._files.put(source, remote, part, mode, progress)
 
-    def get(self, remote: str, local: Path) -> None:
-        """Fetch a file; it appears here once it is complete.
+    def get(self, remote: str, local: Path, most: int) -> None:
+        """Fetch a file of at most so many bytes; it appears here once it is complete.
 
         Raises:
-            BoardError: it cannot be read there.
+            BoardError: it cannot be read there, or is larger.
             BoardLost: the link broke.
             StorageError: it cannot be written here.
         """
         part = local.with_name(f"{local.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("wb") as sink, self._seam(f"reading {remote}", f"cannot read {remote}"):
-                self._files.get(remote, _Stored(sink))
+                self._files.get(remote, _Stored(sink), most)
             part.replace(local)
         except OSError as error:  # the last piece of a file is written when it is closed
             raise StorageError(f"cannot write {local}: {error.strerror}") from error

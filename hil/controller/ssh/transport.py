@@ -81,6 +81,18 @@ class Transport(paramiko.Transport):
         self._path = ""
         super().__init__(self._listened, **options)  # type: ignore[arg-type]
 
+    @property
+    def saved_exception(self) -> Exception | None:
+        """What the transport's thread ended with; paramiko raises it where somebody waits for the far side."""
+        return self._saved
+
+    @saved_exception.setter
+    def saved_exception(self, error: Exception | None) -> None:
+        # A far side's nonsense (a key that is none, a text that is no UTF-8) raises whatever it raises.
+        if error is not None and not isinstance(error, (paramiko.SSHException, EOFError, OSError)):
+            error = paramiko.SSHException(f"the far side's message makes no sense: {error}")
+        self._saved = error
+
     def watch(self, give_up: Callable[[], None]) -> None:
         """From now on ask the far side for a sign of life, and call ``give_up`` once there was none for 12 s.
 

@@ -32,7 +32,9 @@ _CLOSE_S = 5.0
 _PLAIN_PATH = re.compile(r"/[\w./+,@=-]*")
 # Runs a command for as long as its stdin is open: when this process ends, however it ends, so does the command, and
 # the folder that it read from goes. What removes that waits by itself, for the command may end first.
+# A file that it writes, what it says, has so many blocks at most: the board has a part in that.
 _WHILE_WE_LIVE = """
+ulimit -f 4096
 folder=$1
 shift
 exec 3<&0 </dev/null
@@ -184,7 +186,7 @@ class _OpenSSH:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", str(folder), *command],
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=subprocess.DEVNULL,  # the command's own, of which nothing is expected
                 stderr=log,
                 start_new_session=True,
             )

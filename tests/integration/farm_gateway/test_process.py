@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,8 +30,8 @@ from hil.controller.farm.holding import Holding
 from hil.controller.farm.leased import lease_order
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Result, Role
-from hil.errors import AccessRefused, BoardBusy, FarmUnreachable
+from hil.controller.farm.words import Kind, Result, Role, Spec
+from hil.errors import AccessRefused, BoardBusy, FarmUnreachable, UsageError
 
 Client = Callable[..., FarmClient]
 Hil = Callable[..., Ended]
@@ -304,3 +306,50 @@ def test_what_strangers_send_is_not_read(farm_db: str, tmp_path: Path) -> None:
         grown = (highest - before) * os.sysconf("SC_PAGE_SIZE") >> 20
         print(f"8 orders of 60 MiB each, of strangers: the gateway grew by {grown} MiB")
         assert grown < 150
+
+
+def test_connections_that_say_nothing_keep_nobody_out(farm_db: str, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    with contextlib.ExitStack() as kept:
+        try:
+            process, said = kept.enter_context(gateway_process(farm_db, tmp_path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        [address] = said["addresses"]
+        for _ in range(800):
+            one = kept.enter_context(socket.socket(socket.AF_UNIX))
+            one.settimeout(WAIT_S)
+            one.connect(address.removeprefix("unix:"))
+        with FarmClient(FarmAddress((address,), token_of(farm_db, "anna"))) as farm:
+            assert farm.ask("boards") == []
+        # Nobody who says nothing stays.
+        until(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200)
+
+
+def test_long_titles_of_many_jobs_do_not_take_a_gateways_memory(farm_db: str, tmp_path: Path) -> None:
+    def most() -> int:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
+
+    token = token_of(farm_db, "anna")
+    with (
+        gateway_process(farm_db, tmp_path) as (process, said),
+        FarmClient(FarmAddress((said["addresses"][0],), token)) as farm,
+    ):
+        board = BareBoard(farm, "rpi").online()
+        board.cut()
+        specs = (Spec(Kind.RUN),) * 12_000
+        number, _ = farm.submit(simple_order(title="\U0001f600" * 2000, specs=specs))
+        before = most()
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("jobs", {"limit": 100_000}),
+            ("jobs", {"submission": number, "limit": 100_000}),
+            ("result", {"name": str(number)}),
+            ("logs", {"name": str(number)}),
+        ]
+        for what, arguments in asked:
+            with pytest.raises(UsageError, match="longer than 16 million characters"):
+                farm.ask(what, **arguments)
+        assert most() < before + 300
+        assert len(farm.ask("jobs", limit=200)) == 200

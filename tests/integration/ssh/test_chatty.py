@@ -35,7 +35,7 @@ def test_files_are_whole(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
     shell = log_in(server=chatty)
     (tmp_path / "near").write_bytes(bytes(range(256)) * 1000)
     shell.put(tmp_path / "near", f"{tmp_path}/far")
-    shell.get(f"{tmp_path}/far", tmp_path / "back")
+    shell.get(f"{tmp_path}/far", tmp_path / "back", 256_000)
     assert (tmp_path / "back").read_bytes() == (tmp_path / "near").read_bytes()
 
 

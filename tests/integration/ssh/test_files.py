@@ -31,7 +31,7 @@ def test_a_file_goes_there_and_back(any_shell: Shell, tmp_path: Path) -> None:
     (there / "a file").write_text("was here before")
     pieces: list[int] = []
     any_shell.put(tmp_path / "data", f"{there}/a file", mode=0o750, progress=pieces.append)
-    any_shell.get(f"{there}/a file", tmp_path / "back")
+    any_shell.get(f"{there}/a file", tmp_path / "back", 3_000_001)
     assert (tmp_path / "back").read_bytes() == (tmp_path / "data").read_bytes()
     assert sum(pieces) == 3_000_001
     assert stat.S_IMODE((there / "a file").stat().st_mode) == 0o750
@@ -41,7 +41,7 @@ def test_a_file_goes_there_and_back(any_shell: Shell, tmp_path: Path) -> None:
 def test_an_empty_file(any_shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "data").touch()
     any_shell.put(tmp_path / "data", f"{tmp_path}/there")
-    any_shell.get(f"{tmp_path}/there", tmp_path / "back")
+    any_shell.get(f"{tmp_path}/there", tmp_path / "back", 0)
     assert (tmp_path / "back").read_bytes() == b""
     assert stat.S_IMODE((tmp_path / "there").stat().st_mode) == 0o600
 
@@ -51,13 +51,13 @@ def test_a_folder_that_is_not_there(any_shell: Shell, tmp_path: Path) -> None:
     with pytest.raises(BoardError, match=r"cannot write /nowhere/x: .*(No such file|nonexistent)"):
         any_shell.put(tmp_path / "data", "/nowhere/x")
     with pytest.raises(BoardError, match=r"cannot read /nowhere/x: .*No such file"):
-        any_shell.get("/nowhere/x", tmp_path / "back")
+        any_shell.get("/nowhere/x", tmp_path / "back", 1)
     assert not list(tmp_path.glob("back*"))
 
 
 def test_a_folder_here_that_cannot_be_written_is_not_the_boards_fault(any_shell: Shell, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot write .*/nowhere/back: No such file"):
-        any_shell.get("/etc/passwd", tmp_path / "nowhere" / "back")
+        any_shell.get("/etc/passwd", tmp_path / "nowhere" / "back", 1 << 20)
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root's sshd has a small disk of its own mounted")

@@ -66,7 +66,7 @@ def test_a_link_that_is_cut_for_good_ends_everything_that_waits(far_shell: Shell
         lambda: far_shell.run(["sleep", "1000"], timeout=1000),
         lambda: far_shell.run(["cat"], stdin=tmp_path / "data", timeout=1000),
         lambda: far_shell.put(tmp_path / "data", f"{tmp_path}/there"),
-        lambda: far_shell.get("/dev/zero", tmp_path / "back"),
+        lambda: far_shell.get("/dev/zero", tmp_path / "back", 1 << 40),
     )
     for thread in threads:
         thread.join(SOON_S)

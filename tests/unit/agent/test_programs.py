@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,9 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from hil.agent import incoming
 from hil.agent.journal import Journal
 from hil.agent.programs import MAX_PROGRAMS, Loaded, Programs
 from hil.agent.session import Sessions
+from hil.agent.shm import Arena
+from hil.agent.store import BlobStore
+from hil.digest import Hasher, digest_of
 from hil.errors import LoadFailed, SessionEnded, UsageError
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -53,3 +58,63 @@ def test_a_session_has_so_many_programs_and_no_more(tmp_path: Path) -> None:
         programs._loaded[str(number)] = Loaded(Mock(), session, tmp_path, [])
     with pytest.raises(LoadFailed, match="512 programs are loaded already"):
         programs.load(session, pb.LoadRequest())
+
+
+def test_a_message_of_far_too_many_parts_is_refused_before_anything_is_made_of_them(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
+    programs = Programs(Mock(), Mock(), sessions)
+    session = sessions.open("somebody", "a test", 60.0, 0, print)
+    assert session is not None
+    with pytest.raises(UsageError, match="files, and 10000 are the most"):
+        programs.load(session, pb.LoadRequest(files=[pb.ProgramFile()] * 10_001))
+    loaded = programs._loaded["p"] = Loaded(Mock(), session, tmp_path, [])
+    for inputs in ([pb.Tensor()] * 20_001, [pb.Tensor(shape=[1] * 33)]):
+        start = pb.InvokeStart(program_id="p", iterations=1, inputs=inputs)
+        # Also while another call has the program: so many must not wait for it.
+        with (
+            loaded.lock,
+            pytest.raises(UsageError, match="at most 20000 inputs"),
+            programs.called(session, start, lambda: True),
+        ):
+            pytest.fail("it was let in")
+
+
+def test_a_load_of_many_files_ends_with_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
+    store = BlobStore(tmp_path / "store")
+    programs = Programs(store, Mock(), sessions)
+    session = sessions.open("somebody", "a test", 60.0, 0, print)
+    assert session is not None
+    blob = digest_of(b"x")
+    with store.upload(blob, 1, 0) as upload:
+        upload.write(memoryview(b"x"))
+        upload.finish()
+    files = [pb.ProgramFile(name=f"{number}/file", digest=blob) for number in range(5000)]
+    link = Mock(side_effect=os.link)
+    monkeypatch.setattr(os, "link", link)
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(programs.load, session, pb.LoadRequest(main="0/file", files=files))
+        while not list((tmp_path / "store/programs").glob("*/*")):
+            time.sleep(0.001)
+        sessions.end(session, "its owner left")
+        with pytest.raises(SessionEnded):
+            loading.result()
+    assert link.call_count < 5000
+    assert not list((tmp_path / "store/programs").iterdir())
+
+
+def test_a_program_that_writes_into_its_inputs_does_not_blame_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Hasher):
+        """Hashes when it is asked for the digest: as late as one that hashes behind its caller may."""
+
+        def update(self, data: object) -> None:
+            self.digest = lambda: digest_of(data)  # type: ignore[method-assign]
+
+    monkeypatch.setattr(incoming, "StreamHasher", Late)
+    start = pb.InvokeStart(inputs=[pb.Tensor(dtype="uint8", shape=[3], streamed=3)])
+    arena = Arena()
+    coming = incoming.Incoming(arena, start, Mock(), lambda size: None)
+    coming.add(memoryview(b"abc"))
+    arena.view(3, grow=False)[:] = b"xyz"
+    coming.verify([digest_of(b"abc")])
+    arena.close()

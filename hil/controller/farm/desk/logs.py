@@ -14,6 +14,8 @@ from hil.controller.farm.words import job_name
 MOST_BYTES = 16 << 20
 _TOO_MUCH = "\n[it printed more than the farm keeps]\n"
 _MOST_LINES = 2000
+# Of what is read at a time; one text is there in any case.
+_MOST_READ = 8 << 20
 # Numbers are given in the order of commits, so that a reader who has seen one has missed none before it.
 _LOCK = 0x68696C02
 
@@ -40,10 +42,14 @@ async def after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = 
     ``job``'s name, and the ``text``.
     """
     asked = await tx.execute(
-        "select log.id, log.text, job.submission, job.number, submission.jobs from hil.logs as log"
-        " join hil.jobs as job on job.id = log.job join hil.submissions as submission on submission.id = job.submission"
-        " where log.job = any(%s) and log.id > %s order by log.id limit %s",
-        [list(job_ids), after, limit],
+        "with found as (select id, job, octet_length(text) as size from hil.logs"
+        " where job = any(%s) and id > %s order by id limit %s),"
+        " summed as (select id, job, size, sum(size) over (order by id) as read from found)"
+        " select log.id, log.text, job.submission, job.number, submission.jobs"
+        " from summed join hil.logs as log on log.id = summed.id join hil.jobs as job on job.id = summed.job"
+        " join hil.submissions as submission on submission.id = job.submission"
+        " where summed.read - summed.size < %s order by log.id",
+        [list(job_ids), after, limit, _MOST_READ],
     )
     return [
         {"number": row["id"], "job": job_name(row["submission"], row["number"], row["jobs"]), "text": row["text"]}

@@ -18,6 +18,10 @@ from hil.errors import UsageError, did_you_mean
 
 _MOST = 100_000
 _USUAL = 200
+# Users' texts in an answer: titles, selectors, reasons of jobs (characters), results and specs (bytes). Many jobs with
+# long ones would take the gateway's memory. So many jobs are read at a time.
+_MOST_TEXT, _MOST_RESULTS, _PAGE = 16 << 20, 64 << 20, 1000
+_TEXTS = ("title", "selector", "project", "pinned", "board", "reason", "outcome")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("name", "user", "board", "job"), str),
     **dict.fromkeys(("after", "limit"), int),
@@ -79,9 +83,34 @@ async def jobs(
     where += ["job.state = any(%(states)s)"] if states else []
     where += ["submission.user_name = %(user)s"] if user else []
     where += ["job.submission = %(submission)s"] if submission is not None else []
-    values = {"states": states, "user": user, "submission": submission, "limit": _limit(limit)}
-    query = f"{_JOBS} where {' and '.join(where) or 'true'} order by job.id desc limit %(limit)s"
-    return [_job(row) for row in reversed(await _rows(tx, query, values))]
+    values = {"states": states, "user": user, "submission": submission}
+    return [_job(row) for row in await _newest(tx, where, values, _limit(limit))]
+
+
+async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+    """So many of the newest jobs, the newest last.
+
+    Raises:
+        UsageError: their texts are too long together.
+    """
+    found: list[dict[str, Any]] = []
+    size, before = 0, 2**62
+    conditions = " and ".join([*where, "job.id < %(before)s"])
+    query = f"{_JOBS} where {conditions} order by job.id desc limit %(page)s"
+    while len(found) < limit:
+        page = min(_PAGE, limit - len(found))
+        rows = await _rows(tx, query, {**values, "before": before, "page": page})
+        found += rows
+        size += sum(len(row[name] or "") for row in rows for name in _TEXTS)
+        if size > _MOST_TEXT:
+            raise UsageError(
+                f"what these jobs say of themselves is longer than {_MOST_TEXT >> 20} million characters",
+                hint="ask for fewer: --limit N, or one job by its name",
+            )
+        if len(rows) < page:
+            break
+        before = rows[-1]["id"]
+    return found[::-1]
 
 
 async def job(tx: Tx, name: str) -> dict[str, Any]:
@@ -109,6 +138,7 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
     With ``specs`` each also has its ``spec``: what it was to do.
     """
     found = await _named(tx, name)
+    await _check_size(tx, name, [row["id"] for row in found])
     query = (
         f"select job.id, result.result, {'job.spec' if specs else 'null as spec'} from hil.jobs as job"
         " left join hil.results as result on result.job = job.id where job.id = any(%(jobs)s)"
@@ -120,6 +150,25 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
         said = {"name": _name(row), "state": row["state"], **(own["result"] or {})}
         rows.append({**said, "spec": own["spec"]} if specs else said)
     return rows
+
+
+async def _check_size(tx: Tx, name: str, jobs: list[int]) -> None:
+    """Refuse results that are too much for one answer.
+
+    Raises:
+        UsageError: they are.
+    """
+    query = (
+        "select coalesce(sum(octet_length(result.result::text)), 0) + coalesce(sum(octet_length(job.spec::text)), 0)"
+        " as size from hil.jobs as job left join hil.results as result on result.job = job.id"
+        " where job.id = any(%(jobs)s)"
+    )
+    [row] = await _rows(tx, query, {"jobs": jobs}) if len(jobs) > 1 else [{"size": 0}]
+    if row["size"] > _MOST_RESULTS:
+        raise UsageError(
+            f"the results of {name} are {int(row['size']) >> 20} MiB, and an answer has at most {_MOST_RESULTS >> 20}",
+            hint=f"ask for its jobs one by one: {name}.1, ...",
+        )
 
 
 async def boards(tx: Tx) -> list[dict[str, Any]]:
@@ -192,8 +241,8 @@ async def _named(tx: Tx, name: str) -> list[dict[str, Any]]:
     only = "" if number is None else " and job.number = %(number)s"
     # A number that no column can hold is no job's either.
     known = submission < 2**63 and (number or 0) < 2**31
-    query = f"{_JOBS} where job.submission = %(submission)s{only} order by job.number"
-    found = await _rows(tx, query, values) if known else []
+    where = [f"job.submission = %(submission)s{only}"]
+    found = await _newest(tx, where, values, _MOST) if known else []
     if not found:
         raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
     return found

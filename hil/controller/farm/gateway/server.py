@@ -35,7 +35,15 @@ from hil.controller.farm.gateway.tunnel import Tunnels
 from hil.controller.farm.tasks import ended
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Bearer, Role
-from hil.listening import check_listen, check_tls_files, host_port, listen_on, refuse_if_served
+from hil.listening import (
+    HANDSHAKE,
+    check_listen,
+    check_tls_files,
+    host_port,
+    listen_on,
+    refuse_if_served,
+    take_descriptors,
+)
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_MESSAGE = 64 << 20
@@ -86,6 +94,7 @@ class Gateway:
             *(one for one in wire.GRPC_OPTIONS if one[0] != "grpc.max_receive_message_length"),
             ("grpc.max_receive_message_length", _MOST_MESSAGE),
             ("grpc.so_reuseport", 0),
+            HANDSHAKE,
         )
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
         services = {
@@ -152,6 +161,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         DatabaseAway: the database does not answer.
     """
     _check(config)
+    take_descriptors()
     store = Store(config.artifacts)
     db = await _connected(config)
     try:

@@ -189,6 +189,10 @@ def test_a_job_names_no_file_of_its_hosts(path, tmp_path):
         ["/etc/x.npy"],
         ["x=../x.npz"],
         ["x=/etc/x.npz:key"],
+        ["x=/etc/x.npy/"],
+        ["x=/etc/x.npy/."],
+        ["/etc/x.npz//./"],
+        ["x=/etc/x.pb/."],
         ["4xf32=@/etc/passwd"],
         ["/etc/x.npz:", "a", ""],
         ["4xf32=@/etc/passwd ", "a", ""],
@@ -219,3 +223,29 @@ def test_a_suite_names_no_file_of_its_hosts(tmp_path):
             request_of({**good, "flow": flow}, tmp_path)
     settings = {**good["settings"], "debug_ir": "/elsewhere"}
     assert request_of({**good, "settings": settings}, tmp_path).settings.debug_ir is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--module=/etc/x.vmfb",
+        "--module=../../../x.vmfb",
+        "--parameters=/etc/x.irpa",
+        "--parameters=model=../../../x.irpa",
+        "--input=16xi8=@/etc/passwd",
+        "--input=@../../../x.npy",
+        "--input=x=/etc/x.npy",
+        "--input=/etc/x.npy/.",
+        "--expected_output=@/etc/x.npz:key",
+    ],
+)
+def test_a_flag_file_in_a_suite_names_no_file_of_its_hosts(line, tmp_path):
+    suite = tmp_path / "suite" / "mine"
+    suite.mkdir(parents=True)
+    request = json.loads(json.dumps(Request("suite/mine").to_json()))
+    mine = ["--module=net.vmfb", "--input=4xf32=@x.bin", "--input=2xf32=1 2", "--expected_output=@y.npy"]
+    (suite / "net.flagfile").write_text("\n".join(mine))
+    assert request_of(request, tmp_path).source == str(suite)
+    (suite / "net.flagfile").write_text("\n".join([*mine, line]))
+    with pytest.raises(UsageError, match="did not come with the job"):
+        request_of(request, tmp_path)

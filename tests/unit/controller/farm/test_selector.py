@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -303,3 +305,12 @@ def test_no_condition_is_every_board_and_none_of_them_none():
     everything: Tree = All()
     assert Selector(everything).matches({})
     assert not (~Selector(everything)).matches({})
+
+
+def test_many_values_beside_many_elements_are_looked_up():
+    values = [f"v{number}" for number in range(380)]
+    selector = parse(f"features in ({','.join(values)})")
+    begin = time.process_time()
+    assert not selector.matches({"features": [f"feature-{number}" for number in range(20_000)]})
+    assert selector.matches({"features": [*(f"feature-{number}" for number in range(20_000)), "v379"]})
+    assert time.process_time() - begin < 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.selector_values import above, as_text, equal, is_there, quantity, said, version
+from hil.controller.farm.selector_values import Wanted, above, as_text, is_there, quantity, said, version
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_texts_version(text: str, parts: tuple[float, ...] | None):
     ],
 )
 def test_what_is_equal(value: Any, wanted: str, is_equal: bool):
-    assert equal(value, wanted) is is_equal
+    assert Wanted((wanted,)).has(value) is is_equal
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,24 @@ def test_texts_come_back_in_order_and_after_a_number(farm_db: str) -> None:
     with_tx(farm_db, work)
 
 
+def test_of_long_texts_a_few_are_read_at_a_time(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_MOST_READ", 100)
+
+    async def work(tx: Tx) -> None:
+        number, its = await running(tx)
+        texts = [letter * size for letter, size in (("a", 500), ("b", 60), ("c", 30), ("d", 60), ("e", 1))]
+        for text in texts:
+            await logs.append(tx, its, text)
+        read: list[list[str]] = []
+        after = 0
+        while rows := await logs.after(tx, [number], after):
+            read.append([row["text"][0] for row in rows])
+            after = rows[-1]["number"]
+        assert read == [["a"], ["b", "c", "d"], ["e"]]
+
+    with_tx(farm_db, work)
+
+
 def test_a_lease_that_there_is_not_prints_nothing(farm_db: str) -> None:
     with_tx(farm_db, lambda tx: logs.append(tx, 9, "x"))
 

@@ -117,6 +117,24 @@ def test_results_are_there_for_what_has_ended(farm: str) -> None:
     assert asked(farm, "result", name="1.1") == [first]
 
 
+def test_results_that_are_too_much_for_one_answer_are_asked_for_one_by_one(
+    farm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_MOST_RESULTS", 10)
+    with pytest.raises(UsageError, match="an answer has at most"):
+        with_tx(farm, lambda tx: ask(tx, "result", name="1", specs=True))
+    assert len(with_tx(farm, lambda tx: ask(tx, "result", name="1.1"))) == 1
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+def test_jobs_are_read_page_by_page(farm: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = with_tx(farm, lambda tx: ask(tx, "jobs", health=True))
+    monkeypatch.setattr(reading, "_PAGE", page)
+    assert with_tx(farm, lambda tx: ask(tx, "jobs", health=True)) == whole
+    assert with_tx(farm, lambda tx: ask(tx, "jobs", health=True, limit=2)) == whole[-2:]
+    assert len(with_tx(farm, lambda tx: ask(tx, "result", name="1"))) == 2
+
+
 def test_boards_tell_who_has_them_and_how_they_are(farm: str) -> None:
     jetson, old, pi = asked(farm, "boards")
     assert (pi["state"], pi["job"], pi["user"], pi["labels"]) == ("online", "1.2", "ann", {"chip": "a72"})
