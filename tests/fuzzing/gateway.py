@@ -151,14 +151,14 @@ def _use(running: Any, token: str) -> None:
     """
     from gateways import BareBoard, simple_order
 
-    from hil.errors import FarmError
+    from hil.errors import HilError
 
     try:
         with running.client(token, patience_s=_ANSWER_S) as farm:
             name = f"check-{time.monotonic_ns()}"
             board = BareBoard(farm, name)
             try:
-                board.online()
+                _wait_online(farm, name)
                 _, [job] = farm.submit(simple_order(board=name))
                 farm.do("cancel", name=job)
                 deadline = time.monotonic() + _ANSWER_S
@@ -168,12 +168,23 @@ def _use(running: Any, token: str) -> None:
                     time.sleep(0.05)
             finally:
                 board.leave()
-            with contextlib.suppress(FarmError):
+            with contextlib.suppress(HilError):  # it may not be gone yet
                 farm.do("forget", name=name)
     except Broken:
         raise
     except Exception as error:
         raise Broken(f"after it an ordinary job fails: {type(error).__name__}: {error}") from error
+
+
+def _wait_online(farm: Any, name: str) -> None:
+    deadline = time.monotonic() + _ANSWER_S
+    while True:
+        found = [one for one in farm.ask("boards") if one["name"] == name]
+        if [one["state"] for one in found] == ["online"]:
+            return
+        if time.monotonic() > deadline:
+            raise Broken(f"after it a board does not come online: {found}")
+        time.sleep(0.05)
 
 
 FUZZER = Fuzzer(

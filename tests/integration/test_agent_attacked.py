@@ -20,7 +20,7 @@ import pytest
 from agents import start_process, stop_process
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from hil import errors, wire
+from hil import errors, wire, wire_errors
 from hil.controller.client import AgentClient, Target
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -235,7 +235,7 @@ def test_calls_that_are_broken_off_give_their_threads_back_at_once(hung):
 
 
 def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    error = wire.error_of(call)
+    error = wire_errors.of_call(call)
     return call.code(), type(error).__name__
 
 
@@ -480,12 +480,12 @@ def test_what_a_client_announces_takes_no_memory(board, add_programs):
         for size in (2**63, most + 1):
             with pytest.raises(grpc.RpcError) as refused:
                 next(announce(programs[0], size))
-            assert wire.error_of(refused.value).message.startswith("the inputs take")
+            assert wire_errors.of_call(refused.value).message.startswith("the inputs take")
         kept = announce(programs[0], most * 2 // 3)
         time.sleep(1)
         with pytest.raises(grpc.RpcError) as refused:
             next(announce(programs[1], most * 2 // 3))
-        assert "beside the" in wire.error_of(refused.value).message
+        assert "beside the" in wire_errors.of_call(refused.value).message
         assert not kept.done() and board.memory < before + (40 << 20)
 
 
@@ -493,7 +493,7 @@ def test_a_question_for_blobs_has_a_limit_of_digests(start):
     board = start("hil.sim")
     with client_of(board) as client:
         client.open_session("many", wait_s=60, on_wait=print)
-        with pytest.raises(errors.UsageError, match="20000 are the most"):
+        with pytest.raises(errors.ProtocolBroken, match="20000 are the most"):
             client.missing(["blake3:" + "0" * 64] * 20_001)
-        with pytest.raises(errors.UsageError, match="20000 are the most"):
+        with pytest.raises(errors.ProtocolBroken, match="20000 are the most"):
             client.missing(["blake3:" + "0" * 64] * 50_000)
