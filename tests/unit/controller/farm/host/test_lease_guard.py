@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import grpc
@@ -13,9 +14,13 @@ from hil.controller.farm.host.lease_guard import LeaseGuard
 
 
 def test_a_message_that_no_agent_takes_is_refused_by_its_length(tmp_path: Path):
-    guard = LeaseGuard(Target(f"unix:{tmp_path}/nobody.sock"), 7, tmp_path / "guard.sock")
+    # An agent that accepts and says nothing: what is refused is refused by the guard.
+    silent = socket.socket(socket.AF_UNIX)
+    silent.bind(f"{tmp_path}/agent.sock")
+    silent.listen()
+    guard = LeaseGuard(Target(f"unix:{tmp_path}/agent.sock"), 7, tmp_path / "guard.sock")
     try:
-        with grpc.insecure_channel(guard.address, [("grpc.max_send_message_length", -1)]) as channel:
+        with silent, grpc.insecure_channel(guard.address, [("grpc.max_send_message_length", -1)]) as channel:
             put = channel.stream_stream("/hil.v1.Blobs/Put")
             with pytest.raises(grpc.RpcError) as refused:
                 list(put(iter([bytes(wire.MESSAGE_MAX + 1)]), timeout=60))
