@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hil.sim.runtime import SimRuntime, real_runtime
@@ -13,11 +14,15 @@ class SimOnnxRuntime(SimRuntime):
     real = real_runtime("onnxruntime")
 
     def to_half(self, folder: Path, main: str) -> str:
-        """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay."""
+        """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay.
+
+        The new model is in memory and lives as long as this process: a sandboxed worker cannot write beside the old one.
+        """
         import onnx
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
         converted = convert_float_to_float16(onnx.load(folder / main), keep_io_types=True)
-        name = f"half-{main}"
-        onnx.save(converted, folder / name)
-        return name
+        fd = os.memfd_create(f"half-{main}"[:200], os.MFD_CLOEXEC)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(converted.SerializeToString())
+        return f"/proc/self/fd/{fd}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import signal
 import sys
 import time
@@ -27,7 +28,11 @@ _ELSEWHERE = "another-device"
 # Of a runtime that does not tell nodes apart, so that a share of them can run elsewhere.
 _LEAST_NODES = 10
 # Profiling tools that do not work.
-_CRASHES = "#!/bin/sh\necho simulated crash >&2\nkill -SEGV $$\n"
+# A sandboxed worker's children can signal nobody, not even themselves: this one reads address 0.
+_CRASHES = f"""#!/bin/sh
+echo simulated crash >&2
+exec {shlex.quote(sys.executable)} -I -S -c 'import ctypes; ctypes.string_at(0)'
+"""
 _HANGS = "#!/bin/sh\nexec sleep 86400\n"
 
 
@@ -87,7 +92,7 @@ class SimRuntime:
         return SimProgram(self, program)
 
     def to_half(self, folder: Path, main: str) -> str:
-        """Make the program one that computes in half precision; returns its main file."""
+        """Make the program one that computes in half precision; returns its main file, as seen from the folder."""
         return main
 
     def strike(self, at: str) -> None:

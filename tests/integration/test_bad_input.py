@@ -276,7 +276,8 @@ def test_a_port_where_nobody_listens_is_told_and_leaves_nothing_behind(hil, doub
     assert ended.code == 4
     said = " ".join((ended.out + ended.err).split())
     assert f"no agent answers at 127.0.0.1:{port}: Connection refused" in said
-    assert set(tmp_path.iterdir()) - {tmp_path / ".cache"} == before
+    # The user's own folders: what was compiled, and the key that runs are sealed with.
+    assert set(tmp_path.iterdir()) - {tmp_path / ".cache", tmp_path / ".config"} == before
 
 
 def test_a_suite_on_no_board_has_no_cases_that_were_lost(hil, doubling, tmp_path):
