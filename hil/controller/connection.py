@@ -39,6 +39,8 @@ class Target:
         address: ``unix:PATH`` or ``HOST:PORT``.
         token: presented to the agent, "" for none.
         ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
+        faults: whether it is a simulator that was started here with faults. One that no program could meet is the
+            user's bad usage, and only the agent sees it; no other agent may say so.
     """
 
     address: str
@@ -46,6 +48,7 @@ class Target:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    faults: bool = False
 
 
 class AgentConnection:
@@ -238,7 +241,7 @@ class AgentConnection:
     def _translated(self, error: grpc.RpcError, stage: str = "") -> errors.HilError:
         """The hil error that a gRPC error stands for: the far side's own where it sent one."""
         if found := wire_errors.of_call(error, among=wire_errors.AGENT_KINDS, whole=self._whole):
-            if isinstance(found, errors.UsageError):
+            if isinstance(found, errors.UsageError) and not self._target.faults:
                 found = _refused(found, stage)
             if isinstance(found, errors.SessionEnded):
                 found = self._ended() or found

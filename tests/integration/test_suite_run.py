@@ -20,6 +20,8 @@ import pytest
 from models import save_model
 from onnx import TensorProto, helper, numpy_helper
 
+from hil.controller import begun
+
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 # Beyond float16's largest value: what is multiplied by it is infinite there.
 WEIGHTS = {"small": 2.0, "large": 2.0**16}
@@ -330,9 +332,12 @@ def test_a_run_goes_on_by_the_command_it_wrote_down_with_all_it_was_asked_for(hi
 @pytest.mark.parametrize(
     "head", [{"schema": 1}, {"schema": 1, "request": {"sauce": "models"}}, {"schema": 1, "request": 3}]
 )
-def test_a_head_that_does_not_say_what_was_asked_for_is_bad_usage(hil, tmp_path, head):
+def test_a_head_that_does_not_say_what_was_asked_for_is_bad_usage(hil, tmp_path, monkeypatch, head):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "suite.json").write_text(json.dumps(head))
+    # The user's own, as another version of hil wrote it.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    begun.seal(tmp_path / "out", head.get("request", {}))
     ended = hil("suite", "run", "--resume", "out")
     assert ended.code == 2 and "cannot be gone on with" in ended.err
 

@@ -63,7 +63,8 @@ def start(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda t
             raise BoardUnreachable("the simulator did not start", board=config.name, detail=said)
         if told := [one for one in read_log().splitlines() if one.startswith("not sandboxed: ")]:
             say(f"{told[0]}; programs run on this machine with all rights that you have")
-        return Link(Target(json.loads(line)["address"]), close, read_log)
+        faulty = bool(faults) or bool(config.simulator and config.simulator.faults)
+        return Link(Target(json.loads(line)["address"], faults=faulty), close, read_log)
     except BaseException:
         process.kill()
         close()
