@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 # `python -m hil...` puts the working directory first on the path, which may be anybody's: a numpy.py there would be
 # imported in place of numpy. While it looks for the module, sys.argv[0] is "-m". (`hil` itself never has it there.)
-if sys.argv[:1] == ["-m"]:
+# With -P (Python 3.11) it does not: that folder is on the path only where PYTHONPATH says so.
+if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
     with contextlib.suppress(OSError):
         if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 (pathlib is not loaded for this)
             del sys.path[0]

@@ -7,6 +7,7 @@ implementation of the protocol reads it as the message it is.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -42,6 +43,20 @@ GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
+# For what a closing channel or server still has to send.
+CLOSE_S = 2.0
+
+
+def close_channel(channel: grpc.Channel) -> None:
+    """Cancel all calls of a channel and disconnect it.
+
+    gRPC waits until what was sent has left. It never does where the far side reads no more and a Unix socket is full: that
+    is waited for in a thread, which ends with this process.
+    """
+    closing = threading.Thread(target=channel.close, daemon=True, name="hil-channel")
+    closing.start()
+    closing.join(CLOSE_S)
+
 
 # In every message that has a `data` field it is number 2, of type bytes.
 _DATA_TAG = 0x12

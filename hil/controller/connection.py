@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import queue
@@ -182,7 +183,8 @@ class AgentConnection:
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
             # A call that waits for an agent which is heard no more ends with the channel.
-            self._hold = Hold(self._stub, self._metadata, opening, on_wait, self._channel.close)
+            end = functools.partial(wire.close_channel, self._channel)
+            self._hold = Hold(self._stub, self._metadata, opening, on_wait, end)
         given: int = self._hold.fence
         return given
 
@@ -199,7 +201,7 @@ class AgentConnection:
         """End session and connection."""
         self.close_session()
         self._closed = True
-        self._channel.close()
+        wire.close_channel(self._channel)
 
     def _token(self) -> list[tuple[str, str]]:
         return [*self._metadata, (wire.SESSION_KEY, self._hold.token if self._hold else "")]

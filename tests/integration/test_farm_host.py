@@ -32,7 +32,7 @@ from hil.controller.isolated import Isolated
 from hil.controller.jobs import Job
 from hil.controller.suite.request import Request
 from hil.digest import digest_file
-from hil.errors import AccessRefused, BoardError
+from hil.errors import BoardError
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -233,7 +233,7 @@ def test_whoever_leases_a_board_opens_sessions_with_the_leases_fence_and_no_othe
         assert held.wait(20)
         fence, client = held.held.grant.fence, AgentClient(Target(held.address), "lab-sim-1")
         for other in (2**64 - 1, 2**63, 2**62 - 1, fence + 1, fence - 1, 0):
-            with pytest.raises(AccessRefused, match=f"the lease's fence, {fence}, not with {other}"):
+            with pytest.raises(BoardError, match=f"the lease's fence, {fence}, not with {other}"):
                 client.open_session("mine for good", fence=other, on_wait=print)
         assert client.open_session("mine", fence=fence, on_wait=print) == fence
         assert client.describe().fence == fence

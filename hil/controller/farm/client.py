@@ -73,7 +73,7 @@ class FarmClient:
             try:
                 grpc.channel_ready_future(channel).result(_CONNECT_S)
             except grpc.FutureTimeoutError:
-                channel.close()
+                wire.close_channel(channel)
                 continue
             self._channel, self.gateway, self._stub = channel, gateway, FarmStub(channel)
             return
@@ -86,7 +86,7 @@ class FarmClient:
         """End the connection."""
         channel, self._channel = self._channel, None
         if channel is not None:
-            channel.close()
+            wire.close_channel(channel)
 
     def __enter__(self) -> FarmClient:
         return self

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from hil import wire
 from hil.controller.connection import Target, agent_channel
-from hil.errors import AccessRefused, HilError, UsageError
+from hil.errors import BoardError, HilError, UsageError
 from hil.listening import listen_on
 from hil.proto.v1 import agent_pb2 as pb
 
@@ -58,14 +58,14 @@ class LeaseGuard(grpc.GenericRpcHandler):
         try:
             self.address = listen_on(self._server, f"unix:{path}")
         except UsageError:
-            self._channel.close()
+            wire.close_channel(self._channel)
             raise
         self._server.start()
 
     def close(self) -> None:
         """End all calls, and serve no more."""
-        self._server.stop(None).wait()
-        self._channel.close()
+        self._server.stop(None).wait(wire.CLOSE_S)
+        wire.close_channel(self._channel)
         self._threads.shutdown(wait=False)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -117,14 +117,14 @@ class LeaseGuard(grpc.GenericRpcHandler):
 
         Raises:
             UsageError: the request is none.
-            AccessRefused: it is another one.
+            BoardError: it is another one.
         """
         try:
             asked = pb.HoldRequest.FromString(request)
         except DecodeError:
             raise UsageError("the request is no message of this protocol") from None
         if asked.WhichOneof("kind") == "open" and asked.open.fence != self._fence:
-            raise AccessRefused(
+            raise BoardError(
                 f"a session of this lease is opened with the lease's fence, {self._fence}, not with {asked.open.fence}",
                 hint="the lease's board config has it: hil farm lease prints its path",
             )

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from hil import wire
 from hil.controller.farm.client import FarmClient, open_channel
 from hil.controller.farm.stubs import DIAL_KEY, FarmStub
 from hil.controller.farm.tunnel_client import pass_on, pieces_from
@@ -73,4 +74,4 @@ class Serving:
         except grpc.RpcError:
             pass  # the holder, or the gateway, hung up
         finally:
-            channel.close()
+            wire.close_channel(channel)
