@@ -50,8 +50,8 @@ CLOSE_S = 2.0
 def close_channel(channel: grpc.Channel) -> None:
     """Cancel all calls of a channel and disconnect it.
 
-    gRPC waits until what was sent has left. It never does where the far side reads no more and a Unix socket is full: that
-    is waited for in a thread, which ends with this process.
+    gRPC waits until what was sent has left. It never does where the far side reads no more and a Unix socket is full:
+    that is waited for in a thread, which ends with this process.
     """
     closing = threading.Thread(target=channel.close, daemon=True, name="hil-channel")
     closing.start()

@@ -16,7 +16,7 @@ class SimOnnxRuntime(SimRuntime):
     def to_half(self, folder: Path, main: str) -> str:
         """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay.
 
-        The new model is in memory and lives as long as this process: a sandboxed worker cannot write beside the old one.
+        The new model is in memory, as long as this process lives: a sandboxed worker cannot write beside the old one.
         """
         import onnx
         from onnxruntime.transformers.float16 import convert_float_to_float16
