@@ -158,6 +158,7 @@ def test_a_cable_out_for_5_s_does_not_disturb_a_run(start, ready, cut_when):
     assert not run.left_behind()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moving", MOVING)
 def test_a_cable_out_for_good_is_a_lost_board(start, passes, ready, cut_when, tmp_path, moving):
     make, way, stage = MOVING[moving]

@@ -282,6 +282,7 @@ def memory_of(socket: str) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_an_agent_on_an_arm_board_is_small(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="aarch64")
     shell = log_in(board)

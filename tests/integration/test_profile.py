@@ -188,6 +188,7 @@ def test_control_c_in_the_profiled_pass_keeps_the_answer(hil, environment, tmp_p
     assert list(tmp_path.glob("hil-runs/*/digits_cnn/outputs/*.npy"))
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_a_run_is_profiled_on_an_aarch64_board(hil, board_aarch64: VirtualBoard, tmp_path: Path):
     board = board_aarch64

@@ -28,6 +28,7 @@ def boards_of(tested: Run) -> set[str]:
     return {told["hil_board"] for told in tested.properties.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_an_arm_board_runs_the_model_and_all_its_layers(project, board_aarch64):
     project.set_up("digits_cnn")

@@ -46,6 +46,7 @@ def check_operators(environment: dict[str, str], *args: object) -> tuple[int, di
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
 def test_node_tests_come_to_what_the_shipped_list_says_and_that_is_what_they_come_to_by_hand(

@@ -138,6 +138,7 @@ def test_noise_is_no_model(hil, simulator, tmp_path):
     assert "no TFLite model" in ended.case["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_models_run_on_an_aarch64_board(hil, board_aarch64: VirtualBoard, pictures):
     at = [f"root@{board_aarch64.ip}", "--identity", board_aarch64.identity, "--known-hosts", board_aarch64.known_hosts]

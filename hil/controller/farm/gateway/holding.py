@@ -85,7 +85,7 @@ class Holding:
         [name] = done.jobs
         try:
             await self._wait(name, row["id"], queue)
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or what a cancelled query became
             if not self._lease and not call.leaving:
                 # It may come back, with the order of the same key; what nobody holds does not stay.
                 parts.spawn(self._call_off(name, row["id"]))

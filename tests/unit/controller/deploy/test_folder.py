@@ -110,6 +110,7 @@ def test_a_folder_that_was_cleaned_meanwhile_is_begun_anew(shell: Any, small: Sm
     assert accepts(put(shell, small()))
 
 
+@pytest.mark.slow
 def test_cleaning_does_not_come_between_a_deploy(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     place = put(shell, small())
     with Path(place.folder, "run", "deploy.lock").open("w") as lock:
