@@ -32,9 +32,9 @@ from hil.boards import load_board
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache
 from hil.controller.compilers import compile_model
-from hil.controller.compilers.iree_build import native_compiler
 from hil.controller.compilers.iree_group import compile_together
 from hil.controller.importers import import_model
+from hil.controller.iree_compiler import native_compiler
 from hil.controller.isolated import Isolated
 
 TIMEOUT_S = 600.0

@@ -24,7 +24,7 @@ from hil.controller.farm.packing import packed_bundle
 from hil.controller.farm.places import HOME_VARIABLE, farm_address
 from hil.controller.farm.up import Up, Wishes
 from hil.controller.farm.words import Order, Spec
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.digest import digest_file
 from hil.tensors import TensorSpec
 

@@ -35,10 +35,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from hil.version import own_version
 
-        try:
-            return version("hil")
-        except PackageNotFoundError:
-            return "0+source"
+        return own_version()
     raise AttributeError(f"module 'hil' has no attribute {name!r}")

@@ -143,7 +143,7 @@ async def _prepare(url: str) -> dict[str, str]:
 def start_gateway(farm: Farm, number: int) -> None:
     """One gateway on the farm's database."""
     listen = f"{LOOPBACK}:{farm.gateways[number]}"
-    command = [_PYTHON, "-m", "hil.controller.farm.gateway", "--db", farm.database.url, "--listen", listen]
+    command = [_PYTHON, "-m", "hil", "farm", "gateway", "--db", farm.database.url, "--listen", listen]
     farm.keeper.keep(f"gateway-{number}", command, **_places(farm, farm.folder / "home"))
 
 
@@ -177,7 +177,7 @@ def _start_host(farm: Farm, number: int) -> None:
     farm.hosts.append(name)
     farm.keeper.keep(
         name,
-        [_PYTHON, "-m", "hil.controller.farm.host", "--site", f"site-{number}", "--name", name, *words],
+        [_PYTHON, "-m", "hil", "farm", "host", "--site", f"site-{number}", "--name", name, *words],
         HIL_FARM=",".join(f"{LOOPBACK}:{relay.port}" for relay in farm.relays[number]),
         HIL_FARM_TOKEN=farm.tokens["hosts"],
         **_places(farm, farm.folder / name),

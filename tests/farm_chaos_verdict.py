@@ -154,7 +154,7 @@ def ended(farm: Farm) -> list[str]:
 
 def _strangers(farm: Farm, allowed: set[int]) -> list[str]:
     """Processes that hosts and their workers left: not ours, not an agent's, not the database's."""
-    marks = {str(farm.folder / "postgres"), "postgres:", "hil.sim", "hil.agent", "farm.gateway"}
+    marks = {str(farm.folder / "postgres"), "postgres:", "hil.sim", "hil.agent", "farm gateway"}
     return [
         line
         for pid, line in farm.keeper.marked().items()

@@ -39,7 +39,7 @@ class Host:
         self.process: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "hil.controller.farm.host", "--name", self.name, *self.words]
+        command = [sys.executable, "-m", "hil", "farm", "host", "--name", self.name, *self.words]
         with (self.home / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stderr=log)
 

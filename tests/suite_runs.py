@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hil.controller.runs import jsonable
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.store import HEAD, LINES, SCHEMA
+from hil.json_values import jsonable
 
 SEED = 7
 STAGES_S = {

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.runs import jsonable
 from hil.errors import UsageError
+from hil.json_values import jsonable
 from hil.trust import user_folder
 
 _SEAL = ".begun"

@@ -18,7 +18,8 @@ from hil.controller.choice import BoardChoice, with_target
 from hil.controller.client import AgentClient, Loaded
 from hil.controller.clocks import BoardClock
 from hil.controller.counters import CounterWatch
-from hil.controller.links import Link, Say, open_link
+from hil.controller.links.factory import open_link
+from hil.controller.links.link import Link, Say
 from hil.controller.loaded import LoadedProgram
 from hil.controller.streams import Invocation
 from hil.digest import algorithm_of, digest_file

@@ -10,10 +10,9 @@ from typing import Any
 
 from hil import clock, errors
 from hil.bundle import Artifact, Model
-from hil.controller.cache import Cache
-from hil.controller.isolated import Isolated
 from hil.controller.profile.capture import Capture
 from hil.controller.profile.model import Span
+from hil.controller.run_context import RunContext
 from hil.results import Outcome, RunResult, Stage, Timings, Verdict
 from hil.tensors import Array
 
@@ -122,8 +121,8 @@ Watch = Callable[[Case, Stage, str], None]
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """What cases share: the cache, the isolated processes, who is told of progress, and who stores what.
+class Workshop(RunContext):
+    """What cases share beside the cache and the isolated processes: who is told of progress, and who stores what.
 
     Attributes:
         watch: called with (case, stage, note) whenever a stage begins or has news.
@@ -131,8 +130,6 @@ class Workshop:
         logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
-    cache: Cache
-    isolated: Isolated
     watch: Watch = lambda case, stage, note: None
     keep: Callable[[Case, str], None] = lambda case, what: None
     logs: bool = True

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.boards import BoardConfig, load_board
-from hil.controller.links import is_address, is_farm
+from hil.controller.links.factory import is_address
+from hil.controller.links.provider import is_lent
 from hil.errors import UsageError
 
 DEFAULT_HW_TYPE = "sim"
@@ -75,7 +76,7 @@ def choose(
 def _chosen(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
     if not board:
         return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
-    if is_farm(board):
+    if is_lent(board):
         return _of_farm(board, hw_type)
     if is_address(board):
         return BoardChoice(load_board(hw_type or GENERIC), board)
@@ -97,7 +98,7 @@ def pinned(choice: BoardChoice, board: str) -> BoardChoice:
         choice: as it was made.
         board: the board's name.
     """
-    if not is_farm(choice.config.connection.address):
+    if not is_lent(choice.config.connection.address):
         return choice
     address = f'farm:name="{board}"'
     connection = replace(choice.config.connection, address=address)
@@ -124,7 +125,7 @@ def _absolute(path: Path | None) -> str:
 
 def knows_target(config: BoardConfig, runtime: str) -> bool:
     """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
-    if is_farm(config.connection.address):
+    if is_lent(config.connection.address):
         return False
     compiler = _TARGETED.get(runtime or config.runtime)
     # A simulator's CPU is this machine's, which tfcompile takes by itself.

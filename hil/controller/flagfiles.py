@@ -20,7 +20,7 @@ from hil.files import read_text
 from hil.iree_command import PARAMETER_SCOPE
 
 if TYPE_CHECKING:
-    from hil.controller.jobs import Job
+    from hil.controller.job import Job
 
 # Flags of iree-run-module and iree-benchmark-module that say how, not what -> what says that here.
 _HOW = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hil.bundle import Artifact
+from hil.clock import ClockFit
 from hil.controller.answers import expected_bytes
 from hil.controller.client import AgentClient, Loaded
 from hil.controller.commanded.values import Signature, check_inputs, fits
@@ -19,14 +20,54 @@ from hil.results import RunResult
 from hil.tensors import Array
 
 if TYPE_CHECKING:
-    from hil.controller.board import Board
+    from hil.controller.ssh.shell import Shell
+
+
+class ProgramBoard(Protocol):
+    """What a program needs of the board that it is loaded on; :class:`hil.controller.board.Board` has it."""
+
+    name: str
+    info: dict[str, Any]
+
+    @property
+    def client(self) -> AgentClient:
+        """The connection to the agent."""
+
+    @property
+    def shell(self) -> Shell | None:
+        """Commands on the board, where it is reached over SSH."""
+
+    def clock_fit(self, since_ns: int | None = None) -> ClockFit:
+        """The board's clock against the host's."""
+
+    def note(self, seen: Invocation) -> list[str]:
+        """Take what an invocation told of the board; what happened to the board since."""
+
+    def look_again(self, error: BlobDamaged) -> None:
+        """Send anew what was damaged on the board."""
+
+    def push_profiler(self, runtime: str) -> str:
+        """Send the runtime's profiling tool; its digest, or "" where none is needed."""
+
+    def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> LoadedProgram:
+        """Load a pushed program."""
+
+    def logs(self, program_id: str) -> list[str]:
+        """What a program's worker wrote to stderr."""
 
 
 class LoadedProgram:
     """A program in its worker on the board. A context manager: it is unloaded at the end."""
 
     def __init__(
-        self, board: Board, client: AgentClient, artifact: Artifact, loaded: Loaded, device: str, *, no_fallback: bool
+        self,
+        board: ProgramBoard,
+        client: AgentClient,
+        artifact: Artifact,
+        loaded: Loaded,
+        device: str,
+        *,
+        no_fallback: bool,
     ) -> None:
         self._board = board
         self._client = client

@@ -9,7 +9,8 @@ from hil.controller.board import Board, LoadedProgram
 from hil.controller.care.conditions import changed
 from hil.controller.care.power import answering, recover
 from hil.controller.choice import BoardChoice
-from hil.controller.links import Say, refuse_faults
+from hil.controller.links.factory import refuse_faults
+from hil.controller.links.link import Say
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Any
 
 from hil.controller.case import Case
 from hil.controller.report import case_record
-from hil.controller.runs import Run, jsonable
+from hil.controller.runs import Run
 from hil.errors import EXIT_INTERRUPTED
+from hil.json_values import jsonable
 from hil.results import NEVER_IN, Outcome, exit_code_of
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -17,8 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.begun import seal
 from hil.errors import StorageError, UsageError
 from hil.files import read_file
+from hil.json_values import jsonable
 from hil.tensors import Array, load_npy, save_npy
 
 SCHEMA = 1
@@ -157,8 +158,6 @@ class RunStore:
         run = Run(self.root / name, record, made_root=not self.root.exists())
         with storing(self.root):
             run.folder.mkdir(parents=True)
-            from hil.controller.begun import seal
-
             seal(run.folder, request)
         run.save()
         return run
@@ -272,18 +271,3 @@ def safe_name(text: str) -> str:
     """A text as part of a file name, in which it takes at most :data:`_NAME_BYTES` bytes."""
     plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in text)
     return plain.encode()[:_NAME_BYTES].decode(errors="ignore").strip(".") or "_"
-
-
-def jsonable(value: Any) -> Any:
-    """The value with what JSON does not know made into texts (NaN, inf, bytes) and lists."""
-    if value is None or isinstance(value, (str, int)):  # bool too; first, since it is most of what there is
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return jsonable(value.item())
-    return str(value)

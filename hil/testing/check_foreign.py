@@ -30,7 +30,8 @@ import numpy as np
 
 from hil.boards import load_board
 from hil.controller.isolated import Isolated, IsolatedCrash
-from hil.controller.jobs import Job, Progress, run_job
+from hil.controller.job import Job, Progress
+from hil.controller.jobs import run_job
 from hil.controller.tensor_folder import load_tensors, save_tensors
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
 from hil.iree_command import give, tool_type

@@ -29,7 +29,7 @@ from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Kind, Spec
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.controller.suite.request import Request
 from hil.digest import digest_file
 from hil.errors import BoardError
@@ -275,7 +275,7 @@ def test_a_host_that_is_killed_leaves_no_process_and_may_start_again_at_once(lab
 
 
 def test_two_hosts_of_one_name_on_a_machine_are_one_too_many(lab):
-    command = [sys.executable, "-m", "hil.controller.farm.host", "--name", "lab", "--sim", "1"]
+    command = [sys.executable, "-m", "hil", "farm", "host", "--name", "lab", "--sim", "1"]
     done = subprocess.run(command, env=lab.host.environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4 and "a host lab runs here already" in done.stderr
 

@@ -25,7 +25,7 @@ from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Spec
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.controller.opening import open_board
 
 pytestmark = pytest.mark.timeout(300)

@@ -58,7 +58,7 @@ class Farm:
         """-9; it is started again."""
         for pid in self.running.processes():
             with contextlib.suppress(OSError):
-                if b"hil.controller.farm.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                if b"gateway" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                     os.kill(pid, signal.SIGKILL)
                     return
         raise AssertionError("there is no gateway")

@@ -23,11 +23,12 @@ from hil.controller.bench.store import SampleFile, keep_program, save_document, 
 from hil.controller.cache import Cache
 from hil.controller.case import Case, Workshop, end_case
 from hil.controller.isolated import Isolated
-from hil.controller.jobs import Job, Progress
+from hil.controller.job import Job, Progress
 from hil.controller.pipeline import STAGES, begin
 from hil.controller.recorder import Recorder
-from hil.controller.runs import Run, RunStore, jsonable, safe_name
+from hil.controller.runs import Run, RunStore, safe_name
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
+from hil.json_values import jsonable
 from hil.results import Outcome, Stage
 
 _COPIES_MOST = 32

@@ -11,8 +11,8 @@ from hil.boards import is_file
 from hil.controller.bench.measure import Side
 from hil.controller.case import Case, Workshop
 from hil.controller.choice import BoardChoice, choose, knows_target, with_target
-from hil.controller.jobs import Job, Progress
-from hil.controller.links import is_address
+from hil.controller.job import Job, Progress
+from hil.controller.links.factory import is_address
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import check_options, conclude, execute, prepare, refer_case
 from hil.errors import UsageError

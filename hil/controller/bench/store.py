@@ -21,9 +21,10 @@ import numpy as np
 from hil.bundle import Artifact
 from hil.controller.bench.model import Batch
 from hil.controller.case import Case
-from hil.controller.jobs import Job
-from hil.controller.runs import Run, jsonable, storing
+from hil.controller.job import Job
+from hil.controller.runs import Run, storing
 from hil.errors import UsageError
+from hil.json_values import jsonable
 from hil.results import RunResult
 from hil.tensors import TensorSpec
 

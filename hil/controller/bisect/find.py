@@ -20,7 +20,7 @@ from hil.controller.cases import run_cases
 from hil.controller.choice import BoardChoice, knows_target, pinned
 from hil.controller.compilers.iree_group import compile_together
 from hil.controller.flows import Flow, quantum_atol
-from hil.controller.jobs import Progress
+from hil.controller.job import Progress
 from hil.controller.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import begin, check_options

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hil.controller.runs import jsonable
+from hil.json_values import jsonable
 from hil.results import Outcome, OutputComparison, exit_code_of
 
 SCHEMA = 1

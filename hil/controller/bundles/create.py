@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import hil
 from hil.bundle import Artifact, Model
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.checks import checked_inputs
@@ -23,6 +22,7 @@ from hil.controller.references.noise import measure_noise, telling_noise
 from hil.controller.ways import runtime_for
 from hil.errors import UsageError
 from hil.scratch import temporary_folder
+from hil.version import own_version
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _made(model: Model, artifact: Artifact, target: str) -> dict[str, Any]:
         "model": {"name": model.path.name, "format": model.format, "digest": model.digest, "dims": dict(model.dims)},
         "producer": dict(model.producer),
         "target": target,
-        "tools": {"hil": hil.__version__, "compiler": artifact.compiler},
+        "tools": {"hil": own_version(), "compiler": artifact.compiler},
     }
 
 

@@ -13,12 +13,13 @@ from hil.bundle import Artifact, Model
 from hil.bundles import MethodTestSuite, Signature
 from hil.bundles.cases import Values
 from hil.controller.case import Workshop
-from hil.controller.commanded.signature import functions_in, signature_of
+from hil.controller.commanded.signature import signature_of
 from hil.controller.importers import import_model, importers
 from hil.controller.isolated import IsolatedError
 from hil.controller.opening import AnyBoard
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.iree_command import is_number
+from hil.iree_functions import functions_in
 from hil.iree_values import SCALAR_PREFIX, entry_points
 from hil.scratch import temporary_folder
 from hil.tensors import TensorSpec, dtype_name
@@ -58,7 +59,7 @@ def _functions(path: Path, shop: Workshop) -> list[str]:
         found = import_model(path, isolated=shop.isolated, cache=shop.cache)
         if found.format != "vmfb":
             return [found.function]
-        reader = "hil.controller.commanded.signature:read"
+        reader = "hil.iree_functions:read"
     with temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}
         try:

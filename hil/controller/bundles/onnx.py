@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hil
 from hil.bundles import Bundle, MethodTestSuite
 from hil.controller.bundles.case_files import read_case
 from hil.controller.bundles.formats import LEFT_OUT
@@ -23,6 +22,7 @@ from hil.errors import UsageError
 from hil.files import within
 from hil.scratch import temporary_folder
 from hil.tensors import Array
+from hil.version import own_version
 
 _MODEL = "model.onnx"
 _SET = re.compile(r"test_data_set_(\d+)")
@@ -78,7 +78,7 @@ def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
     made: dict[str, Any] = {
         "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
         "producer": dict(model.producer),
-        "tools": {"hil": hil.__version__},
+        "tools": {"hil": own_version()},
     }
     others = [one.name for one in sorted(path.glob("*.onnx")) if one != chosen]
     left_out = [f"{path}: {', '.join(others)}: the cases are {_MODEL}'s"] if others else []

@@ -17,12 +17,13 @@ from hil.controller.cache import Cache
 from hil.controller.case import Case, Workshop
 from hil.controller.choice import BoardChoice, choose, pinned
 from hil.controller.isolated import Isolated, lent
-from hil.controller.jobs import Job, Progress
+from hil.controller.job import Job, Progress
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import check_options
 from hil.controller.recorder import Recorder
-from hil.controller.runs import Run, RunStore, jsonable, safe_name
+from hil.controller.runs import Run, RunStore, safe_name
 from hil.errors import EXIT_NOTHING_RAN, StorageError, UsageError
+from hil.json_values import jsonable
 from hil.results import Stage
 from hil.scratch import temporary_folder
 

@@ -88,7 +88,7 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.bench.model import BenchJob
     from hil.controller.cli.screen import Screen, console, print_json
     from hil.controller.flagfiles import read_flagfile
-    from hil.controller.jobs import Job
+    from hil.controller.job import Job
 
     models, later = _sorted(words, bool(settings["flagfile"]))
     source = click.get_current_context().get_parameter_source("min_time_s")

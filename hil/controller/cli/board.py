@@ -53,7 +53,7 @@ def show(name: str, as_json: bool) -> None:
 
     from hil.boards import find_board, read_board
     from hil.controller.cli.screen import print_json
-    from hil.controller.links import is_address
+    from hil.controller.links.factory import is_address
     from hil.errors import UsageError
 
     if is_address(name):

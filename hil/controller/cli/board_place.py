@@ -14,7 +14,7 @@ from hil.errors import UsageError
 if TYPE_CHECKING:
     from hil.controller.choice import BoardChoice
     from hil.controller.client import AgentClient
-    from hil.controller.links import Link
+    from hil.controller.links.link import Link
     from hil.controller.ssh.shell import Shell
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,7 +77,7 @@ def agent_at(choice: BoardChoice) -> Iterator[tuple[Link, AgentClient]]:
         BoardError: it cannot be reached, or no agent can be put there.
     """
     from hil.controller.client import AgentClient
-    from hil.controller.links import open_link
+    from hil.controller.links.factory import open_link
 
     link = open_link(choice.address, choice.config, say=say)
     try:

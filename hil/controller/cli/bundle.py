@@ -105,7 +105,7 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
     from hil.controller.bundles.run import run_bundle
     from hil.controller.bundles.show import print_run
     from hil.controller.cli.screen import Screen, print_json
-    from hil.controller.jobs import Job
+    from hil.controller.job import Job
 
     job = Job(models=(bundle,), **settings)
     with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:

@@ -140,7 +140,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
     from hil.controller.farm.submitting import load_bundles, load_models, load_suite, matching
-    from hil.controller.jobs import Job
+    from hil.controller.job import Job
     from hil.controller.suite.request import Request
     from hil.controller.suite.way import Settings
 

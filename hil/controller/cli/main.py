@@ -44,9 +44,9 @@ _TOLD = ("outcome", "hint", "stage", "board", "detail")
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        import hil
+        from hil.version import own_version
 
-        click.echo(f"hil {hil.__version__}")
+        click.echo(f"hil {own_version()}")
         ctx.exit()
 
 

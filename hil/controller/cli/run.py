@@ -60,7 +60,8 @@ def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
     Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
     """
     from hil.controller.cli.screen import Screen
-    from hil.controller.jobs import Job, run_job
+    from hil.controller.job import Job
+    from hil.controller.jobs import run_job
 
     if settings["resume"]:
         refuse_beside_resume(click.get_current_context(), "models", "resume", "out", "as_json")

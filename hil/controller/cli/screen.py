@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hil.controller import prompts
-from hil.controller.runs import jsonable
+from hil.json_values import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console

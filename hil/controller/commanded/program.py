@@ -8,15 +8,17 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hil.bundle import Artifact
 from hil.clock import now_ns
 from hil.controller.answers import broken, expected_bytes, most_bytes
 from hil.controller.commanded import scripts
 from hil.controller.commanded.calls import DEVICE_TIME, CommandCall, CommandLoaded
+from hil.controller.commanded.store import Store
 from hil.controller.commanded.values import (
     Signature,
     check_inputs,
@@ -46,7 +48,7 @@ from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 if TYPE_CHECKING:
-    from hil.controller.commanded.board import CommandBoard
+    from hil.controller.ssh.shell import Shell
 
 # Past its limit the board's side should have answered; then the board itself is given up. It counts seconds by
 # sleeping, and a slow board is late at each: 7 % where it is emulated.
@@ -55,6 +57,53 @@ _SLOW = 1.25
 _CALL_S = 60.0
 _SPARE_BYTES = 1 << 16
 _DETAIL = 4000
+
+
+class ProgramBoard(Protocol):
+    """What a program needs of the board that has it; :class:`hil.controller.commanded.board.CommandBoard` has it.
+
+    Attributes:
+        name, info, why: how it is called, what it showed of itself, why it has no agent.
+        command, folder: how programs are run there, and in which folder of hil's.
+        shell, store: commands on it, and what it has of ours.
+        wait_s: how long a run waits while another one holds the board.
+    """
+
+    name: str
+    info: dict[str, Any]
+    why: str
+    command: RuntimeCommand
+    folder: str
+    shell: Shell
+    store: Store
+    wait_s: float
+
+    @property
+    def title(self) -> str:
+        """The name of the command."""
+
+    @property
+    def version(self) -> str:
+        """The runtime's version."""
+
+    @property
+    def not_measured(self) -> tuple[str, ...]:
+        """What results from here lack."""
+
+    def device(self, runtime: str) -> str:
+        """The device that a runtime uses here."""
+
+    def look(self) -> list[str]:
+        """What happened to the board since it was last looked at."""
+
+    def timer(self) -> str:
+        """Where the tool that times programs lies on the board; "" where there is none."""
+
+    def push_profiler(self, runtime: str) -> str:
+        """Send the tool that profiles programs; where it lies."""
+
+    def located(self, stage: str) -> AbstractContextManager[None]:
+        """Errors raised in here are of this board and stage."""
 
 
 class CommandProgram:
@@ -71,7 +120,7 @@ class CommandProgram:
 
     def __init__(
         self,
-        board: CommandBoard,
+        board: ProgramBoard,
         artifact: Artifact,
         signature: Signature,
         files: Mapping[str, str],

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hil.bundle import Artifact
 from hil.controller.commanded.values import Signature
 from hil.controller.isolated import Isolated, IsolatedError
 from hil.errors import LoadFailed
-from hil.iree_values import Function, choose_function, functions_of
+from hil.iree_functions import functions_in
+from hil.iree_values import choose_function
 
 _READ_S = 60.0
 
@@ -39,32 +37,10 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
 def _read_iree(artifact: Artifact, isolated: Isolated, log: Path) -> Signature:
     path = str(artifact.files[artifact.main].absolute())
     try:
-        said = isolated.call(f"{__name__}:read", {"path": path}, timeout=_READ_S, log=log)
+        said = isolated.call("hil.iree_functions:read", {"path": path}, timeout=_READ_S, log=log)
     except IsolatedError as error:
         raise LoadFailed(
             f"{artifact.main} is no program that IREE can read: {error.message}", detail=error.detail
         ) from error
     chosen = choose_function(functions_in(said), artifact.function)
     return Signature(chosen.name, *chosen.signature())
-
-
-def read(path: str) -> dict[str, Any]:
-    """The functions of an IREE module, for :func:`functions_in`; runs in a process of its own.
-
-    Raises:
-        LoadFailed: it is no module.
-    """
-    import iree.runtime as rt
-
-    try:
-        functions = functions_of(rt.VmModule.mmap(rt.VmInstance(), path))
-    except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = lines[0][:400] if lines else type(error).__name__
-        raise LoadFailed(f"IREE refused {Path(path).name}: {said}", detail=str(error)) from error
-    return {"functions": [asdict(one) for one in functions.values()]}
-
-
-def functions_in(said: Mapping[str, Any]) -> dict[str, Function]:
-    """The functions that :func:`read` found, by name."""
-    return {one["name"]: Function(**one) for one in said["functions"]}

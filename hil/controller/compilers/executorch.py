@@ -10,8 +10,8 @@ from typing import Any
 
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache, digests_in
+from hil.controller.compile_errors import compiling
 from hil.controller.compilers.none import take_as_it_is
-from hil.controller.compilers.trouble import compiling
 from hil.controller.conversions import needed_version
 from hil.controller.flows.notes import recipe_notes
 from hil.controller.isolated import Isolated

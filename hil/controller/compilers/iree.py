@@ -14,9 +14,9 @@ from typing import Any
 
 from hil.bundle import Artifact, Model
 from hil.controller.cache import META, Cache, digests_in
+from hil.controller.compile_errors import compiling
 from hil.controller.compilers.iree_takes import VIA, as_iree_takes
 from hil.controller.compilers.none import take_as_it_is
-from hil.controller.compilers.trouble import compiling
 from hil.controller.isolated import Isolated
 from hil.controller.typed_paths import is_file
 from hil.controller.versions import version

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hil.controller.iree_compiler import native_compiler
 from hil.controller.isolated import signal_name
 from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError, did_you_mean
 from hil.scratch import temporary_folder
@@ -166,15 +166,3 @@ def _errors(said: str) -> list[str]:
         if text not in found:
             found.append(text)
     return found[:_SHOWN_ERRORS]
-
-
-def native_compiler() -> Path:
-    """The compiler's native binary; the launcher script that pip makes costs 0.3 s more."""
-    spec = importlib.util.find_spec("iree.compiler")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        binary = Path(place) / "_mlir_libs" / "iree-compile"
-        if binary.is_file():
-            return binary
-    if found := shutil.which("iree-compile"):
-        return Path(found)
-    raise UsageError("there is no iree-compile", hint="pip install iree-base-compiler")

@@ -11,7 +11,7 @@ from typing import Any
 
 from hil.bundle import Model
 from hil.controller.cache import Cache, digests_in
-from hil.controller.compilers.trouble import compiling
+from hil.controller.compile_errors import compiling
 from hil.controller.isolated import Isolated
 from hil.controller.versions import version
 from hil.digest import digest_of

@@ -77,6 +77,11 @@ class Holding:
         return self._held
 
     @property
+    def name(self) -> str:
+        """The name of the board that was granted."""
+        return self.held.card.name
+
+    @property
     def over(self) -> str:
         """Why the lease ended, though nobody here gave it back; "" where it goes on."""
         return self._over.message if self._over else ""

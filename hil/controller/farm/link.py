@@ -1,4 +1,4 @@
-"""``--board farm:SELECTOR``: a board that the farm lends for as long as the link is open."""
+"""The farm lends boards: ``--board farm:SELECTOR``."""
 
 from __future__ import annotations
 
@@ -6,35 +6,26 @@ from hil.controller.client import Target
 from hil.controller.farm.holding import Holding
 from hil.controller.farm.leased import lease_order
 from hil.controller.farm.places import farm_address
-from hil.controller.links import Link, Say
+from hil.controller.links.link import Link, Say
 from hil.errors import NoSuchBoard, SessionEnded
 
-PREFIX = "farm:"
 # So long after an error of the board the farm's reason for it may come.
 _REASON_S = 5.0
 
 
-def selector_of(address: str) -> str:
-    """The selector of an address; ``farm:`` alone is any board."""
-    return address.removeprefix(PREFIX).strip()
+class FarmProvider:
+    """The lab farm as a provider of boards (:class:`hil.controller.links.provider.BoardProvider`)."""
+
+    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
+        """The link to a board of the farm, which it is given back to when the link is closed."""
+        return _connect(self.order(selector, purpose), runtime, wait_s, say)
+
+    def order(self, selector: str, purpose: str) -> Holding:
+        """Queue for a board of the farm."""
+        return Holding(farm_address(), lease_order(selector, purpose))
 
 
-def connect(address: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
-    """The link to a board of the farm, which it is given back to when the link is closed.
-
-    Args:
-        address: ``farm:SELECTOR``.
-        runtime: the one that is going to be used; "" is the board's own.
-        purpose: told to others who wait for a board.
-        wait_s: how long to wait for one.
-        say: told what goes on while waiting.
-
-    Raises:
-        UsageError: no farm is known here, or the selector cannot be read.
-        NoSuchBoard: no board of the farm will ever do.
-        BoardBusy: none was free in time.
-    """
-    holding = Holding(farm_address(), lease_order(selector_of(address), purpose))
+def _connect(holding: Holding, runtime: str, wait_s: float, say: Say) -> Link:
     try:
         holding.wait_told(wait_s, say)
         config = holding.config

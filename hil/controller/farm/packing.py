@@ -15,14 +15,15 @@ from hil.bundle import Model
 from hil.controller.bundles.flagfile import is_flagfile
 from hil.controller.farm.words import Kind, Spec
 from hil.controller.flagfiles import parse_flagfile, read_flagfile
-from hil.controller.jobs import Job
-from hil.controller.runs import jsonable, safe_name
+from hil.controller.job import Job
+from hil.controller.runs import safe_name
 from hil.controller.suite.request import Request
 from hil.controller.suite.sources import BUILT_IN
 from hil.controller.typed_paths import is_file
 from hil.controller.ways import runtime_for
 from hil.digest import digest_file, digest_of
 from hil.errors import UsageError
+from hil.json_values import jsonable
 
 # Fields of a job that mean nothing on another machine, or that its host says itself.
 _LOCAL = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key", "debug_ir", "flagfile", "out", "wait_s")

@@ -16,7 +16,7 @@ from hil.controller.farm.telemetry import span
 from hil.controller.farm.words import BoardState, Kind, Order, Spec
 from hil.controller.importers import SAVED_MODEL, import_model
 from hil.controller.isolated import Isolated
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.controller.suite.request import Request
 from hil.controller.suite.sources import BUILT_IN
 from hil.controller.typed_paths import exists

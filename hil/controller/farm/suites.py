@@ -21,7 +21,6 @@ from hil.controller.flows import load_flow
 from hil.controller.flows.named import BESIDE, flows
 from hil.controller.importers import SAVED_MODEL, import_model
 from hil.controller.isolated import Isolated
-from hil.controller.runs import jsonable
 from hil.controller.suite.folder import models_at
 from hil.controller.suite.job import suite_of
 from hil.controller.suite.made_with import versions
@@ -33,6 +32,7 @@ from hil.controller.suite.sources import BUILT_IN
 from hil.controller.suite.spec import CaseSpec, Suite
 from hil.controller.suite.store import SuiteRun
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError, UsageError
+from hil.json_values import jsonable
 from hil.results import Outcome, exit_code_of
 
 # A board has several parts, so that the slowest is not waited for long, but none too small: each reads the models anew.

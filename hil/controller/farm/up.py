@@ -141,23 +141,23 @@ class Up:
         self._check_over()
         asyncio.run(_prepare(url, token_file(self.home)))
         words = ["--listen", f"unix:{socket_of(self.home)}", *self.wishes.gateway_words()]
-        gateway = self._keep("gateway", "hil.controller.farm.gateway", *words, **{DB_VARIABLE: url})
+        gateway = self._keep("gateway", *words, **{DB_VARIABLE: url})
         self._wait_until_serving(gateway)
         self._say(f"gateway   unix:{socket_of(self.home)}" + (f", {self.wishes.listen}" * bool(self.wishes.listen)))
         if self.wishes.count:
-            self._keep("host", "hil.controller.farm.host", *self.wishes.host_words())
+            self._keep("host", *self.wishes.host_words())
         self._write_sheet(ready=not self.wishes.count)
 
     def _check_over(self) -> None:
         if self._over.is_set():
             raise KeyboardInterrupt
 
-    def _keep(self, name: str, module: str, *words: str, **more: str) -> Kept:
-        """Start a process of the farm and keep it."""
+    def _keep(self, name: str, *words: str, **more: str) -> Kept:
+        """Start a process of the farm, ``hil farm NAME WORDS``, and keep it."""
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}
-        kept = Kept(name, module_command(module, *words), environment, self.home / LOGS, self._say)
+        kept = Kept(name, module_command("hil", "farm", name, *words), environment, self.home / LOGS, self._say)
         self._kept.append(kept)
         kept.start()
         return kept

@@ -13,7 +13,7 @@ from hil.controller.isolated import IsolatedError
 from hil.errors import ImportFailed
 
 if TYPE_CHECKING:
-    from hil.controller.case import Workshop
+    from hil.controller.run_context import RunContext
 
 _TIMEOUT_S = 600.0
 _FOUND = "quanta.json"
@@ -22,7 +22,7 @@ _FIND = {"onnx": f"{__name__}:find", "pt2": "hil.controller.flows.pt2_quanta:fin
 _VERSION = 1
 
 
-def quantum_atol(flow: Flow, path: Path, shop: Workshop, log: Path) -> float | None:
+def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float | None:
     """The absolute tolerance that a flow's ``quanta`` come to for a model.
 
     Two correct runtimes round a value that lies between two steps to either; each requantisation on the way to an

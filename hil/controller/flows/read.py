@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
-from hil.controller.compilers import compilers
+from hil.controller.compiler_names import compiler_names
 from hil.controller.flows.flow import Flow
 from hil.controller.flows.recipe import check_settings
 from hil.controller.registry import pick
@@ -53,7 +53,7 @@ def check_flow(flow: Flow, where: str) -> None:
         if not flow.runtime:
             raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')
         if flow.compiler:
-            pick("compiler", compilers(), flow.compiler)
+            pick("compiler", dict.fromkeys(compiler_names()), flow.compiler)
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
         if flow.quanta is not None and not 0 <= flow.quanta < math.inf:

@@ -25,7 +25,7 @@ from hil.scratch import temporary_folder
 from hil.tensors import Array
 
 if TYPE_CHECKING:
-    from hil.controller.case import Workshop
+    from hil.controller.run_context import RunContext
 
 RECIPE_TIMEOUT_S = 1800.0
 # The setting that says how many seeded random samples a model without any calibration data gets.
@@ -134,7 +134,7 @@ def apply_recipe(
     flow: Flow,
     path: Path,
     inputs: Sequence[Mapping[str, Array]],
-    shop: Workshop,
+    shop: RunContext,
     log: Path,
     *,
     dims: Mapping[str, int] | None = None,
@@ -205,7 +205,7 @@ def apply_recipe(
     return entry / path.name
 
 
-def _call(recipe: Recipe, name: str, model: Model, arguments: dict[str, Any], shop: Workshop, log: Path) -> Any:
+def _call(recipe: Recipe, name: str, model: Model, arguments: dict[str, Any], shop: RunContext, log: Path) -> Any:
     what = f"the recipe {name} cannot be applied to {model.path.name}"
     try:
         return shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.commanded.signature import functions_in, read
 from hil.errors import ImportFailed, LoadFailed
+from hil.iree_functions import functions_in, read
 from hil.iree_values import SCALAR_PREFIX, choose_function
 from hil.tensors import TensorSpec
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +14,13 @@ from hil.bundle import Model
 from hil.controller.cache import Cache
 from hil.controller.conversions import as_onnx
 from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.layers.layer import Layer
 from hil.controller.random_inputs import random_tensor
 from hil.controller.tensor_folder import INDEX, save_tensors
 from hil.controller.versions import version
 from hil.digest import digest_of
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 from hil.tensors import Array, TensorSpec, dtype_name, load_npy, spec_of, to_bytes
-
-if TYPE_CHECKING:
-    from hil.controller.layers import Layer
 
 MODES = ("real", "random")
 # Who is asked, in this order.

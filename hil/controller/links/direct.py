@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
-from hil.controller.links import Link
+from hil.controller.links.link import Link
 from hil.errors import BoardUnreachable, UsageError
 
 _PROBE_S = 1.0

@@ -8,7 +8,7 @@ import subprocess
 
 from hil.boards import BoardConfig
 from hil.controller.client import Target
-from hil.controller.links import Link, Say
+from hil.controller.links.link import Link, Say
 from hil.errors import BoardUnreachable, UsageError
 from hil.python_module import module_command
 from hil.scratch import new_folder, remove_tree

@@ -10,7 +10,7 @@ from hil.boards import BoardConfig
 from hil.controller.client import Target
 from hil.controller.deploy import AgentPlace, NoAgentHere, ensure_agent
 from hil.controller.deploy.trouble import COMMAND_HINT
-from hil.controller.links import Link, Say
+from hil.controller.links.link import Link, Say
 from hil.controller.ssh.login import FileKey, exposure
 from hil.controller.ssh.shell import Shell, open_shell
 from hil.controller.ssh.tunnel import NoWay, Tunnel, open_any_tunnel

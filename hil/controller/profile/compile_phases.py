@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.clock import now_ns
-from hil.controller.compilers.iree_build import native_compiler
+from hil.controller.iree_compiler import native_compiler
 
 # Those of IREE 3.13, in order: what --compile-to takes.
 PHASES = (

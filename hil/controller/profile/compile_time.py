@@ -10,9 +10,9 @@ from typing import Any
 
 from hil.bundle import Model
 from hil.controller.cache import Cache
+from hil.controller.compile_errors import compiling
 from hil.controller.compilers.iree import recipe_of
 from hil.controller.compilers.iree_takes import as_iree_takes
-from hil.controller.compilers.trouble import compiling
 from hil.controller.conversions import as_onnx
 from hil.controller.isolated import Isolated
 from hil.controller.profile.estimate import RIDGE, Estimate, Estimates, estimate

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from hil.bundle import Artifact, Model
 from hil.controller.cache import Cache
+from hil.controller.compile_errors import compiling
 from hil.controller.compilers.iree import recipe_of
 from hil.controller.compilers.iree_takes import as_iree_takes
-from hil.controller.compilers.trouble import compiling
 from hil.controller.conversions import OP_TYPES
 from hil.controller.isolated import Isolated
 from hil.errors import UsageError

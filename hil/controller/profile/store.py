@@ -14,8 +14,9 @@ from hil.clock import ClockFit
 from hil.controller.profile.model import Call, OpRow, Profile, Sample, Span
 from hil.controller.profile.rows import read_csv, replacing, write_csv, write_parquet
 from hil.controller.profile.trace import write_trace
-from hil.controller.runs import jsonable, storing
+from hil.controller.runs import storing
 from hil.errors import UsageError
+from hil.json_values import jsonable
 
 SCHEMA = 1
 _PLAIN_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}

@@ -15,10 +15,10 @@ from hil.controller.cache import Cache
 from hil.controller.choice import BoardChoice
 from hil.controller.conversions import needed_version
 from hil.controller.isolated import Isolated
-from hil.controller.jobs import Progress
+from hil.controller.job import Progress
 from hil.controller.loaded import LoadedProgram
 from hil.controller.opening import AnyBoard, open_board
-from hil.controller.runs import jsonable, storing
+from hil.controller.runs import storing
 from hil.controller.study.match import match_steps
 from hil.controller.study.plan import Asked, Experiment
 from hil.controller.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, taken_over
@@ -35,6 +35,7 @@ from hil.errors import (
     ReferenceFailed,
     UsageError,
 )
+from hil.json_values import jsonable
 from hil.results import Outcome
 from hil.tensors import Array
 

@@ -6,8 +6,8 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError
 
-import hil
 from hil.controller.versions import version
+from hil.version import own_version
 
 _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
 # Those of hil's extras, told where they are installed.
@@ -17,7 +17,7 @@ _FRAMEWORKS = ("torch", "executorch", "torchvision", "torchaudio", "tensorflow",
 def versions() -> dict[str, str]:
     """Tool -> version, and what the host is."""
     return {
-        "hil": hil.__version__,
+        "hil": own_version(),
         "python": platform.python_version(),
         **{name: version(name) for name in _PACKAGES},
         **installed(_FRAMEWORKS),

@@ -12,13 +12,13 @@ from typing import Any
 from hil.controller.case import Case
 from hil.controller.flows import Flow
 from hil.controller.report import device_statistics, verdict_record
-from hil.controller.runs import jsonable
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports.texts import shortened
 from hil.controller.suite.request import Request
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.store import SuiteRun
 from hil.controller.suite.tasks import Task, confirmed
+from hil.json_values import jsonable
 from hil.results import Outcome, OutputComparison, Verdict
 
 _DETAIL = 8 << 10  # characters

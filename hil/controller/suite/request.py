@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil.controller.links import is_farm
+from hil.controller.links.provider import is_lent
 from hil.controller.suite.spec import CaseSpec
 from hil.controller.suite.way import Settings
 
@@ -76,7 +76,7 @@ class Request:
     @property
     def on_farm(self) -> bool:
         """Whether it runs on boards that a farm lends."""
-        return any(is_farm(board) for board in self.boards)
+        return any(is_lent(board) for board in self.boards)
 
     def selects(self, spec: CaseSpec) -> bool:
         """Whether the filters let a case through."""

@@ -1,19 +1,15 @@
-"""Where cases of a suite are run: on a board that was named, or on one after another that the farm lends."""
+"""Where cases of a suite are run: on a board that was named, or on one after another that somebody lends."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hil.controller.choice import BoardChoice
-from hil.controller.links import is_farm
+from hil.controller.links.provider import BoardLoan, is_lent, provider_of
 from hil.controller.suite.tasks import Task
 from hil.errors import BoardBusy, BoardError, FarmUnreachable
-
-if TYPE_CHECKING:
-    from hil.controller.farm.holding import Holding
 
 _LOOK_S = 0.3
 
@@ -72,11 +68,11 @@ class Seat:
         """The board is not used any more."""
 
 
-class FarmSeat(Seat):
-    """A board of the farm, and another one when that is lost.
+class LentSeat(Seat):
+    """A board that is lent, and another one when that is lost.
 
     Args:
-        choice: of a farm's boards.
+        choice: of boards that somebody lends.
         number: which of the seats for that choice it is, from 1.
         purpose: told to others who wait for a board.
         wait_s: how long to wait for one while no other board runs cases.
@@ -89,28 +85,23 @@ class FarmSeat(Seat):
         self.name = f"{choice.name} ({number})"
         self._purpose = purpose
         self._wait_s = wait_s
-        self._holding: Holding | None = None
+        self._loan: BoardLoan | None = None
         self._had_one = False
 
     def take(self, going: Going) -> BoardChoice | None:
         """Wait for a board: for as long as others run, it may still come in time."""
-        from hil.controller.farm.holding import Holding
-        from hil.controller.farm.leased import lease_order
-        from hil.controller.farm.link import selector_of
-        from hil.controller.farm.places import farm_address
-
-        order = lease_order(selector_of(_address(self._choice)), self._purpose)
+        provider, selector = provider_of(_address(self._choice))
         deadline = time.monotonic() + self._wait_s
         while not going.over():
             if going.running():
                 deadline = time.monotonic() + self._wait_s
             try:
-                if self._holding is None:
-                    self._holding = Holding(farm_address(), order)
-                if self._holding.wait(_LOOK_S):
-                    going.say(f"{self._holding.held.card.name} of the farm runs cases")
+                if self._loan is None:
+                    self._loan = provider.order(selector, self._purpose)
+                if self._loan.wait(_LOOK_S):
+                    going.say(f"{self._loan.name} of the farm runs cases")
                     self._had_one = True
-                    return BoardChoice(self._holding.config)
+                    return BoardChoice(self._loan.config)
             except FarmUnreachable:
                 # Who never reached the farm need not wait for it.
                 if not (self._had_one or going.running()) or time.monotonic() > deadline:
@@ -120,7 +111,7 @@ class FarmSeat(Seat):
                 self.give_back()
                 raise
             if time.monotonic() > deadline:
-                told = self._holding.queue_text() if self._holding else ""
+                told = self._loan.queue_text() if self._loan else ""
                 self.give_back()
                 raise BoardBusy(f"the farm had no board for us within {self._wait_s:g} s: {told}".rstrip(": "))
         self.give_back()
@@ -128,28 +119,28 @@ class FarmSeat(Seat):
 
     def over(self) -> str:
         """Why the lease ended; it may be some moments until the farm tells."""
-        return self._holding.ended(_LOOK_S) if self._holding else ""
+        return self._loan.ended(_LOOK_S) if self._loan else ""
 
     def give_back(self) -> None:
         """End the lease."""
-        holding, self._holding = self._holding, None
-        if holding is not None:
-            holding.close()
+        loan, self._loan = self._loan, None
+        if loan is not None:
+            loan.close()
 
 
 def seats_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[Seat]:
-    """The seats for what was named: one for a board, so many for a selector of the farm's boards.
+    """The seats for what was named: one for a board, so many for a selector of boards that are lent.
 
     Args:
         choices: what was named.
-        boards: how many boards of the farm at a time, for each selector.
+        boards: how many lent boards at a time, for each selector.
         purpose: told to others who wait for a board.
-        wait_s: how long to wait for a board of the farm while no other runs cases.
+        wait_s: how long to wait for a lent board while no other runs cases.
     """
     seats: list[Seat] = []
     for choice in choices:
-        if is_farm(_address(choice)):
-            seats += [FarmSeat(choice, number, purpose, wait_s) for number in range(1, boards + 1)]
+        if is_lent(_address(choice)):
+            seats += [LentSeat(choice, number, purpose, wait_s) for number in range(1, boards + 1)]
         else:
             seats.append(Seat(choice))
     return seats

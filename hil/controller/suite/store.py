@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.begun import seal
-from hil.controller.runs import jsonable, safe_name, storing
+from hil.controller.runs import safe_name, storing
 from hil.controller.suite.record import CaseRecord
 from hil.errors import UsageError
 from hil.files import read_file
+from hil.json_values import jsonable
 from hil.tensors import Array, save_npy
 
 SCHEMA = 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.compilers.iree_build import native_compiler
+from hil.controller.iree_compiler import native_compiler
 from hil.controller.tensorflow.lowered import ENTRY, LoweredFunction
 from hil.errors import CompileFailed
 from hil.iree_values import mlir_type

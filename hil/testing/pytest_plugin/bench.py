@@ -20,7 +20,7 @@ from hil.controller.choice import BoardChoice, choose
 from hil.controller.flows import Flow, load_flow
 from hil.controller.importers import import_model
 from hil.controller.isolated import Isolated
-from hil.controller.links import is_farm
+from hil.controller.links.provider import is_lent
 from hil.controller.opening import AnyBoard, open_board
 from hil.controller.pipeline import check_options
 from hil.controller.runs import safe_name, storing
@@ -258,7 +258,7 @@ class Bench:
     def _turns(self, choices: list[BoardChoice]) -> Turns | None:
         folder = self._worker.get(TURNS)
         # Of simulators everybody starts one of his own, and of a farm's boards everybody is lent one.
-        own = (choice.config.is_simulator or is_farm(choice.config.connection.address) for choice in choices)
+        own = (choice.config.is_simulator or is_lent(choice.config.connection.address) for choice in choices)
         if folder is None or all(own):
             return None
         return Turns(Path(folder), [choice.name for choice in choices])

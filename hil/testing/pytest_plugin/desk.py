@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hil.boards import BoardConfig
 from hil.controller.choice import BoardChoice, knows_target
-from hil.controller.links import is_farm
+from hil.controller.links.provider import is_lent
 from hil.controller.opening import AnyBoard, regain
 from hil.errors import BoardError
 from hil.testing.pytest_plugin.turns import Turns
@@ -116,7 +116,7 @@ class Desk:
         Raises:
             BoardError: it needs others.
         """
-        lent = is_farm(self.choices[self._name].config.connection.address)
+        lent = is_lent(self.choices[self._name].config.connection.address)
         if lent and self.config is not None and self.config.compile_flags != config.compile_flags:
             raise BoardError(
                 f"it needs other programs than {self.config.name}, which was lent before",

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.runs import jsonable, storing
+from hil.controller.runs import storing
 from hil.controller.suite.made_with import versions
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports import write_reports
 from hil.controller.suite.sources import EXPECTED
 from hil.controller.suite.store import LINES, SCHEMA, SuiteRun
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
+from hil.json_values import jsonable
 from hil.results import Outcome, exit_code_of
 from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase, ModelFolder

@@ -11,10 +11,10 @@ from typing import Any
 from hil.controller.cache import Cache
 from hil.controller.case import Workshop
 from hil.controller.isolated import Isolated
-from hil.controller.runs import jsonable
 from hil.controller.suite.expected import Expectations
 from hil.controller.suite.record import CaseRecord
 from hil.errors import UsageError
+from hil.json_values import jsonable
 from hil.results import Outcome, Stage
 from hil.testing.traces.backends import Backend, parse_reference, parse_targets
 from hil.testing.traces.comparing import CallComparison, compare_traces, judged

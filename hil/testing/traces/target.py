@@ -11,7 +11,7 @@ from hil.bundle import Artifact, Model
 from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Workshop
 from hil.controller.compilers import compile_model
 from hil.controller.compilers.iree import recipe_of
-from hil.controller.compilers.iree_build import native_compiler
+from hil.controller.iree_compiler import native_compiler
 from hil.controller.opening import AnyBoard, AnyProgram, open_board
 from hil.controller.runs import storing
 from hil.controller.targets import described, likely_cause

@@ -48,7 +48,7 @@ def farm_hil(hil: Hil, gateway: Running, farm_db: str, environment: dict[str, st
 def gateway_process(db: str, folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """A gateway's process, and what it said when it served; its log goes to the file `log`."""
     environment = {**os.environ, "HIL_FARM_DB": db, "HIL_FARM_HOME": str(folder)}
-    command = [sys.executable, "-m", "hil.controller.farm.gateway", *options]
+    command = [sys.executable, "-m", "hil", "farm", "gateway", *options]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:

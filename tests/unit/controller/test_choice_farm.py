@@ -13,9 +13,10 @@ from hil.boards import parse_board
 from hil.controller.choice import BoardChoice, choose, knows_target, pinned
 from hil.controller.cli.farm_lease import duration
 from hil.controller.farm.selector import parse
-from hil.controller.links import is_address, is_farm
+from hil.controller.links.factory import is_address
+from hil.controller.links.provider import is_lent
 from hil.controller.registry import pick
-from hil.controller.suite.seats import FarmSeat, Seat, seats_of
+from hil.controller.suite.seats import LentSeat, Seat, seats_of
 from hil.controller.suite.tasks import TaskQueue
 from hil.errors import UsageError
 
@@ -57,7 +58,7 @@ def test_a_config_may_name_a_farms_boards(tmp_path: Path) -> None:
     path = tmp_path / "a53.toml"
     path.write_text('[connection]\naddress = "farm:chip=a53"\n')
     choice = choose(str(path))
-    assert (choice.name, is_farm(choice.config.connection.address)) == ("a53", True)
+    assert (choice.name, is_lent(choice.config.connection.address)) == ("a53", True)
     assert not knows_target(choice.config, "onnxruntime")
     assert pinned(choice, "lab1").config.connection.address == 'farm:name="lab1"'
 
@@ -94,9 +95,9 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 def test_a_selector_has_as_many_seats_as_are_asked_for() -> None:
     seats = seats_of([choose("farm:gpu"), choose("unix:/a")], 3, "a test", 60)
     assert [(type(seat), seat.name) for seat in seats] == [
-        (FarmSeat, "farm:gpu (1)"),
-        (FarmSeat, "farm:gpu (2)"),
-        (FarmSeat, "farm:gpu (3)"),
+        (LentSeat, "farm:gpu (1)"),
+        (LentSeat, "farm:gpu (2)"),
+        (LentSeat, "farm:gpu (3)"),
         (Seat, "unix:/a"),
     ]
     named = choose("unix:/a")

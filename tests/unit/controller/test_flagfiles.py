@@ -9,7 +9,7 @@ import pytest
 
 from hil.controller.flagfile_tolerance import tool_tolerance
 from hil.controller.flagfiles import FlagFile, parse_flagfile, read_flagfile, write_flagfile
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.errors import UsageError
 
 

@@ -11,8 +11,9 @@ import pytest
 from hil.compare.verdict import compare
 from hil.controller.case import Case, Options
 from hil.controller.recorder import Recorder
-from hil.controller.runs import Run, RunStore, jsonable
+from hil.controller.runs import Run, RunStore
 from hil.errors import EXIT_INTERRUPTED
+from hil.json_values import jsonable
 from hil.results import Outcome, RunResult
 
 NAN = {"y": np.array([np.nan, 1.0], np.float32)}

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hil.compare.verdict import compare
 from hil.controller.report import device_statistics, print_case, print_verdict, verdict_record
-from hil.controller.runs import jsonable
+from hil.json_values import jsonable
 from hil.results import RunResult
 
 

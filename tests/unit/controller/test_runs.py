@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from hil.controller.runs import RunStore, jsonable, safe_name
+from hil.controller.runs import RunStore, safe_name
 from hil.errors import StorageError, UsageError
+from hil.json_values import jsonable
 
 
 def finished(store: RunStore, title: str, created: float):

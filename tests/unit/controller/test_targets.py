@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.compilers.iree_build import native_compiler
+from hil.controller.iree_compiler import native_compiler
 from hil.controller.targets import (
     ARM_CPUS,
     ARM_FEATURES,

@@ -15,8 +15,9 @@ from hil.controller.farm.host.files import Files, upload_folder
 from hil.controller.farm.packing import job_of, key_of, request_of
 from hil.controller.farm.words import Grant, Kind, Result
 from hil.controller.isolated import Isolated
-from hil.controller.runs import GO_ON, jsonable
+from hil.controller.runs import GO_ON
 from hil.errors import EXIT_BOARD, EXIT_STAGE, BoardError, FarmUnreachable, HilError, StorageError, UsageError
+from hil.json_values import jsonable
 from hil.results import Outcome
 
 T = TypeVar("T")

@@ -13,9 +13,10 @@ from hil.controller.farm.host.attempt import Told, failed
 from hil.controller.farm.host.way import Way
 from hil.controller.farm.words import Grant, Result
 from hil.controller.isolated import Isolated
-from hil.controller.jobs import Job, run_job
-from hil.controller.runs import jsonable
+from hil.controller.job import Job
+from hil.controller.jobs import run_job
 from hil.errors import HilError
+from hil.json_values import jsonable
 
 # What hil's tiny model can be compiled for.
 _TRIED = ("iree", "onnxruntime")

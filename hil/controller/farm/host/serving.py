@@ -15,7 +15,7 @@ from hil import wire
 from hil.controller.farm.client import FarmClient, open_channel
 from hil.controller.farm.stubs import DIAL_KEY, FarmStub
 from hil.controller.farm.tunnel_client import pass_on, pieces_from
-from hil.controller.links import Say
+from hil.controller.links.link import Say
 from hil.errors import HilError
 from hil.proto.v1 import farm_pb2 as pb
 

@@ -16,7 +16,8 @@ from hil.controller.farm.host.labels import labels_of
 from hil.controller.farm.host.posts import Post, Site
 from hil.controller.farm.labgrid import borrowed
 from hil.controller.farm.words import MOST_FENCE, BoardCard, Grant
-from hil.controller.links import Link, Say, open_link
+from hil.controller.links.factory import open_link
+from hil.controller.links.link import Link, Say
 from hil.controller.ssh.address import is_ssh_address
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 

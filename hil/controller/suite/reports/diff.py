@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.runs import jsonable
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports.load import SuiteResults, load_run
 from hil.controller.suite.reports.texts import line
 from hil.controller.suite.reports.totals import is_failing, number, worst
+from hil.json_values import jsonable
 
 # Below these a difference is taken for noise. Of device times that is not enough, so that how much they vary within a
 # run counts as well: of 314 cases, 20 iterations each, twice on a busy machine, 41 medians were further apart than the

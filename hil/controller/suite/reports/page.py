@@ -11,12 +11,12 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from hil.controller.runs import jsonable
 from hil.controller.suite.record import CaseRecord
 from hil.controller.suite.reports.delegation import Delegation, lowering_words
 from hil.controller.suite.reports.load import SuiteResults
 from hil.controller.suite.reports.texts import plain, shortened
 from hil.controller.suite.reports.totals import WHOLE_MODEL, Totals, host_seconds, kind_of, worst
+from hil.json_values import jsonable
 from hil.results import Outcome, Stage
 
 _SCRIPTS = ("base.js", "plots.js", "details.js", "table.js")

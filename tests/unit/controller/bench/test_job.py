@@ -12,7 +12,7 @@ from hil.controller.bench.job import run_bench
 from hil.controller.bench.model import BenchJob
 from hil.controller.bench.sides import board_of_stored
 from hil.controller.cli.screen import Screen
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.errors import UsageError
 
 MODEL = DIGITS / "digits_cnn.onnx"

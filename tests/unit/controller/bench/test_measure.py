@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hil.controller.bench.document import under_load
 from hil.controller.bench.measure import ROUNDS, compare_sides, measure
 from hil.controller.bench.model import Batch, BenchJob
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.errors import RunCrashed
 from hil.results import Outcome
 

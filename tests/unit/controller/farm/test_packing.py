@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from hil.controller.farm.packing import Parcel, job_of, key_of, packed_bundle, packed_run, request_of, unfolded
 from hil.controller.farm.words import Kind, Spec
 from hil.controller.importers import import_model
-from hil.controller.jobs import Job
+from hil.controller.job import Job
 from hil.controller.suite.request import Request
 from hil.errors import UsageError
 
