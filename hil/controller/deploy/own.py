@@ -18,7 +18,7 @@ def own_title() -> str:
 
 def own_files() -> dict[str, File]:
     """The files of the package ``hil`` that an agent needs, and metadata that tell its version."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     files = {}
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
