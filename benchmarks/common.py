@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.boards import load_board
-from hil.controller.client import AgentClient, Loaded, Target
-from hil.digest import digest_file
+from hil.controller.devices.client import AgentClient, Loaded, Target
+from hil.core.boards import load_board
+from hil.core.digest import digest_file
 
 HERE = Path(__file__).parent
 TVM = "apache-tvm==0.27.*"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from hil.compare.verdict import compare_output
-from hil.tensors import Array
+from hil.core.tensors import Array
 
 
 def cases(elements: int) -> Iterator[tuple[str, Array, Array, Callable[[Array, Array], bool], float]]:

@@ -28,14 +28,14 @@ import onnx
 from iree import runtime
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.boards import load_board
-from hil.bundle import Artifact, Model
-from hil.controller.cache import Cache
-from hil.controller.compilers import compile_model
-from hil.controller.compilers.iree_group import compile_together
-from hil.controller.importers import import_model
-from hil.controller.iree_compiler import native_compiler
-from hil.controller.isolated import Isolated
+from hil.controller.backends.compilers import compile_model
+from hil.controller.backends.compilers.iree_group import compile_together
+from hil.controller.models.importers import import_model
+from hil.controller.models.iree_compiler import native_compiler
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.core.artifacts import Artifact, Model
+from hil.core.boards import load_board
 
 TIMEOUT_S = 600.0
 TARGET = load_board("sim").compile_flags["iree"]

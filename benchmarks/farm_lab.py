@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import compile_mlir
-from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.packing import packed_bundle
 from hil.controller.farm.places import HOME_VARIABLE, farm_address
 from hil.controller.farm.up import Up, Wishes
 from hil.controller.farm.words import Order, Spec
-from hil.controller.job import Job
-from hil.digest import digest_file
-from hil.tensors import TensorSpec
+from hil.controller.pipeline.job import Job
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
+from hil.core.tensors import TensorSpec
 
 SOURCE = """
 func.func @main(%x: tensor<16xf32>) -> tensor<16xf32> {

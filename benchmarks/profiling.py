@@ -20,9 +20,9 @@ import common
 import numpy as np
 from model import mobilenet
 
-from hil.controller.isolated import Isolated
-from hil.controller.profile.capture import PERIOD_S
-from hil.controller.profile.iree_events import read_ireeprof
+from hil.controller.analysis.profile.iree_events import read_ireeprof
+from hil.controller.pipeline.capture import PERIOD_S
+from hil.controller.storage.isolated import Isolated
 
 
 def main() -> None:

@@ -11,14 +11,14 @@ import numpy as np
 from benchmarks import common
 from benchmarks.ssh_layers import DEVICE
 from benchmarks.ssh_rivals import FOLDER, GCM, BareTunnel, Rival
-from hil.bundle import Artifact
-from hil.controller.board import Board
-from hil.controller.choice import BoardChoice
-from hil.controller.client import AgentClient, Target
-from hil.controller.deploy import ensure_agent
-from hil.controller.ssh.shell import open_shell
-from hil.controller.ssh.tunnel import open_tunnel
-from hil.digest import digest_file
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.deploy import ensure_agent
+from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.tunnel import open_tunnel
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
 from hil.testing.virtual_board import VirtualBoard
 
 FILE_BYTES = 200_000_000

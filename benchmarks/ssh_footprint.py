@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import common
-from hil.controller import deploy
-from hil.controller.board import Board
-from hil.controller.choice import BoardChoice
+from hil.controller.devices import deploy
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_resolver import BoardChoice
 from hil.testing.virtual_board import VirtualBoard, start
 
 DISK_BAR_MB = 75.0

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.bundle import Artifact
-from hil.controller.choice import BoardChoice, choose
-from hil.controller.opening import AnyBoard, open_board
-from hil.digest import digest_file
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
 
 WIDTH = 32
 DEVICE = "local-sync"

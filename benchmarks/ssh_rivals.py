@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.bare_peer import ORDER, receive_into
 from benchmarks.common import HERE
 from benchmarks.ssh_layers import DEVICE, Layer
-from hil.controller.cache import Cache
-from hil.controller.iree_tool import iree_tool
+from hil.controller.devices.iree_tool import iree_tool
+from hil.controller.storage.cache import Cache
 from hil.testing.virtual_board import VirtualBoard
 
 FOLDER = "/tmp/rival"

@@ -19,7 +19,7 @@ import onnx
 from bare_peer import ORDER, receive_into
 from onnx import TensorProto, helper
 
-from hil.digest import digest_file
+from hil.core.digest import digest_file
 
 SIZE = 128 << 20
 COUNT = SIZE // 4

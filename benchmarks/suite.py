@@ -22,9 +22,9 @@ from benchmarks import common
 from benchmarks.ssh import faster, in_turn, limit
 from benchmarks.ssh_layers import WIDTH, make_layers, renew
 from benchmarks.ssh_rivals import Rival
-from hil.controller.suite.job import run_suite
-from hil.controller.suite.request import Request
-from hil.controller.suite.store import SuiteRun
+from hil.controller.workloads.suites.job import run_suite
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.store import SuiteRun
 from hil.testing.virtual_board import VirtualBoard, start
 
 

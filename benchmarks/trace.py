@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common
-from hil.clock import ClockFit
-from hil.controller.profile.model import OpRow, Profile
-from hil.controller.profile.rows import write_csv
-from hil.controller.profile.store import StoredRows
-from hil.controller.profile.trace import write_trace
+from hil.controller.analysis.profile.rows import write_csv
+from hil.controller.analysis.profile.store import StoredRows
+from hil.controller.analysis.profile.trace import write_trace
+from hil.core.clock import ClockFit
+from hil.core.timeline import OpRow, Profile
 
 OPS = 200  # operations of the model
 CLOCK = ClockFit(offset_ns=3_600_000_000_000, drift=200e-6, at_host_ns=10**12, error_ns=10_000)

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.arguments import PATH, SECONDS, TEXT, TEXTS, checked, options_of
-from hil.controller.case import Case, Workshop, end_case
-from hil.controller.choice import BoardChoice, choose
-from hil.controller.opening import AnyBoard, open_board
-from hil.controller.pipeline import begin, check_options, conclude, execute, prepare, refer_case
-from hil.controller.torch_module import exported, is_torch, save_program
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.models.torch_module import exported, is_torch, save_program
+from hil.controller.pipeline.arguments import PATH, SECONDS, TEXT, TEXTS, checked, options_of
+from hil.controller.pipeline.case import Case, Workshop, end_case
+from hil.controller.pipeline.stages import begin, check_options, conclude, execute, prepare, refer_case
+from hil.core.results import Stage
+from hil.core.scratch import temporary_folder
 from hil.errors import ImportFailed, UsageError
-from hil.results import Stage
-from hil.scratch import temporary_folder
 
 
 def connect(
@@ -74,7 +74,7 @@ def run(
         inputs: name -> tensor, or texts as ``hil run --input`` takes; the rest is seeded random. Of a module they are
             the arguments of its ``forward``, positional as a sequence or by keyword as a mapping, and all are needed.
         shop: a cache and isolated processes to share between runs; a new one where None.
-        options: fields of :class:`hil.controller.pipeline.Options`.
+        options: fields of :class:`hil.controller.pipeline.stages.Options`.
 
     Returns:
         The case: true when it passed, with ``outcome``, ``reason``, ``result``, ``references``, ``verdicts``,
@@ -84,8 +84,8 @@ def run(
         UsageError: there is no such option or file, an argument is of the wrong kind, or the model does not take these
             inputs.
     """
-    from hil.controller.cache import Cache
-    from hil.controller.isolated import Isolated
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
 
     program = refused = None
     if is_torch(model):
@@ -105,7 +105,7 @@ def run(
     if board.closed:
         raise UsageError(f"{board.name} was given back", hint="connect to it again")
     if not isinstance(shop, Workshop | None):
-        raise UsageError(f"shop must be a hil.controller.pipeline.Workshop or None, got {shop!r:.80}")
+        raise UsageError(f"shop must be a hil.controller.pipeline.stages.Workshop or None, got {shop!r:.80}")
     check_options(chosen, BoardChoice(board.config, board.name))
     if refused is not None:
         case = Case(path.stem, path, chosen, Path())

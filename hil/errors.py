@@ -52,7 +52,7 @@ class HilError(Exception):
 
     Args:
         message: what happened, in one or a few lines.
-        stage: the pipeline stage it happened in (a value of :class:`hil.results.Stage`), or "".
+        stage: the pipeline stage it happened in (a value of :class:`hil.core.results.Stage`), or "".
         board: the board's name or address, or "".
         hint: what to do next, or "".
         detail: the far side's own words: a log's tail, a traceback, stderr.
@@ -166,7 +166,7 @@ class RanElsewhere(StageError):
     """The program ran on another device than it was told to.
 
     Attributes:
-        result: what it gave there, a :class:`hil.results.RunResult`; None where that is not known.
+        result: what it gave there, a :class:`hil.core.results.RunResult`; None where that is not known.
     """
 
     outcome = "FALLBACK"

@@ -35,9 +35,9 @@ LOOK = f"""(async () => {{
 
 
 def main() -> None:
-    from browser import Page
+    from support.browser import Page
 
-    from hil.controller.profile.viewer import TraceViewer
+    from hil.controller.analysis.profile.viewer import TraceViewer
 
     browser = installed_browser()
     target = IMAGES / "profile.png"

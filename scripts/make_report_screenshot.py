@@ -13,7 +13,7 @@ LARGEST = 200_000  # bytes
 
 
 def main() -> None:
-    from browser import Page
+    from support.browser import Page
 
     browser = installed_browser()
     with tempfile.TemporaryDirectory() as folder:

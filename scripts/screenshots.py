@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def installed_browser() -> str:
     """The browser that draws; ends the script where there is none."""
-    from browser import NAMES, find_browser
+    from support.browser import NAMES, find_browser
 
     found = find_browser()
     if found is None:

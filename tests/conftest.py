@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["agents", "boards", "commands", "fake_farm", "farms", "labgrids"]
+pytest_plugins = [f"support.{name}" for name in ("agents", "boards", "commands", "fake_farm", "farms", "labgrids")]
 
 # How long one example takes says nothing on a machine that runs other tests beside it.
 settings.register_profile("hil", deadline=None)

@@ -18,9 +18,9 @@ from typing import Any
 from hil.agent import forks
 from hil.agent.confinement import seclude
 from hil.agent.server import Agent, AgentConfig
+from hil.core.visible import show_visibly
 from hil.errors import HilError, UsageError
-from hil.listening import take_descriptors
-from hil.visible import show_visibly
+from hil.protocol.listening import take_descriptors
 
 _LOOK_S = 0.5
 # Without a session for so long, the agent keeps nothing in memory but itself.

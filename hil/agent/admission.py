@@ -18,9 +18,9 @@ from typing import Any
 
 import grpc
 
-from hil import wire
 from hil.agent.session import Session, Sessions
 from hil.errors import BoardBusy, UsageError
+from hil.protocol import wire
 
 # Calls without a session that have said nothing yet, and how long they may take to say something.
 SILENT_CALLS = 16

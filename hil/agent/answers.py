@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hil.agent import framing
+from hil.core.placement import MOST_NAMES, Part, Placement
+from hil.core.tensors import DTYPES, Dim, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
-from hil.placement import MOST_NAMES, Part, Placement
-from hil.tensors import DTYPES, Dim, TensorSpec, nbytes_of
-from hil.wire_errors import WORKER_KINDS, from_parts
+from hil.protocol.wire_errors import WORKER_KINDS, from_parts
 
 # Two timestamps an iteration, in digits.
 _ITERATION_BYTES = 48

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from hil.clock import now_ns
-from hil.proto.v1 import agent_pb2 as pb
+from hil.core.clock import now_ns
+from hil.protocol.v1 import agent_pb2 as pb
 
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16

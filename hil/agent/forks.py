@@ -16,8 +16,8 @@ from typing import Any
 
 from hil.agent import descendants, framing
 from hil.agent.runtimes import resolve
+from hil.core.python_module import module_command
 from hil.errors import BoardError, HilError, LoadFailed
-from hil.python_module import module_command
 
 # How long a runtime that does not work is taken at its word.
 _RETRY_S = 30.0

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hil import wire
 from hil.agent.shm import Arena, aligned
 from hil.agent.store import BlobStore
-from hil.behind import StreamHasher
+from hil.core.ordered_executor import StreamHasher
 from hil.errors import RunFailed, UsageError
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
 
 
 class Incoming:

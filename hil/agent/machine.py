@@ -8,8 +8,8 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from hil.cpuinfo import cpu_info
-from hil.proto.v1 import agent_pb2 as pb
+from hil.core.cpuinfo import cpu_info
+from hil.protocol.v1 import agent_pb2 as pb
 
 _ROOT = Path("/")
 _CPU = "sys/devices/system/cpu"

@@ -14,7 +14,7 @@ from hil.bundles.layout import MAX_HEAD_BYTES, read_head
 from hil.bundles.seal import SEAL
 from hil.bundles.signature import verify
 from hil.errors import LoadFailed, RunFailed, UsageError
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol.v1 import agent_pb2 as pb
 
 _HINT = "sign the bundle with a trusted key (hil bundle create --sign KEY) and run it with hil bundle run"
 

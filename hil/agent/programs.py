@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hil import clock, wire
 from hil.agent import machine
 from hil.agent.incoming import Incoming
 from hil.agent.policy import Policy
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
+from hil.core import clock
+from hil.core.tensors import TensorSpec, check_names
 from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
-from hil.proto.v1 import agent_pb2 as pb
-from hil.tensors import TensorSpec, check_names
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
 
 # A test session of many traced modules keeps a program for each.
 MAX_PROGRAMS = 512
@@ -351,7 +352,7 @@ class Programs:
 
 
 def _known_size(spec: TensorSpec) -> int:
-    from hil.tensors import nbytes_of
+    from hil.core.tensors import nbytes_of
 
     dims = [dim for dim in spec.shape if isinstance(dim, int)]
     return nbytes_of(spec.dtype, dims) if spec.dtype and len(dims) == len(spec.shape) else 0

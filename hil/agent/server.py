@@ -16,7 +16,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from hil import wire
 from hil.agent import runtimes
 from hil.agent.admission import THREADS, Admission
 from hil.agent.journal import Journal
@@ -28,7 +27,8 @@ from hil.agent.session import Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor
 from hil.errors import SessionEnded, UsageError
-from hil.listening import HANDSHAKE, check_listen, listen_on
+from hil.protocol import wire
+from hil.protocol.listening import HANDSHAKE, check_listen, listen_on
 
 _OPTIONS = {
     **dict((*wire.GRPC_OPTIONS, HANDSHAKE)),

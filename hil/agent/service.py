@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 
-from hil import clock, wire
 from hil.agent import machine
 from hil.agent.admission import Room
 from hil.agent.counters import Counters
@@ -22,9 +21,11 @@ from hil.agent.programs import Programs
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor
-from hil.behind import StreamHasher
+from hil.core import clock
+from hil.core.ordered_executor import StreamHasher
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
 
 MAX_WAITING = 8
 MAX_DIGESTS = 20_000

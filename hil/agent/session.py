@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil import wire
 from hil.agent.journal import Journal
 from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
+from hil.protocol import wire
 
 if TYPE_CHECKING:
     import grpc

@@ -21,10 +21,10 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
 
-from hil import digest as digests
-from hil.behind import Behind, StreamHasher
+from hil.core import digest as digests
+from hil.core.ordered_executor import Behind, StreamHasher
+from hil.core.scratch import remove_tree
 from hil.errors import BlobDamaged, LoadFailed, UsageError
-from hil.scratch import remove_tree
 
 _HASH_PIECE = 1 << 20
 # A cut upload is gone on with soon, or never; and nobody has many of them.

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hil import clock
 from hil.agent import answers, framing
 from hil.agent.forks import ForkServer
 from hil.agent.runtimes import is_light, lacking
 from hil.agent.shm import Arena
+from hil.core import clock
 from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 
 _KEPT_LINES = 2000

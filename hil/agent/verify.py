@@ -14,23 +14,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil import tensors
 from hil.agent import runtimes
 from hil.agent.machine import machine
 from hil.agent.shm import aligned
 from hil.agent.supervisor import Supervisor, Worker
-from hil.bundle import Artifact
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import check_loaded
 from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.bundles.verdicts import told, untested, worst
 from hil.compare.verdict import compare
+from hil.core import tensors
+from hil.core.artifacts import Artifact
+from hil.core.placement import Placement, Told
+from hil.core.results import Outcome, RunResult, Verdict, exit_code_of
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, TensorSpec
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
-from hil.placement import Placement, Told
-from hil.results import Outcome, RunResult, Verdict, exit_code_of
-from hil.scratch import temporary_folder
-from hil.tensors import Array, TensorSpec
 
 _SCHEMA = 1
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from hil import tensors
 from hil.agent import framing
 from hil.agent.runtimes import resolve
 from hil.agent.shm import Arena, aligned
-from hil.clock import now_ns
+from hil.core import tensors
+from hil.core.clock import now_ns
+from hil.core.placement import Placement
+from hil.core.tensors import Array, TensorSpec
 from hil.errors import HilError, LoadFailed, RunFailed, UsageError
-from hil.placement import Placement
-from hil.tensors import Array, TensorSpec
 
 # Three such texts fit into a message, whatever they are made of.
 _MOST_TEXT = 1 << 16

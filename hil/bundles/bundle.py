@@ -11,14 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.bundle import Artifact
 from hil.bundles import layout
 from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
 from hil.bundles.checks import checked_cases
 from hil.bundles.content import blob_table, from_document, program_files, to_document
 from hil.bundles.layout import Head
 from hil.bundles.signature import sign
-from hil.digest import algorithm_of, digest_file
+from hil.core.artifacts import Artifact
+from hil.core.digest import algorithm_of, digest_file
 from hil.errors import StorageError, UsageError, did_you_mean
 
 SUFFIX = ".hilb"

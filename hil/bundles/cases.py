@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from hil.results import Noise
-from hil.tensors import Array, TensorSpec
+from hil.core.results import Noise
+from hil.core.tensors import Array, TensorSpec
 
 # By name, or in the method's order.
 Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"

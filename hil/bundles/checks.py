@@ -9,8 +9,8 @@ import numpy as np
 
 from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
+from hil.core.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of, type_text
 from hil.errors import LoadFailed, UsageError, VacuousTolerance
-from hil.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of, type_text
 
 # A bare number has no dtype of its own: it may be given for a tensor whose dtype's name begins so.
 _SUITS: dict[type, tuple[str, ...]] = {

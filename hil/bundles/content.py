@@ -11,9 +11,9 @@ from typing import Any
 from hil.bundles import layout, manifest
 from hil.bundles.cases import Method, MethodTestCase, Program, Signature
 from hil.bundles.checks import checked_cases
-from hil.digest import digest_of
-from hil.results import Noise
-from hil.tensors import Array, dtype_name, to_bytes
+from hil.core.digest import digest_of
+from hil.core.results import Noise
+from hil.core.tensors import Array, dtype_name, to_bytes
 
 
 def blob_table(document: Mapping[str, Any]) -> list[tuple[str, int]]:

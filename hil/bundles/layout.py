@@ -25,7 +25,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from hil.digest import check, digest_of
+from hil.core.digest import check, digest_of
 from hil.errors import UsageError
 
 MAGIC = b"\x89HILB\r\n\x1a"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from hil.digest import check
+from hil.core.digest import check
+from hil.core.tensors import DTYPES, Array, TensorSpec, from_bytes
 from hil.errors import UsageError
-from hil.tensors import DTYPES, Array, TensorSpec, from_bytes
 
 MAX_NAME = 255
 MAX_TEXT = 1 << 16

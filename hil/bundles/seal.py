@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hil.bundle import Artifact
 from hil.bundles.layout import Head
-from hil.digest import digest_of
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_of
 
 # The bundle's header and manifest, among the files of its program. No program's own file can have this name: a manifest
 # takes none with a colon.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles.layout import Head
+from hil.core.files import MAX_TEXT_BYTES, read_file
 from hil.errors import UsageError
-from hil.files import MAX_TEXT_BYTES, read_file
 
 _CONTEXT = b"hil bundle manifest 1\0"
 _KIND = b"ssh-ed25519"

@@ -31,7 +31,7 @@ def worst(outputs: Iterable[Mapping[str, Any]]) -> Worst:
     """The statistics of a case in one line.
 
     Args:
-        outputs: the fields of :class:`hil.results.OutputComparison` of each output.
+        outputs: the fields of :class:`hil.core.results.OutputComparison` of each output.
     """
     found = list(outputs)
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from hil.compare.ulp import LargestUlp
 from hil.compare.values import CHUNK, EXACT_DTYPES, Reader, mask_limit, part_of, reader
-from hil.results import Tolerance
-from hil.tensors import Array, dtype_name
+from hil.core.results import Tolerance
+from hil.core.tensors import Array, dtype_name
 
 # OpenBLAS spreads a dot product of more than 10,000 elements over threads, which costs more than twice what it saves.
 _BLOCK = 1 << 13
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stats:
-    """What :func:`measure` found; the fields are those of :class:`hil.results.OutputComparison`.
+    """What :func:`measure` found; the fields are those of :class:`hil.core.results.OutputComparison`.
 
     ``mismatches`` counts non-finite disagreements too, ``nonfinite`` counts only those. ``first`` and ``worst`` are
     indices into the flattened tensor (C order). ``zeroed``: every value is 0 and the reference's are not. The other

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hil.compare.values import CHUNK, EXACT_DTYPES, mask_limit, reader
+from hil.core.results import Noise, Tolerance
+from hil.core.tensors import Array, dtype_name, dtype_of
 from hil.errors import UsageError, VacuousTolerance
-from hil.results import Noise, Tolerance
-from hil.tensors import Array, dtype_name, dtype_of
 
 # float64 to bfloat16 and the complex ones: the defaults of torch.testing.assert_close (which takes a pair of dtypes as
 # the looser of the two; so do we). They are meant for values around 1: see `fitted`, which scales atol. It has

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.tensors import Array, dtype_name, dtype_of
+from hil.core.tensors import Array, dtype_name, dtype_of
 
 
 class LargestUlp:

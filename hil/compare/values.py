@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.tensors import DTYPES, Array, dtype_name, dtype_of
+from hil.core.tensors import DTYPES, Array, dtype_name, dtype_of
 
 CHUNK = 1 << 17
 _INTEGERS_64 = ("int64", "uint64")

@@ -27,8 +27,8 @@ from hil.compare.tolerance import (
     refuse_vacuous,
 )
 from hil.compare.values import common_kind, reader
-from hil.results import Noise, Outcome, OutputComparison, RunResult, Tolerance, Verdict
-from hil.tensors import Array, dtype_name, shape_text
+from hil.core.results import Noise, Outcome, OutputComparison, RunResult, Tolerance, Verdict
+from hil.core.tensors import Array, dtype_name, shape_text
 
 _NOTHING = "0 elements compared: every output is empty"
 

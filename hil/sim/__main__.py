@@ -17,13 +17,13 @@ from hil.agent.sandbox import VARIABLE as SANDBOX_VARIABLE
 from hil.agent.sandbox import why_not
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
-from hil.boards import BoardConfig, load_board
+from hil.core.boards import BoardConfig, load_board
+from hil.core.visible import show_visibly
 from hil.errors import HilError, UsageError
-from hil.listening import refuse_if_served, refuse_if_taken
+from hil.protocol.listening import refuse_if_served, refuse_if_taken
 from hil.sim import faults
 from hil.sim.clock import SimClock
 from hil.sim.link import FaultyLink
-from hil.visible import show_visibly
 
 # Whether programs run in a sandbox: where there can be one, always, never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"

@@ -10,7 +10,7 @@ import struct
 import time
 from pathlib import Path
 
-from hil import clock
+from hil.core import clock
 from hil.sim.faults import Fault
 
 _FILE = "clock"

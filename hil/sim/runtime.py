@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from hil.agent.runtimes import known, profiling, resolve
-from hil.clock import CLOCK_FILE
+from hil.core.clock import CLOCK_FILE
+from hil.core.placement import Part, Placement
+from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError, one_of
-from hil.iree_values import SCALAR_PREFIX
-from hil.placement import Part, Placement
+from hil.formats.iree_values import SCALAR_PREFIX
 from hil.sim.clock import SimClock
 from hil.sim.faults import Charges, Fault, end_agent, parse
-from hil.tensors import Array, TensorSpec
 
 HALF = "float16"
 _ELSEWHERE = "another-device"

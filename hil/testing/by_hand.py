@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.tensor_folder import load_tensors
-from hil.ort_values import ONNX_TYPES
-from hil.packing import SUB_BYTE_BITS, pack, unpack
-from hil.tensors import NUMPY_DTYPES, Array, dtype_name, dtype_of, load_npy, to_bytes
+from hil.controller.storage.tensor_folder import load_tensors
+from hil.core.packing import SUB_BYTE_BITS, pack, unpack
+from hil.core.tensors import NUMPY_DTYPES, Array, dtype_name, dtype_of, load_npy, to_bytes
+from hil.formats.ort_values import ONNX_TYPES
 
 MODEL = "model.onnx"
 INPUTS = "inputs"
@@ -76,7 +76,7 @@ def onnxruntime(folder: str) -> dict[str, Any]:
     """
     import onnxruntime as ort
 
-    from hil.ort_values import from_ort, spec_of_node, to_ort
+    from hil.formats.ort_values import from_ort, spec_of_node, to_ort
 
     ort.set_default_logger_severity(4)
     try:

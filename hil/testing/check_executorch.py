@@ -17,16 +17,16 @@ from typing import Any
 
 import click
 
-from hil.controller.cache import Cache
-from hil.controller.case import Workshop
-from hil.controller.flows import load_flow
-from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedError
-from hil.controller.suite.record import CaseRecord
-from hil.controller.suite.reports.delegation import Delegation
-from hil.controller.suite.store import SuiteRun
-from hil.controller.suite.torch_cases import TorchTest, torch_tests
+from hil.controller.models.flows import load_flow
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports.delegation import Delegation
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.torch_cases import TorchTest, torch_tests
+from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
-from hil.scratch import temporary_folder
 from hil.testing import stock_executorch
 
 TIMEOUT_S = 900.0

@@ -28,15 +28,15 @@ from typing import Any
 import click
 import numpy as np
 
-from hil.boards import load_board
-from hil.controller.isolated import Isolated, IsolatedCrash
-from hil.controller.job import Job, Progress
-from hil.controller.jobs import run_job
-from hil.controller.tensor_folder import load_tensors, save_tensors
+from hil.controller.pipeline.job import Job, Progress
+from hil.controller.storage.isolated import Isolated, IsolatedCrash
+from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+from hil.controller.workloads.run_job import run_job
+from hil.core.boards import load_board
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import NUMPY_DTYPES, Array, dtype_name, save_npy, spec_of
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
-from hil.iree_command import give, tool_type
-from hil.scratch import temporary_folder
-from hil.tensors import NUMPY_DTYPES, Array, dtype_name, save_npy, spec_of
+from hil.formats.iree_command import give, tool_type
 from hil.testing.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
 from hil.testing.check_operators import BOARD, KEEP_F64
 
@@ -271,7 +271,7 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
     """
     from rich.progress import track
 
-    from hil.controller.console import Console
+    from hil.controller.storage.console import Console
 
     tests = node_tests(patterns, every)
     errors = Console(stderr=True)

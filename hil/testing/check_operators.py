@@ -16,14 +16,14 @@ from typing import Any, cast
 
 import click
 
-from hil.boards import load_board
-from hil.controller.flows import load_flow
-from hil.controller.isolated import Isolated, IsolatedCrash, IsolatedError
-from hil.controller.suite.record import CaseRecord
-from hil.controller.tensor_folder import save_tensors
+from hil.controller.models.flows import load_flow
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.controller.storage.tensor_folder import save_tensors
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.boards import load_board
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import load_npy
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
-from hil.scratch import temporary_folder
-from hil.tensors import load_npy
 from hil.testing import by_hand
 from hil.testing.by_hand import Test, node_tests
 
@@ -232,7 +232,7 @@ def _watched(futures: Sequence[Any]) -> Iterator[Any]:
     """The futures, with a bar of those that are done."""
     from rich.progress import track
 
-    from hil.controller.console import Console
+    from hil.controller.storage.console import Console
 
     console = Console(stderr=True)
     yield from track(futures, "by hand", console=console, transient=True, disable=not console.is_terminal)
@@ -241,7 +241,7 @@ def _watched(futures: Sequence[Any]) -> Iterator[Any]:
 def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequence[Finding]) -> None:
     from rich.table import Table
 
-    from hil.controller.console import Console
+    from hil.controller.storage.console import Console
 
     console = Console(soft_wrap=True)
     console.print(f"flow {flow}; by hand: {commands}", markup=False)

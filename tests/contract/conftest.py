@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from agents import Program
-from links import AGENTS, Reached, reach
+from support.agents import Program
+from support.links import AGENTS, Reached, reach
 
-from hil.controller.cache import Cache
-from hil.controller.client import AgentClient, Target
-from hil.controller.iree_tool import iree_tool
-from hil.digest import digest_file
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.iree_tool import iree_tool
+from hil.controller.storage.cache import Cache
+from hil.core.digest import digest_file
 
 
 @pytest.fixture(scope="session", params=AGENTS)

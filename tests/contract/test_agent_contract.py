@@ -11,10 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
-from hil import errors, wire_errors
-from hil.clock import DRIFT_MOST, fit
-from hil.digest import digest_of
-from hil.proto.v1 import agent_pb2 as pb
+from hil import errors
+from hil.core.clock import DRIFT_MOST, fit
+from hil.core.digest import digest_of
+from hil.protocol import wire_errors
+from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
 B = np.full(4096, 2.5, np.float32)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agents import compile_mlir
-from links import AGENTS, COMMANDS, ENDS, Reached, reach
+from support.agents import compile_mlir
+from support.links import AGENTS, COMMANDS, ENDS, Reached, reach
 
 from hil import errors
-from hil.bundle import Artifact
-from hil.controller.board import Board
-from hil.controller.choice import choose
-from hil.controller.opening import AnyBoard, open_board
-from hil.digest import digest_file
-from hil.runtime_command import RuntimeCommand
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import choose
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
+from hil.core.runtime_command import RuntimeCommand
 
 MLIR = (
     ENDS

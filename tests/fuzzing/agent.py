@@ -13,8 +13,8 @@ import numpy as np
 
 from fuzzing.calls import GARBAGE, Changer, Server, line, methods_of
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil import wire
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
 
 METHODS = methods_of(pb.DESCRIPTOR, wire.SERVICES)
 PROGRAM = "PROGRAM".ljust(32, "_")
@@ -72,7 +72,7 @@ class Victim:
     """A real agent, and one who may use it."""
 
     def __init__(self, folder: Path) -> None:
-        from agents import program, start_process
+        from support.agents import program, start_process
 
         self.folder = folder
         store = folder / f"store-{time.monotonic_ns()}"
@@ -87,7 +87,7 @@ class Victim:
         self._base_mib = _rss_mib(self._process.pid)
 
     def _open(self) -> None:
-        from hil.controller.client import AgentClient, Target
+        from hil.controller.devices.client import AgentClient, Target
 
         if self._client is not None:
             self._client.close()

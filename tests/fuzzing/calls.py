@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fuzzing import mutate
 from fuzzing.engine import Broken
-from hil import wire_errors
+from hil.protocol import wire_errors
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS = b"\0\0\0\x04\0\0\0\0\0"

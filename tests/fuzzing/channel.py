@@ -105,8 +105,8 @@ def _opened(folder: Path) -> Iterator[Attempt]:
     from hil.agent.session import Sessions
     from hil.agent.store import BlobStore
     from hil.agent.supervisor import LogBook, Worker
-    from hil.digest import digest_of
-    from hil.proto.v1 import agent_pb2 as pb
+    from hil.core.digest import digest_of
+    from hil.protocol.v1 import agent_pb2 as pb
 
     store = BlobStore(folder / "store")
     journal = Journal(folder / "journal")

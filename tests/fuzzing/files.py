@@ -43,7 +43,7 @@ def imported(name: str) -> Callable[[Path, bytes], None]:
     """Tries an input as ``hil run`` does: read as a model, in a process of its own."""
 
     def confirm(folder: Path, data: bytes) -> None:
-        from hil.controller.importers import import_model
+        from hil.controller.models.importers import import_model
 
         (folder / name).write_bytes(data)
         import_model(folder / name)
@@ -57,9 +57,9 @@ def described(describe: Callable[..., dict[str, Any]]) -> Callable[[Path], None]
     def read(path: Path) -> None:
         import json
 
-        from hil.controller.importers import _external, _specs
+        from hil.controller.models.importers import _external, _specs
+        from hil.core.tensors import check_names
         from hil.errors import LoadFailed
-        from hil.tensors import check_names
 
         found = json.loads(json.dumps(describe(str(path), "", {})))
         with contextlib.suppress(LoadFailed):  # which import_model makes an ImportFailed
@@ -81,7 +81,7 @@ def small_files(*patterns: str) -> list[bytes]:
 
 
 def _bundles() -> list[bytes]:
-    import bundle_files
+    from support import bundle_files
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -97,7 +97,7 @@ def _bundle(data: bytes, rng: Random) -> bytes:
     import json
 
     from hil.bundles.layout import HEADER_BYTES, Head, aligned, canonical_json
-    from hil.digest import digest_of
+    from hil.core.digest import digest_of
 
     if rng.random() < 0.25:
         return mutate.havoc(data, rng)
@@ -130,7 +130,7 @@ def _bundle(data: bytes, rng: Random) -> bytes:
 def _read_bundle(path: Path) -> None:
     from hil.bundles import Bundle
     from hil.bundles.signature import verify
-    from hil.controller.bundles.show import document_of
+    from hil.controller.workloads.bundles.show import document_of
 
     bundle = Bundle.open(path)
     document_of(bundle, path)
@@ -146,22 +146,22 @@ def _read_bundle(path: Path) -> None:
 
 
 def _executorch() -> list[bytes]:
-    from executorch_crafted import bundled
+    from support.executorch_crafted import bundled
 
     linear = (ROOT / "tests/unit/executorch_files/linear.pte").read_bytes()
     return [*small_files("tests/unit/executorch_files/*"), bytes(bundled([[2, 3], [4]], linear))]
 
 
 def _read_executorch(path: Path) -> None:
-    from hil.controller.bundles.bpte import read_bpte
-    from hil.controller.importers.pte import describe
+    from hil.controller.models.importers.pte import describe
+    from hil.controller.workloads.bundles.bpte import read_bpte
 
     described(describe)(path)
     read_bpte(path, shop=None)  # type: ignore[arg-type]
 
 
 def _read_cases(path: Path) -> None:
-    from hil.controller.bundles.bpte import read_bpte
+    from hil.controller.workloads.bundles.bpte import read_bpte
 
     with contextlib.suppress(HilError):
         _read_executorch(path)
@@ -189,7 +189,7 @@ def _onnx(data: bytes, rng: Random) -> bytes:
 
 
 def _read_onnx(path: Path) -> None:
-    from hil.controller.importers.onnx import describe
+    from hil.controller.models.importers.onnx import describe
 
     described(describe)(path)
 
@@ -198,7 +198,7 @@ def _read_onnx(path: Path) -> None:
 
 
 def _read_tflite(path: Path) -> None:
-    from hil.controller.importers.tflite import describe
+    from hil.controller.models.importers.tflite import describe
 
     described(describe)(path)
 
@@ -284,8 +284,8 @@ def _tensor(data: bytes, rng: Random) -> bytes:
 
 def _read_tensor(path: Path) -> None:
     """Read what a user gives as an input, for a tensor of any kind, under the name that its beginning suggests."""
-    from hil.controller.inputs import make_inputs
-    from hil.tensors import TensorSpec
+    from hil.controller.models.inputs import make_inputs
+    from hil.core.tensors import TensorSpec
 
     with path.open("rb") as file:
         head = file.read(2)
@@ -302,7 +302,7 @@ def _read_tensor(path: Path) -> None:
 
 
 def _read_vmfb(path: Path) -> None:
-    from hil.controller.importers.vmfb import describe
+    from hil.controller.models.importers.vmfb import describe
 
     described(describe)(path)
 
@@ -316,7 +316,7 @@ def _programs() -> list[bytes]:
 
 
 def _read_mlir(path: Path) -> None:
-    from hil.controller.importers.mlir import describe
+    from hil.controller.models.importers.mlir import describe
 
     described(describe)(path)
 

@@ -13,7 +13,7 @@ from typing import Any
 from fuzzing.agent import _rss_mib as rss_mib
 from fuzzing.calls import GARBAGE, Changer, Server, line, methods_of
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 METHODS = methods_of(pb.DESCRIPTOR, ("Farm", "Hosts", "Artifacts"))
 _TOKENS = ("admin", "user", "viewer", "host", "revoked", "none", "x", "hil_" + "0" * 40)
@@ -103,8 +103,8 @@ def lacking() -> str:
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[Attempt]:
-    from farms import running_server
-    from gateways import rows, running_gateway, token_of
+    from support.farms import running_server
+    from support.gateways import rows, running_gateway, token_of
 
     from hil.controller.farm.words import Role
 
@@ -149,7 +149,7 @@ def _use(running: Any, token: str) -> None:
     Raises:
         Broken: the gateway does not answer, or wrongly.
     """
-    from gateways import BareBoard, simple_order
+    from support.gateways import BareBoard, simple_order
 
     from hil.errors import HilError
 

@@ -16,14 +16,14 @@ from random import Random
 from typing import Any
 
 import grpc
-import lying_agent
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from support import lying_agent
 
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Fuzzer, Tried
-from hil import wire
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
 
 # How a call ends; "silent" and "endless" cost the controller's whole patience each time.
 _ENDS = ("close",) * 8 + ("error",) * 4 + ("silent", "endless")

@@ -95,10 +95,10 @@ quanta = 2
 
 def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
-    from hil.boards import load_board, parse_board
     from hil.controller.farm.terms import load_terms
-    from hil.controller.flows.read import read_flows
-    from hil.controller.suite.expected_file import made_with, parse, read_text
+    from hil.controller.models.flows.read import read_flows
+    from hil.controller.workloads.suites.expected_file import made_with, parse, read_text
+    from hil.core.boards import load_board, parse_board
 
     def expected() -> None:
         text = read_text(path)
@@ -158,10 +158,10 @@ _FLAG_WORDS = [
 
 
 def _read_flags(path: Path) -> None:
-    from hil.controller.flagfiles import parse_flagfile
-    from hil.controller.inputs import make_inputs
-    from hil.controller.references.expected import expected_result
-    from hil.tensors import TensorSpec
+    from hil.controller.backends.references.expected import expected_result
+    from hil.controller.models.inputs import make_inputs
+    from hil.controller.pipeline.flagfiles import parse_flagfile
+    from hil.core.tensors import TensorSpec
 
     flags = parse_flagfile(path)
     specs = [TensorSpec(f"x{number}", "float32", (None, None)) for number in range(len(flags.inputs))]
@@ -244,9 +244,9 @@ _BOARD_WORDS = [
 
 def _board_says(data: bytes) -> Tried:
     """Everything of hil that reads a board's text, on one text."""
-    from hil.controller.commanded import machine, scripts, verdicts
-    from hil.controller.deploy import probe
-    from hil.iree_command import times_ns
+    from hil.controller.devices.agentless import machine, scripts, verdicts
+    from hil.controller.devices.deploy import probe
+    from hil.formats.iree_command import times_ns
 
     text = data.decode(errors="replace")
     kinds = []
@@ -287,7 +287,7 @@ _DECLARATION_WORDS = [
 
 
 def _declares(data: bytes) -> None:
-    from hil.iree_values import Function, choose_function, parse_convention, parse_declaration
+    from hil.formats.iree_values import Function, choose_function, parse_convention, parse_declaration
 
     text = data.decode(errors="replace")
     for read in (parse_declaration, parse_convention):
@@ -370,13 +370,13 @@ def _stored() -> list[bytes]:
 
 @contextlib.contextmanager
 def _store(folder: Path) -> Iterator[Attempt]:
-    from hil.controller.bundles.golden import read_golden
-    from hil.controller.profile.store import HEAD, read_profile
-    from hil.controller.runs import RunStore
-    from hil.controller.suite.reports.load import load_run
-    from hil.controller.suite.store import HEAD as SUITE
-    from hil.controller.suite.store import LINES
-    from hil.controller.tensor_folder import INDEX, load_tensors
+    from hil.controller.analysis.profile.store import HEAD, read_profile
+    from hil.controller.storage.runs import RunStore
+    from hil.controller.storage.tensor_folder import INDEX, load_tensors
+    from hil.controller.workloads.bundles.golden import read_golden
+    from hil.controller.workloads.suites.reports.load import load_run
+    from hil.controller.workloads.suites.store import HEAD as SUITE
+    from hil.controller.workloads.suites.store import LINES
 
     held = folder / "run"
     held.mkdir()

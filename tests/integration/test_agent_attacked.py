@@ -17,12 +17,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from agents import start_process, stop_process
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.agents import start_process, stop_process
 
-from hil import errors, wire, wire_errors
-from hil.controller.client import AgentClient, Target
-from hil.proto.v1 import agent_pb2 as pb
+from hil import errors
+from hil.controller.devices.client import AgentClient, Target
+from hil.protocol import wire, wire_errors
+from hil.protocol.v1 import agent_pb2 as pb
 
 MANY = 60
 # What each of these takes is milliseconds; a busy machine gets more.
@@ -323,7 +324,7 @@ def test_many_small_tensors_are_streamed_where_they_would_be_too_much_for_one_me
     import onnx
     from onnx import TensorProto, helper
 
-    from hil.digest import digest_file
+    from hil.core.digest import digest_file
 
     names = [f"x{number}" for number in range(12)]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in names]

@@ -11,17 +11,17 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from agents import compile_mlir
-from links import ENDS
-from models import DIGITS
+from support.agents import compile_mlir
+from support.links import ENDS
+from support.models import DIGITS
 
-from hil.boards import BoardConfig, Connection
-from hil.bundle import Artifact
-from hil.controller.choice import BoardChoice
-from hil.controller.commanded import CommandBoard
-from hil.controller.ssh.shell import Shell, open_shell
+from hil.controller.devices.agentless import CommandBoard
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.ssh.shell import Shell, open_shell
+from hil.core.artifacts import Artifact
+from hil.core.boards import BoardConfig, Connection
+from hil.core.runtime_command import RuntimeCommand
 from hil.errors import BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
-from hil.runtime_command import RuntimeCommand
 from hil.testing.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board

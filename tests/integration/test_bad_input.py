@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import DIGITS, save_model
 from onnx import TensorProto, helper
-from sshd import free_port
+from support.models import DIGITS, save_model
+from support.sshd import free_port
 
-from hil.controller.begun import seal
+from hil.controller.storage.begun import seal
 
 FLOAT = TensorProto.FLOAT
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
@@ -375,7 +375,7 @@ def test_no_space_for_the_cache(hil, simulator, doubling, full_disk, environment
 
 
 def test_no_space_on_the_board(start_agent, hil, doubling, full_disk, tmp_path):
-    from agents import start_process, stop_process
+    from support.agents import start_process, stop_process
 
     (full_disk / "filler").unlink()
     (full_disk / "filler").write_bytes(b"\0" * 200_000)

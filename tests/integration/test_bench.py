@@ -15,11 +15,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from models import DIGITS, save_model
 from onnx import TensorProto, helper, numpy_helper
 from referencing import Registry, Resource
+from support.models import DIGITS, save_model
 
-from hil.controller.bench.store import read_samples
+from hil.controller.analysis.bench.store import read_samples
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from layer_models import local_function, model_of, node, noisy, weights
-from models import DIGITS, save_model
 from onnx import TensorProto, helper, numpy_helper
+from support.layer_models import local_function, model_of, node, noisy, weights
+from support.models import DIGITS, save_model
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"

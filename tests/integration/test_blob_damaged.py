@@ -9,18 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agents import Program
-from models import DIGITS
+from support.agents import Program
+from support.models import DIGITS
 
 import hil as library
-from hil import errors, wire
-from hil.bundle import Artifact
-from hil.controller.board import Board
-from hil.controller.choice import choose
-from hil.controller.client import AgentClient
-from hil.digest import digest_file, digest_of
-from hil.proto.v1 import agent_pb2 as pb
-from hil.results import Outcome
+from hil import errors
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.client import AgentClient
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file, digest_of
+from hil.core.results import Outcome
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.ones(4096, np.float32)
 MIB = 1 << 20

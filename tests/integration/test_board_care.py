@@ -16,7 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from hil.controller.targets import iree_flags
+from hil.controller.backends.targets import iree_flags
 from hil.testing.virtual_board import VirtualBoard
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())["$defs"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accidents import (
+from support.accidents import (
     MB,
     PATIENCE_S,
     Run,
@@ -26,7 +26,7 @@ from accidents import (
     until,
     working,
 )
-from models import DIGITS
+from support.models import DIGITS
 
 from hil.testing.virtual_board import VirtualBoard
 

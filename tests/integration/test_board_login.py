@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from boards import MakeBoard
-from models import DIGITS
-from terminals import terminal
+from support.boards import MakeBoard
+from support.models import DIGITS
+from support.terminals import terminal
 
 from hil.testing.virtual_board import VirtualBoard
 

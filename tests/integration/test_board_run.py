@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from boards_checks import listening, world_readable
-from models import DIGITS
+from support.boards_checks import listening, world_readable
+from support.models import DIGITS
 
 from hil.testing.virtual_board import VirtualBoard
 

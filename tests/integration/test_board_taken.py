@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from accidents import until
-from boards import MakeBoard
+from support.accidents import until
+from support.boards import MakeBoard
 
-from hil.controller import deploy
-from hil.controller.board import Board
-from hil.controller.choice import choose
+from hil.controller.devices import deploy
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_resolver import choose
 from hil.errors import BoardUnreachable
 from hil.testing.virtual_board import VirtualBoard
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from boards import MakeBoard
-from boards_checks import listening, world_readable
+from support.boards import MakeBoard
+from support.boards_checks import listening, world_readable
 
 from hil.testing.virtual_board import VirtualBoard
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import DIGITS
+from support.models import DIGITS
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.errors import UsageError
@@ -293,7 +293,7 @@ def test_a_program_that_dies_on_a_board_alone_costs_its_case_only(tmp_path):
 VENDOR = """
 import os
 import numpy as np
-from hil.tensors import TensorSpec
+from hil.core.tensors import TensorSpec
 
 class Runtime:
     def __init__(self, options): pass
@@ -313,9 +313,9 @@ class Program:
 
 
 def make_vendor_bundle(folder: Path) -> None:
-    from hil.bundle import Artifact
     from hil.bundles import MethodTestCase, MethodTestSuite
-    from hil.tensors import TensorSpec
+    from hil.core.artifacts import Artifact
+    from hil.core.tensors import TensorSpec
 
     (folder / "p.bin").write_bytes(b"p")
     spec = TensorSpec("x", "int32", (1,))

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agents import Program, compile_mlir, start_process, stop_process
-from boards import MakeBoard
+from support.agents import Program, compile_mlir, start_process, stop_process
+from support.boards import MakeBoard
 
-from hil.bundle import Artifact
-from hil.controller.board import Board, LoadedProgram
-from hil.controller.care.power import answering
-from hil.controller.choice import choose
-from hil.controller.passes import ProfilePass
-from hil.controller.streams import Invocation
+from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.health.power import answering
+from hil.controller.devices.profile_pass import ProfilePass
+from hil.controller.devices.streams import Invocation
+from hil.core.artifacts import Artifact
 from hil.testing.virtual_board import VirtualBoard
 
 HOUR_NS = 3600 * 10**9

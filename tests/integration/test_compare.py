@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.runs import RunStore
+from hil.controller.storage.runs import RunStore
 
 F32 = np.float32
 

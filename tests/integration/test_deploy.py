@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from boards import MakeBoard
-from deploying import empty_index
+from support.boards import MakeBoard
+from support.deploying import empty_index
 
-from hil.boards import BoardConfig, Connection
-from hil.controller import deploy
-from hil.controller.choice import BoardChoice
-from hil.controller.client import AgentClient, Target
-from hil.controller.deploy import AgentPlace, NoPython, NoWheels, ensure, wheels
-from hil.controller.opening import open_board
-from hil.controller.ssh.shell import Shell, open_shell
-from hil.controller.ssh.tunnel import open_tunnel
+from hil.controller.devices import deploy
+from hil.controller.devices.board_factory import open_board
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.deploy import AgentPlace, NoPython, NoWheels, ensure, wheels
+from hil.controller.devices.ssh.shell import Shell, open_shell
+from hil.controller.devices.ssh.tunnel import open_tunnel
+from hil.core.boards import BoardConfig, Connection
 from hil.errors import BoardBusy, BoardError, BoardLost
 from hil.testing.virtual_board import VirtualBoard
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agents import start_process, stop_process
-from models import save_model
 from onnx import TensorProto, helper, numpy_helper
-from terminals import terminal
+from support.agents import start_process, stop_process
+from support.models import save_model
+from support.terminals import terminal
 
 ATTACK = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 # A terminal's own tools: colours, the cursor of a progress bar, the lines of hil's output.

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import DIGITS
-from plugin_runs import Project, save_small
+from support.models import DIGITS
+from support.plugin_runs import Project, save_small
 
-from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.controller.importers import import_model
-from hil.controller.isolated import Isolated
-from hil.results import Outcome
+from hil.controller.models.importers import import_model
+from hil.controller.storage.isolated import Isolated
+from hil.core.artifacts import Artifact
+from hil.core.results import Outcome
 from hil.testing import ModelFile, compare_backends, uniform
 
 ALL, PART = "fallback", "fallback:share=0.3"

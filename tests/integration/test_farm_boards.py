@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Ended
-from fake_farm import CONFIG, FakeFarm, start_hil
-from models import DIGITS
-from running_farms import check
+from support.commands import Ended
+from support.fake_farm import CONFIG, FakeFarm, start_hil
+from support.models import DIGITS
+from support.running_farms import check
 
 import hil as library
 from hil.errors import BoardBusy, FarmError
@@ -127,7 +127,7 @@ def test_a_lease_that_is_lost_ends_the_run_with_the_reason(
     farm.end("lab1-sim-1", "cancelled by an admin")
     farm.until(lambda: farm.leases[0].told)
     # What a host does when a lease ends: nobody else's session is let in any more.
-    from hil.controller.client import AgentClient, Target
+    from hil.controller.devices.client import AgentClient, Target
 
     client = AgentClient(Target(farm.boards["lab1-sim-1"].agent), "host")
     client.describe()

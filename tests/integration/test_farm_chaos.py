@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from farm_chaos import FULL, QUICK, Farm, Size, boards_online, run, running
-from farm_chaos_checks import board_of, board_violations, read_journal
-from farm_chaos_verdict import report
-from farm_jobs import KnownJob, known_jobs
-from farm_keeper import signalled
-from sshd import wait_for
+from support.farm_chaos import FULL, QUICK, Farm, Size, boards_online, run, running
+from support.farm_chaos_checks import board_of, board_violations, read_journal
+from support.farm_chaos_verdict import report
+from support.farm_jobs import KnownJob, known_jobs
+from support.farm_keeper import signalled
+from support.sshd import wait_for
 
 from hil.controller.farm.words import Order
 

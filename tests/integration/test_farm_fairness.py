@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from farm_desks import ANNA, BERT, PASSED, Desk, open_desk
+from support.farm_desks import ANNA, BERT, PASSED, Desk, open_desk
 
 from hil.controller.farm.desk import leases, submissions
 from hil.controller.farm.words import Bearer, Kind, Order, Priority, Role, Spec

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farm_hosts import Host, job_of, owners_at_once, result_of, running_host, states, submit
-from farms import Server, fresh
-from gateways import Running, running_gateway, token_of, until
-from models import DIGITS
+from support.farm_hosts import Host, job_of, owners_at_once, result_of, running_host, states, submit
+from support.farms import Server, fresh
+from support.gateways import Running, running_gateway, token_of, until
+from support.models import DIGITS
 
-from hil.controller.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm import holding
 from hil.controller.farm.holding import Holding
 from hil.controller.farm.leased import lease_order
@@ -27,11 +27,11 @@ from hil.controller.farm.packing import packed_run
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Kind, Spec
-from hil.controller.importers import import_model
-from hil.controller.isolated import Isolated
-from hil.controller.job import Job
-from hil.controller.suite.request import Request
-from hil.digest import digest_file
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.job import Job
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.suites.request import Request
+from hil.core.digest import digest_file
 from hil.errors import BoardError
 
 pytestmark = pytest.mark.timeout(400)

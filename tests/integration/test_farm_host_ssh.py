@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from farm_hosts import Host, job_of, result_of, running_host, states, submit
-from farms import Server, fresh
-from gateways import Running, running_gateway, token_of, until
-from models import DIGITS
-from sshd import Sshd, running_sshd
+from support.farm_hosts import Host, job_of, result_of, running_host, states, submit
+from support.farms import Server, fresh
+from support.gateways import Running, running_gateway, token_of, until
+from support.models import DIGITS
+from support.sshd import Sshd, running_sshd
 
-from hil.controller.choice import choose
-from hil.controller.client import AgentClient, Target
+from hil.controller.devices.board_factory import open_board
+from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm import holding
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.holding import Holding
@@ -23,10 +24,9 @@ from hil.controller.farm.packing import packed_run
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Spec
-from hil.controller.importers import import_model
-from hil.controller.isolated import Isolated
-from hil.controller.job import Job
-from hil.controller.opening import open_board
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.job import Job
+from hil.controller.storage.isolated import Isolated
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agents import start_process, stop_process
-from labgrids import Labgrid, Outlet, running_labgrid
-from running_farms import running_farm
-from sshd import Sshd, running_sshd, wait_for
+from support.agents import start_process, stop_process
+from support.labgrids import Labgrid, Outlet, running_labgrid
+from support.running_farms import running_farm
+from support.sshd import Sshd, running_sshd, wait_for
 
-from hil import boards
-from hil.boards import BoardConfig, load_board
-from hil.controller.care.power import switch
+from hil.controller.devices.health.power import switch
+from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.farm.labgrid import Place, borrowed
-from hil.controller.ssh.shell import open_shell
+from hil.core import boards
+from hil.core.boards import BoardConfig, load_board
 from hil.errors import BoardBusy, BoardUnreachable, UsageError
 
 

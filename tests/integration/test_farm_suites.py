@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Ended, whole_lines
-from fake_farm import CONFIG, FakeFarm, start_hil
-from models import save_model
 from onnx import TensorProto, helper
-from plugin_runs import Project
+from support.commands import Ended, whole_lines
+from support.fake_farm import CONFIG, FakeFarm, start_hil
+from support.models import save_model
+from support.plugin_runs import Project
 
-from hil.controller.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient, Target
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import filelock
 import pytest
-from models import DIGITS
-from running_farms import running_farm
+from support.models import DIGITS
+from support.running_farms import running_farm
 
 from hil.controller.farm.keeping import born
 

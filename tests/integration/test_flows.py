@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from flow_models import attention, mlp, residual_cnn
-from models import DIGITS
+from support.flow_models import attention, mlp, residual_cnn
+from support.models import DIGITS
 
 import hil
-from hil.controller.cache import Cache
-from hil.controller.case import Case, Options, Workshop
-from hil.controller.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
-from hil.controller.importers import import_model
-from hil.controller.inputs import make_inputs
-from hil.controller.isolated import Isolated
-from hil.controller.opening import AnyBoard
-from hil.controller.pipeline import begin, conclude, execute, prepare, refer_case
-from hil.results import Outcome
-from hil.tensors import Array
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
+from hil.controller.models.importers import import_model
+from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.stages import begin, conclude, execute, prepare, refer_case
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.core.results import Outcome
+from hil.core.tensors import Array
 
 CNN = DIGITS / "digits_cnn.onnx"
 STATIC = "static-int8-per-channel"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hil import wire, wire_errors
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol import wire, wire_errors
+from hil.protocol.v1 import agent_pb2 as pb
 
 MESSAGES = 700
 
@@ -87,9 +87,9 @@ streams = {
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory, add_programs):
     """A running agent, a client with a session and a loaded program, and the folder around its store."""
-    from agents import start_process, stop_process
+    from support.agents import start_process, stop_process
 
-    from hil.controller.client import AgentClient, Target
+    from hil.controller.devices.client import AgentClient, Target
 
     folder = tmp_path_factory.mktemp("fuzz")
     process, address = start_process("hil.agent", f"unix:{folder}/a.sock", folder / "store")

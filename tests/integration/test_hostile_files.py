@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import save_model
 from onnx import TensorProto, helper, numpy_helper
+from support.models import save_model
 
 FLOAT = TensorProto.FLOAT
 # The longest name that a file may have, twice: of one byte a letter, and of four.

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hostile_folders import hostile_modules, run
-from models import save_model
 from onnx import TensorProto, helper
+from support.hostile_folders import hostile_modules, run
+from support.models import save_model
 
-from hil.python_module import module_command
+from hil.core.python_module import module_command
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())
 Hil = Callable[..., subprocess.CompletedProcess[str]]

@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import agents
-import hostile
 import pytest
+from support import agents, hostile
 
 from hil import errors
 from hil.agent import confinement
-from hil.controller.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient, Target
 
 HOSTILE = Path(hostile.__file__)
 MIB = 1 << 20

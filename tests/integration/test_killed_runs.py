@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import Ended
-from fake_farm import start_hil
-from models import DIGITS
+from support.commands import Ended
+from support.fake_farm import start_hil
+from support.models import DIGITS
 
 MODEL = DIGITS / "digits_cnn.onnx"
 

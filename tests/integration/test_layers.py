@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from layer_models import dynamic_batch, noisy, repeated
-from models import DIGITS
+from support.layer_models import dynamic_batch, noisy, repeated
+from support.models import DIGITS
 
 
 def test_the_layers_of_the_digits_are_listed(hil):

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import DIGITS
+from support.models import DIGITS
 
 import hil
-from hil.controller.cache import Cache
-from hil.controller.case import Workshop
-from hil.controller.isolated import Isolated
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
 from hil.errors import UsageError
 
 X = np.array([1, 2, 3, 4], np.float32)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from agents import Program
-from fake_farm import FakeFarm
+from support.agents import Program
+from support.fake_farm import FakeFarm
 
 import hil as library
 from hil import errors
-from hil.controller.client import AgentClient
+from hil.controller.devices.client import AgentClient
 
 NAMES = {"ascii": "x", "wide": "\U0001f600", "nul": "\0%"}
 

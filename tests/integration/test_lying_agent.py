@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from lying_agent import LyingAgent, artifact, attack, impatient, many_lies
+from support.lying_agent import LyingAgent, artifact, attack, impatient, many_lies
 
 EXAMPLES = 100
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agents import start_process, stop_process
-from lying_agent import HONEST, Lie, LyingAgent
+from support.agents import start_process, stop_process
+from support.lying_agent import HONEST, Lie, LyingAgent
 
-from hil.controller.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient, Target
 from hil.errors import BoardError
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol.v1 import agent_pb2 as pb
 
 MIB = 1 << 20
 # Over what a controller takes that has connected and asked nothing.
@@ -24,7 +24,7 @@ MOST_MIB = 220
 _CONTROLLER = """
 import sys, tempfile, pathlib
 sys.path.insert(0, sys.argv[1])
-from lying_agent import artifact, impatient, use
+from support.lying_agent import artifact, impatient, use
 with tempfile.TemporaryDirectory() as folder, impatient(8.0):
     print(use(sys.argv[2], artifact(pathlib.Path(folder))))
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))

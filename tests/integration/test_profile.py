@@ -12,12 +12,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from models import DIGITS
-from traces import HAS_QUERIES
+from support.models import DIGITS
+from support.traces import HAS_QUERIES
 
-from hil.controller.profile.model import OpRow, Profile
-from hil.controller.profile.query import query
-from hil.controller.profile.store import read_profile
+from hil.controller.analysis.profile.query import query
+from hil.controller.analysis.profile.store import read_profile
+from hil.core.timeline import OpRow, Profile
 from hil.testing.virtual_board import VirtualBoard
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"

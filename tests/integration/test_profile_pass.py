@@ -14,27 +14,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agents import compile_mlir
+from support.agents import compile_mlir
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
-from hil.boards import load_board
-from hil.bundle import Artifact
-from hil.controller.board import Board
-from hil.controller.choice import BoardChoice
-from hil.controller.client import AgentClient, Target
-from hil.controller.profile.clock_pairs import mapped
-from hil.digest import digest_file
-from hil.iree_command import PROFILE_TOOL
-from hil.iree_values import mlir_type
-from hil.tensors import TensorSpec, dtype_of
+from hil.controller.analysis.profile.clock_pairs import mapped
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.client import AgentClient, Target
+from hil.core.artifacts import Artifact
+from hil.core.boards import load_board
+from hil.core.digest import digest_file
+from hil.core.tensors import TensorSpec, dtype_of
+from hil.formats.iree_command import PROFILE_TOOL
+from hil.formats.iree_values import mlir_type
 
 # A controller in the middle of a profiling pass.
 CONTROLLER = """
 import sys
 import numpy as np
-from agents import program
-from hil.controller.client import AgentClient, Target
+from support.agents import program
+from hil.controller.devices.client import AgentClient, Target
 client = AgentClient(Target(sys.argv[1]), "test")
 client.open_session("test", on_wait=print)
 add = program("iree", __import__("pathlib").Path(sys.argv[2]))

@@ -14,12 +14,12 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from browser import NAMES, Page, find_browser
-from shown_profile import US, example
-from traces import HAS_VIEWER
+from support.browser import NAMES, Page, find_browser
+from support.shown_profile import US, example
+from support.traces import HAS_VIEWER
 
-from hil.controller.profile.store import write_profile
-from hil.controller.profile.viewer import TraceViewer
+from hil.controller.analysis.profile.store import write_profile
+from hil.controller.analysis.profile.viewer import TraceViewer
 from hil.errors import UsageError
 
 BROWSER = find_browser()

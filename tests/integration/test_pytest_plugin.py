@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from models import save_model
 from onnx import TensorProto, helper
-from plugin_runs import DIGITS_LAYERS, Project, save_open, save_small
+from support.models import save_model
+from support.plugin_runs import DIGITS_LAYERS, Project, save_open, save_small
 
-from hil.controller.profile.store import read_profile
-from hil.controller.suite.store import SuiteRun
+from hil.controller.analysis.profile.store import read_profile
+from hil.controller.workloads.suites.store import SuiteRun
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_reference_of_ones_own_is_what_cases_are_judged_by(project, small):
     project.write(
         "conftest.py",
         "import numpy as np, pytest\n"
-        "from hil.results import RunResult\n"
+        "from hil.core.results import RunResult\n"
         "@pytest.fixture\n"
         "def hil_reference(hil_model):\n"
         "    return RunResult('mine', {one.name: np.full(one.shape, -1, np.float32) for one in hil_model.outputs})\n",

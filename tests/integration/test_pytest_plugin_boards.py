@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from farm_keeper import command_line
-from plugin_runs import DIGITS_LAYERS, Project, Run, save_small
-from sshd import started_with
+from support.farm_keeper import command_line
+from support.plugin_runs import DIGITS_LAYERS, Project, Run, save_small
+from support.sshd import started_with
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import DIGITS, save_model
 from onnx import TensorProto, helper
+from support.models import DIGITS, save_model
 
 FLOAT, BFLOAT16 = TensorProto.FLOAT, TensorProto.BFLOAT16
 

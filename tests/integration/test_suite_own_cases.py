@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import Ended
-from models import save_model
 from onnx import TensorProto, helper, numpy_helper
-from plugin_runs import Project
+from support.commands import Ended
+from support.models import save_model
+from support.plugin_runs import Project
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.testing import ModelFile, compare_backends, ndarange

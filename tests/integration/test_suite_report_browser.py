@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from browser import NAMES, Page, find_browser
-from suite_runs import case, comparison, large_run, suite_run
+from support.browser import NAMES, Page, find_browser
+from support.suite_runs import case, comparison, large_run, suite_run
 
-from hil.controller.suite.reports import write_reports
+from hil.controller.workloads.suites.reports import write_reports
 
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.join(NAMES)}")

@@ -17,10 +17,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from models import save_model
 from onnx import TensorProto, helper, numpy_helper
+from support.models import save_model
 
-from hil.controller import begun
+from hil.controller.storage import begun
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 # Beyond float16's largest value: what is multiplied by it is infinite there.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.suite import sources
-from hil.controller.suite.expected import Expectations
+from hil.controller.workloads.suites import sources
+from hil.controller.workloads.suites.expected import Expectations
 
 # One of each kind: plain, every class of dtype, zero-size, scalar, control flow, no inputs, many outputs, no tensors.
 SAMPLE = [

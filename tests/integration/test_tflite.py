@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import DIGITS
+from support.models import DIGITS
 
 from hil.testing.virtual_board import VirtualBoard
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import DIGITS
+from support.models import DIGITS
 
-from hil.controller.flagfiles import parse_flagfile
+from hil.controller.pipeline.flagfiles import parse_flagfile
+from hil.core.results import Outcome
 from hil.errors import UsageError
-from hil.iree_command import own_tool
-from hil.results import Outcome
+from hil.formats.iree_command import own_tool
 from hil.testing import ModelFile, Trace, compare_backends, ndarange, uniform
 
 MODULE = """

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hil import errors
-from hil.boards import load_board
-from hil.bundle import Artifact
-from hil.controller.board import Board
-from hil.controller.choice import BoardChoice
-from hil.digest import digest_file
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.core.artifacts import Artifact
+from hil.core.boards import load_board
+from hil.core.digest import digest_file
 
 SIZE = 20_000_000
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from boards import MakeBoard
+from support.boards import MakeBoard
 
 from hil.errors import BoardError, BoardLost
 from hil.testing.virtual_board import VirtualBoard

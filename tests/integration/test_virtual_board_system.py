@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
-from boards import MakeBoard
+from support.boards import MakeBoard
 
 from hil.errors import BoardError
 from hil.testing.virtual_board import VirtualBoard

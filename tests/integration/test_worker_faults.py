@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agents import Program
+from support.agents import Program
 
 from hil import errors
 from hil.agent import programs
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.client import AgentClient, Target
-from hil.proto.v1 import agent_pb2 as pb
+from hil.controller.devices.client import AgentClient, Target
+from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
 INPUTS = {"a": A, "b": A}

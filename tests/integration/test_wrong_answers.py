@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import Ended
-from models import save_model
 from onnx import TensorProto, helper, numpy_helper
-from plugin_runs import Project
+from support.commands import Ended
+from support.models import save_model
+from support.plugin_runs import Project
 
 import hil as library
-from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.controller.study.match import CannotBeJudged, Differs, match_steps
-from hil.controller.study.plan import Experiment
-from hil.controller.study.record import Row
-from hil.results import Outcome
-from hil.tensors import Array, TensorSpec
+from hil.controller.workloads.study.match import CannotBeJudged, Differs, match_steps
+from hil.controller.workloads.study.plan import Experiment
+from hil.controller.workloads.study.record import Row
+from hil.core.artifacts import Artifact
+from hil.core.results import Outcome
+from hil.core.tensors import Array, TensorSpec
 from hil.testing import ModuleCall, Trace
 from hil.testing.traces.comparing import compare_traces, judged
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import inspect
 
 from hil import errors
-from hil.results import Outcome, exit_code_of
+from hil.core.results import Outcome, exit_code_of
 
 
 def test_every_error_with_an_outcome_has_that_outcomes_exit_code():

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from hil.tensors import Array, TensorSpec
+from hil.core.tensors import Array, TensorSpec
 
 _HERE = "hil.agent.runtimes"
 
@@ -66,7 +66,7 @@ class Program(Protocol):
 
     One that knows which device, provider or delegate runs its nodes has another::
 
-        def placement(self) -> hil.placement.Placement | None
+        def placement(self) -> hil.core.placement.Placement | None
 
     It is called after runs, outside of what is timed, and tells of the last one; None is "not known". It returns the
     same tuple as long as nothing has changed. Parts are marked ``elsewhere`` that are not on the device which was given

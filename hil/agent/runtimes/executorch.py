@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from hil.core.placement import PORTABLE, Part, Placement
+from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, RunFailed
-from hil.executorch_file import Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
-from hil.flatbuffer import Damaged
-from hil.placement import PORTABLE, Part, Placement
-from hil.tensors import Array, TensorSpec, dtype_of
-from hil.torch_values import from_torch, to_torch
+from hil.formats.executorch_file import Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
+from hil.formats.flatbuffer import Damaged
+from hil.formats.torch_values import from_torch, to_torch
 
 DEVICE = "cpu"
 # The codes of ExecuTorch's error.h that a program can end in.

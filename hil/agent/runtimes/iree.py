@@ -14,9 +14,11 @@ import iree.runtime as rt
 import numpy as np
 
 from hil.agent.runtimes import profiling
+from hil.core.placement import Part, Placement
+from hil.core.tensors import Array, TensorSpec, dtype_of, settled
 from hil.errors import LoadFailed, RunFailed
-from hil.iree_buffers import array_of, view_of
-from hil.iree_command import (
+from hil.formats.iree_buffers import array_of, view_of
+from hil.formats.iree_command import (
     NUMBERS,
     PARAMETER_SCOPE,
     PROFILE_FILE,
@@ -26,9 +28,7 @@ from hil.iree_command import (
     own_tool,
     profile_command,
 )
-from hil.iree_values import choose_function, functions_of
-from hil.placement import Part, Placement
-from hil.tensors import Array, TensorSpec, dtype_of, settled
+from hil.formats.iree_values import choose_function, functions_of
 
 DEFAULT_DEVICE = "local-task"
 

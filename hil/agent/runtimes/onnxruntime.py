@@ -11,11 +11,11 @@ from typing import Any
 import onnxruntime as ort
 
 from hil.agent.runtimes import profiling
+from hil.core.placement import Part, Placement
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed
-from hil.ort_values import from_ort, spec_of_node, to_ort
-from hil.placement import Part, Placement
-from hil.scratch import temporary_folder
-from hil.tensors import Array, TensorSpec
+from hil.formats.ort_values import from_ort, spec_of_node, to_ort
 
 # What a profiling pass writes.
 PROFILE_FILE = "onnxruntime.json"

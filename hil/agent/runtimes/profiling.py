@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hil.clock import CLOCK_FILE, now_ns
+from hil.core.clock import CLOCK_FILE, now_ns
 from hil.errors import RunFailed
 
 _LOOKS = 5

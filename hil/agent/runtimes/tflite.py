@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hil.core.placement import Placement
+from hil.core.tensors import Array
 from hil.errors import LoadFailed
-from hil.litert import KERNELS, PACKAGE, Signature, open_signature
-from hil.placement import Placement
-from hil.tensors import Array
+from hil.formats.litert import KERNELS, PACKAGE, Signature, open_signature
 
 DEFAULT_DEVICE = "xnnpack"
 

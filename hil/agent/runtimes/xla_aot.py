@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from hil.core.placement import Part, Placement
+from hil.core.tensors import Array, from_bytes
 from hil.errors import LoadFailed, RunFailed
-from hil.placement import Part, Placement
-from hil.tensors import Array, from_bytes
-from hil.xla_program import ABI, VALUES, Signature, read_signature, shape_of, size_of
+from hil.formats.xla_program import ABI, VALUES, Signature, read_signature, shape_of, size_of
 
 DEFAULT_DEVICE = "cpu"
 # What XLA's code expects of its arguments.

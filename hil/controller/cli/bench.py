@@ -84,11 +84,11 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     Two programs are measured in turns on the same board, loaded anew for each round, and a difference is told only
     where it is no noise. The answer is compared with a CPU reference first: a wrong program is not measured.
     """
-    from hil.controller.bench.job import run_bench
-    from hil.controller.bench.model import BenchJob
+    from hil.controller.analysis.bench.job import run_bench
+    from hil.controller.analysis.bench.model import BenchJob
     from hil.controller.cli.screen import Screen, console, print_json
-    from hil.controller.flagfiles import read_flagfile
-    from hil.controller.job import Job
+    from hil.controller.pipeline.flagfiles import read_flagfile
+    from hil.controller.pipeline.job import Job
 
     models, later = _sorted(words, bool(settings["flagfile"]))
     source = click.get_current_context().get_parameter_source("min_time_s")
@@ -114,7 +114,7 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     if as_json:
         print_json(document)
     else:
-        from hil.controller.bench.show import print_bench
+        from hil.controller.analysis.bench.show import print_bench
 
         print_bench(console(), document)
     return int(document["exit_code"])

@@ -27,7 +27,7 @@ from hil.controller.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hil.controller.case import Options
+    from hil.controller.pipeline.case import Options
 
 
 @click.command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
@@ -63,15 +63,15 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     model as it is runs too: where that alone is wrong, look at how layers are fused. A layer that draws random numbers
     is compiled and run, but not judged; nor, in the whole model, is what they go into.
     """
-    from hil.controller.bisect.find import bisect as find
-    from hil.controller.bisect.growth import plot_growth
-    from hil.controller.bisect.result import WAYS
-    from hil.controller.cache import Cache
-    from hil.controller.case import Options, Workshop
+    from hil.controller.analysis.bisect.find import bisect as find
+    from hil.controller.analysis.bisect.growth import plot_growth
+    from hil.controller.analysis.bisect.result import WAYS
     from hil.controller.cli.screen import Screen, print_json
-    from hil.controller.flows import load_flow
-    from hil.controller.isolated import Isolated
-    from hil.controller.pictures import check_picture
+    from hil.controller.models.flows import load_flow
+    from hil.controller.pipeline.case import Options, Workshop
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.pictures import check_picture
     from hil.errors import UsageError
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
@@ -113,15 +113,15 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     if as_json:
         print_json(found.to_json())
     else:
-        from hil.controller.bisect.table import print_bisection
-        from hil.controller.console import Console
+        from hil.controller.analysis.bisect.table import print_bisection
+        from hil.controller.storage.console import Console
 
         print_bisection(Console(), found)
         if plot:
             click.echo(f"plot in {plot}")
         if out:
-            from hil.controller.bisect.keep import repeat_command
-            from hil.controller.bisect.subject import with_flow
+            from hil.controller.analysis.bisect.keep import repeat_command
+            from hil.controller.analysis.bisect.subject import with_flow
 
             click.echo(f"kept in {out}")
             if layer := found.first_wrong("isolated"):

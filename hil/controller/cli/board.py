@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.board_check import check, info, ping
-from hil.controller.cli.board_hands import clean, deploy, logs, reset, reset_fence, shell
+from hil.controller.cli.board_maintenance import clean, deploy, logs, reset, reset_fence, shell
 from hil.controller.cli.board_trust import trust
 from hil.controller.cli.options import json_option
 
@@ -21,10 +21,10 @@ def board() -> None:
 @json_option
 def list_boards(as_json: bool) -> None:
     """List the boards that a name finds, and whether they may be used (hil board trust)."""
-    from hil.boards import is_trusted_place, known_boards, read_board, trust_digest
     from hil.controller.cli.screen import print_json
+    from hil.core.boards import is_trusted_place, known_boards, read_board, trust_digest
+    from hil.core.trust import state_of
     from hil.errors import UsageError
-    from hil.trust import state_of
 
     rows: list[dict[str, Any]] = []
     for name, path in sorted(known_boards().items()):
@@ -51,9 +51,9 @@ def show(name: str, as_json: bool) -> None:
     """Show a board's config, trusted or not."""
     from dataclasses import asdict
 
-    from hil.boards import find_board, read_board
     from hil.controller.cli.screen import print_json
-    from hil.controller.links.factory import is_address
+    from hil.controller.devices.links.factory import is_address
+    from hil.core.boards import find_board, read_board
     from hil.errors import UsageError
 
     if is_address(name):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.board_place import agent_at, board_place, chosen_place, say, shell_at
+from hil.controller.backends.runtime_registry import RUNTIMES
+from hil.controller.cli.board_options import agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
-from hil.controller.ways import RUNTIMES
 from hil.errors import EXIT_BOARD, EXIT_OK
 
 if TYPE_CHECKING:
-    from hil.controller.ssh.shell import Shell
+    from hil.controller.devices.ssh.shell import Shell
 
 
 @click.command(epilog="Example: hil board check root@192.168.7.2")
@@ -28,9 +28,9 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     From the network over the login, Python and disk to a tiny program that runs there; the agent is put there where it
     is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
     """
-    from hil.controller.care.check import FAIL
-    from hil.controller.care.checks import check_board
     from hil.controller.cli.screen import print_json
+    from hil.controller.devices.health.check import FAIL
+    from hil.controller.workloads.board_checks import check_board
 
     choice = chosen_place(settings)
     done = []
@@ -57,8 +57,8 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
 @json_option
 def ping(as_json: bool, count: int, **settings: Any) -> None:
     """Time round trips to a board's agent, and tell how well its clock is known; without agent, commands over SSH."""
-    from hil import clock
     from hil.controller.cli.screen import print_json
+    from hil.core import clock
 
     choice = chosen_place(settings)
     fit = None
@@ -94,9 +94,9 @@ def _timed(there: Shell) -> int:
 @json_option
 def info(as_json: bool, **settings: Any) -> None:
     """Show what a board is: machine, system, runtimes, clocks and temperatures, who has it."""
-    from hil.controller.care.checks import untouched
     from hil.controller.cli.screen import print_json
-    from hil.controller.opening import open_board
+    from hil.controller.devices.board_factory import open_board
+    from hil.controller.workloads.board_checks import untouched
 
     choice = chosen_place(settings)
     with open_board(untouched(choice), purpose="hil board info", say=say) as board:
@@ -111,7 +111,7 @@ def info(as_json: bool, **settings: Any) -> None:
 
 def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     """What is said of a board, a line each; what it does not show has none."""
-    from hil.controller.care.checks import runtime_words
+    from hil.controller.workloads.board_checks import runtime_words
 
     machine: dict[str, Any] = said.get("machine", {})
     memory = int(said.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
@@ -161,7 +161,7 @@ def _cores(machine: dict[str, Any]) -> str:
 
 
 def _target(machine: dict[str, Any]) -> str:
-    from hil.controller.targets import iree_flags
+    from hil.controller.backends.targets import iree_flags
     from hil.errors import UsageError
 
     try:

@@ -58,8 +58,8 @@ def _folder(text: str) -> Path:
 
 def _trusted(text: str) -> dict[Path, list[str]]:
     """Trust a folder; its files, and what each asks for."""
+    from hil.core.trust import trust as keep
     from hil.errors import UsageError
-    from hil.trust import trust as keep
 
     folder = _folder(text)
     if not folder.is_dir():
@@ -83,11 +83,11 @@ def _look(path: Path) -> tuple[str, list[str]]:
     Raises:
         UsageError: it is neither a board config nor a file of flows.
     """
-    from hil.boards import read_board, trust_digest
-    from hil.digest import digest_of
+    from hil.core.boards import read_board, trust_digest
+    from hil.core.digest import digest_of
 
     if path.name == _FLOWS:
-        from hil.controller.flows import read_flows
+        from hil.controller.models.flows import read_flows
 
         flows = read_flows(path).values()
         return digest_of(path.read_bytes()), [f"compile_flags of {flow.name}" for flow in flows if flow.compile_flags]
@@ -96,7 +96,7 @@ def _look(path: Path) -> tuple[str, list[str]]:
 
 
 def _listed() -> list[dict[str, Any]]:
-    from hil.trust import trusted_folders
+    from hil.core.trust import trusted_folders
 
     return [
         {"folder": folder, "files": [{"path": path, "state": _state(Path(path))} for path in files]}
@@ -105,8 +105,8 @@ def _listed() -> list[dict[str, Any]]:
 
 
 def _state(path: Path) -> str:
+    from hil.core.trust import state_of
     from hil.errors import UsageError
-    from hil.trust import state_of
 
     if not path.exists():
         return "gone"
@@ -118,8 +118,8 @@ def _state(path: Path) -> str:
 
 def _remove(text: str, as_json: bool) -> None:
     from hil.controller.cli.screen import print_json
+    from hil.core.trust import distrust, trusted_folders
     from hil.errors import UsageError
-    from hil.trust import distrust, trusted_folders
 
     folder = _folder(text)
     if not distrust(folder):

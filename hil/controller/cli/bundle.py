@@ -45,9 +45,9 @@ for _command in (create, export, import_from):
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what a BUNDLE holds: program, methods, cases, sizes, and who signed it."""
-    from hil.controller.bundles.opening import open_bundle
-    from hil.controller.bundles.show import document_of, print_bundle
     from hil.controller.cli.screen import print_json
+    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.show import document_of, print_bundle
 
     document = document_of(open_bundle(bundle), bundle)
     if as_json:
@@ -66,9 +66,9 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     Nothing is run. A bundle that is not sound ends with exit code 2.
     """
     from hil.bundles.signature import fingerprint
-    from hil.controller.bundles.opening import open_bundle
-    from hil.controller.bundles.show import counted
     from hil.controller.cli.screen import print_json
+    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.show import counted
 
     opened = open_bundle(bundle, key)
     by = fingerprint(opened.head.public_key) if opened.head.signature else ""
@@ -102,10 +102,10 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
 
     Everything is stored as it comes, as `hil run` does.
     """
-    from hil.controller.bundles.run import run_bundle
-    from hil.controller.bundles.show import print_run
     from hil.controller.cli.screen import Screen, print_json
-    from hil.controller.job import Job
+    from hil.controller.pipeline.job import Job
+    from hil.controller.workloads.bundles.run import run_bundle
+    from hil.controller.workloads.bundles.show import print_run
 
     job = Job(models=(bundle,), **settings)
     with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:

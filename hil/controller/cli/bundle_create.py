@@ -28,8 +28,8 @@ from hil.controller.cli.options import (
 
 if TYPE_CHECKING:
     from hil.bundles import Bundle
-    from hil.controller.case import Workshop
-    from hil.controller.opening import AnyBoard
+    from hil.controller.devices.board_factory import AnyBoard
+    from hil.controller.pipeline.case import Workshop
 
 _FILE = click.Path(path_type=Path)
 _sign = click.option("--sign", "key", type=_FILE, metavar="KEY", help="Sign it with this private ed25519 key.")
@@ -69,10 +69,10 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
     Each case is checked against the model's signature. What a case does not bring with it, a CPU reference says: that
     is recorded. Without --case, --input or --cases there is one random case.
     """
-    from hil.controller.bundles.create import Request, create_bundle
-    from hil.controller.case import Options
     from hil.controller.cli.screen import Screen
-    from hil.controller.opening import open_board
+    from hil.controller.devices.board_factory import open_board
+    from hil.controller.pipeline.case import Options
+    from hil.controller.workloads.bundles.create import Request, create_bundle
     from hil.errors import UsageError
 
     if len(settings["reference"]) > 1:
@@ -113,12 +113,12 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
 @json_option
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Write a BUNDLE at PATH in another tool's form."""
-    from hil.controller.bundles.formats import formats, write_format
-    from hil.controller.bundles.opening import open_bundle
-    from hil.controller.bundles.show import counted
     from hil.controller.cli.screen import print_json
-    from hil.controller.registry import pick
-    from hil.controller.runs import storing
+    from hil.controller.storage.registry import pick
+    from hil.controller.storage.runs import storing
+    from hil.controller.workloads.bundles.formats import formats, write_format
+    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.show import counted
     from hil.errors import UsageError
 
     is_folder = pick("bundle format", formats(), form).is_folder
@@ -144,7 +144,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 @json_option
 def import_from(path: Path, form: str, output: Path | None, key: Path | None, as_json: bool) -> int:
     """Make a bundle of what another tool wrote at PATH: program, inputs and expected outputs as they are."""
-    from hil.controller.bundles.formats import read_format
+    from hil.controller.workloads.bundles.formats import read_format
     from hil.errors import UsageError
 
     if not path.exists():
@@ -157,9 +157,9 @@ def import_from(path: Path, form: str, output: Path | None, key: Path | None, as
 
 @contextmanager
 def _workshop() -> Iterator[Workshop]:
-    from hil.controller.cache import Cache
-    from hil.controller.case import Workshop
-    from hil.controller.isolated import Isolated
+    from hil.controller.pipeline.case import Workshop
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
 
     with Isolated() as isolated:
         yield Workshop(Cache(), isolated)
@@ -176,10 +176,10 @@ def _free(path: Path) -> Path:
 
 def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles.signature import fingerprint
-    from hil.controller.bundles.formats import LEFT_OUT
-    from hil.controller.bundles.show import counted, document_of
     from hil.controller.cli.screen import print_json
-    from hil.controller.runs import storing
+    from hil.controller.storage.runs import storing
+    from hil.controller.workloads.bundles.formats import LEFT_OUT
+    from hil.controller.workloads.bundles.show import counted, document_of
 
     with storing(path.parent.absolute(), "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ def cache() -> None:
 @json_option
 def ls(every: bool, as_json: bool) -> None:
     """List the entries, the one used last first, and how much there is of each kind."""
-    from hil.controller.cache import Cache
     from hil.controller.cli.screen import print_json
+    from hil.controller.storage.cache import Cache
 
     held = Cache()
     entries = held.ls()
@@ -60,8 +60,8 @@ def _what(meta: Mapping[str, Any]) -> str:
 @json_option
 def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     """Drop entries; without options everything. What a run that is under way uses stays."""
-    from hil.controller.cache import Cache
     from hil.controller.cli.screen import print_json
+    from hil.controller.storage.cache import Cache
 
     limit = 0 if max_mb is None and older_than is None else None if max_mb is None else max_mb << 20
     age = None if older_than is None else older_than * 86400

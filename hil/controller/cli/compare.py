@@ -26,9 +26,9 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import compare as compare_results
     from hil.controller.cli.screen import print_json
-    from hil.controller.console import Console
-    from hil.controller.report import print_verdict, verdict_record
-    from hil.results import Outcome, Verdict, exit_code_of
+    from hil.controller.pipeline.report import print_verdict, verdict_record
+    from hil.controller.storage.console import Console
+    from hil.core.results import Outcome, Verdict, exit_code_of
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
     left, right = _results(a, out), _results(b, out)
@@ -64,8 +64,8 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
 
 def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any]) -> bool:
     """Draw the worst output that can be drawn; false, and why on stderr, where there is none."""
-    from hil.controller.plot import is_drawable, plot_difference
-    from hil.controller.runs import storing
+    from hil.controller.analysis.plot import is_drawable, plot_difference
+    from hil.controller.storage.runs import storing
 
     found = []
     for case, one, other in pairs:
@@ -88,10 +88,10 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
 
 def _results(name: str, out: Path | None) -> dict[str, Any]:
     """Case name -> its result, from a stored run or a .npy file; None of a case that ended without outputs."""
-    from hil.controller.runs import RunStore
+    from hil.controller.storage.runs import RunStore
+    from hil.core.results import RunResult
+    from hil.core.tensors import load_npy
     from hil.errors import UsageError
-    from hil.results import RunResult
-    from hil.tensors import load_npy
 
     if name.endswith(".npy"):
         return {"output": RunResult(name, {"output": load_npy(Path(name), mmap=True)})}

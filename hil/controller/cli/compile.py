@@ -17,7 +17,7 @@ from hil.controller.cli.options import (
     model_options,
     parse_dims,
 )
-from hil.scratch import temporary_folder
+from hil.core.scratch import temporary_folder
 
 
 @click.command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
@@ -29,15 +29,15 @@ from hil.scratch import temporary_folder
 @json_option
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
-    from hil.controller.cache import Cache
-    from hil.controller.case import Options, Workshop
-    from hil.controller.choice import knows_target
+    from hil.controller.analysis.profile.asked import check_folder, write_profiles
     from hil.controller.cli.screen import print_json
-    from hil.controller.isolated import Isolated
-    from hil.controller.opening import open_board
-    from hil.controller.pipeline import begin, check_options, prepare
-    from hil.controller.profile.asked import check_folder, write_profiles
-    from hil.controller.runs import storing
+    from hil.controller.devices.board_factory import open_board
+    from hil.controller.devices.board_resolver import knows_target
+    from hil.controller.pipeline.case import Options, Workshop
+    from hil.controller.pipeline.stages import begin, check_options, prepare
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.runs import storing
     from hil.errors import UsageError
 
     asked = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}

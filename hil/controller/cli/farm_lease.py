@@ -19,8 +19,8 @@ import click
 from hil.controller.cli.farm_options import UNITS, priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
 from hil.controller.farm.words import Priority
+from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError
-from hil.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.farm.holding import Holding

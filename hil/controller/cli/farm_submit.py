@@ -140,9 +140,9 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
     from hil.controller.farm.submitting import load_bundles, load_models, load_suite, matching
-    from hil.controller.job import Job
-    from hil.controller.suite.request import Request
-    from hil.controller.suite.way import Settings
+    from hil.controller.pipeline.job import Job
+    from hil.controller.workloads.suites.case_stages import Settings
+    from hil.controller.workloads.suites.request import Request
 
     dims = parse_dims(settings["dims"])
     shared = ("rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "no_fallback")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.cli.farm_options import UNITS
 from hil.controller.farm.words import BoardState, JobState, Kind
-from hil.visible import visible
+from hil.core.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -58,7 +58,7 @@ class Column:
 
 def console() -> Console:
     """Where tables go: stdout, as wide as it is."""
-    from hil.controller.console import Console
+    from hil.controller.storage.console import Console
 
     out = Console(highlight=False, markup=False)
     return out if out.is_terminal else Console(highlight=False, markup=False, width=_PIPE_WIDTH)

@@ -63,7 +63,7 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from hil.controller.console import Console
+    from hil.controller.storage.console import Console
 
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -152,13 +152,13 @@ def show(farm: FarmClient, name: str, ended: Sequence[Outcome], *, out: Path | N
 
 
 def _print(ended: Sequence[Outcome], document: dict[str, Any], out: Path | None) -> None:
-    from hil.controller.console import Console
-    from hil.controller.report import print_case
-    from hil.results import Timings
+    from hil.controller.pipeline.report import print_case
+    from hil.controller.storage.console import Console
+    from hil.core.results import Timings
 
     console = Console()
     if "suite" in document:
-        from hil.controller.suite.reports import print_summary
+        from hil.controller.workloads.suites.reports import print_summary
 
         print_summary(console, Path(document["suite"]["folder"]))
         return

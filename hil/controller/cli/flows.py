@@ -16,8 +16,8 @@ from hil.controller.cli.options import json_option
 def flows(file: Path | None, as_json: bool) -> None:
     """List the flows: hil's own, those of installed packages, those of ./flows.toml; or those of a file."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.flows import flows as known_flows
-    from hil.controller.flows import read_flows
+    from hil.controller.models.flows import flows as known_flows
+    from hil.controller.models.flows import read_flows
 
     found = known_flows() if file is None else read_flows(file)
     if as_json:

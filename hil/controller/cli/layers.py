@@ -18,12 +18,12 @@ from hil.controller.cli.options import (
     parse_dims,
     seed_option,
 )
-from hil.scratch import temporary_folder
+from hil.core.scratch import temporary_folder
 
 if TYPE_CHECKING:
-    from hil.controller.layers import Layer
-    from hil.controller.layers.saving import SavedLayer
-    from hil.tensors import TensorSpec
+    from hil.controller.analysis.layers import Layer
+    from hil.controller.analysis.layers.saving import SavedLayer
+    from hil.core.tensors import TensorSpec
 
 # Wider than any line of the table, where no terminal limits it.
 _ONE_LINE = 2000
@@ -47,12 +47,12 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
     What is saved are the values that a CPU reference computed within the whole model.
     """
 
-    from hil.controller.cache import Cache
-    from hil.controller.importers import import_model
-    from hil.controller.inputs import make_inputs
-    from hil.controller.isolated import Isolated
-    from hil.controller.layers import TIMEOUT_S, activations, cut, layers_of
-    from hil.controller.layers.saving import save_layer
+    from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
+    from hil.controller.analysis.layers.saving import save_layer
+    from hil.controller.models.importers import import_model
+    from hil.controller.models.inputs import make_inputs
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
 
     cache = Cache()
     dims = parse_dims(settings["dims"])
@@ -81,8 +81,8 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
 
 
 def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]) -> None:
+    from hil.controller.analysis.layers import layer_specs
     from hil.controller.cli.screen import print_json
-    from hil.controller.layers import layer_specs
 
     rows = []
     for number, layer in enumerate(found):
@@ -103,8 +103,8 @@ def _print_table(found: Sequence[Layer]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hil.controller.console import Console
-    from hil.controller.layers import layer_specs
+    from hil.controller.analysis.layers import layer_specs
+    from hil.controller.storage.console import Console
 
     copies = Counter(layer.same_as or layer.name for layer in found)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -128,7 +128,7 @@ def _print_table(found: Sequence[Layer]) -> None:
 
 def _type(spec: TensorSpec) -> str:
     """A tensor's dtype and shape; ? where not even its number of dimensions is known."""
-    from hil.tensors import type_text
+    from hil.core.tensors import type_text
 
     return type_text(spec.dtype, spec.shape) if spec.dtype else "?"
 

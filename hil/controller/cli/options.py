@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.ways import RUNTIMES
+from hil.controller.backends.runtime_registry import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.choice import BoardChoice
+    from hil.controller.devices.board_resolver import BoardChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
     Raises:
         UsageError: it is negative, infinite or no number at all.
     """
-    from hil.controller.arguments import SECONDS, checked
+    from hil.controller.pipeline.arguments import SECONDS, checked
 
     return float(checked(option.opts[0], value, SECONDS))
 
@@ -77,7 +77,7 @@ def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
     """For --board: without one, the board that HIL_BOARD names, so that it is stored with what ran on it."""
     if value or context.resilient_parsing:
         return value
-    from hil.controller.choice import named_board
+    from hil.controller.devices.board_resolver import named_board
 
     board = named_board(context.params.get("hw_type", ""))
     if not board:
@@ -86,7 +86,8 @@ def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
 
 
 _WHICH = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
-# What names a board and how it is reached: the arguments of hil.controller.choice.choose. Then the same for several.
+# What names a board and how it is reached: the arguments of hil.controller.devices.board_resolver.choose. Then the
+# same for several.
 board_options = _hardware(click.option("--board", default="", callback=_named, metavar="ADDR|NAME", help=f"{_WHICH}."))
 boards_options = _hardware(
     click.option(
@@ -251,7 +252,7 @@ def chosen_board(settings: dict[str, Any]) -> BoardChoice:
     Raises:
         UsageError: there is no such board.
     """
-    from hil.controller.choice import choose
+    from hil.controller.devices.board_resolver import choose
 
     names = ("identity", "known_hosts", "accept_new_host_key")
     return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in names})

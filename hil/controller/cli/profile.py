@@ -12,7 +12,7 @@ from hil.controller.cli.options import json_option, options, runs_option, second
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.profile.model import Profile
+    from hil.core.timeline import Profile
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -34,15 +34,15 @@ def profile() -> None:
 
 
 def _find(text: str, case: str, out: Path | None) -> Path:
-    from hil.controller.profile.show_find import find_profile
-    from hil.controller.runs import RunStore
+    from hil.controller.analysis.profile.show_find import find_profile
+    from hil.controller.storage.runs import RunStore
 
     return find_profile(text, case, store=RunStore(out))
 
 
 def _read(text: str, case: str, out: Path | None) -> Profile:
-    from hil.controller.profile.show_find import folder_of
-    from hil.controller.profile.store import read_profile
+    from hil.controller.analysis.profile.show_find import folder_of
+    from hil.controller.analysis.profile.store import read_profile
 
     return read_profile(folder_of(_find(text, case, out)))
 
@@ -60,8 +60,8 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
     import threading
     import webbrowser
 
-    from hil.controller.profile.show_find import title_of, trace_of
-    from hil.controller.profile.viewer import TraceViewer, has_screen
+    from hil.controller.analysis.profile.show_find import title_of, trace_of
+    from hil.controller.analysis.profile.viewer import TraceViewer, has_screen
 
     found = _find(run, case, out)
     trace = trace_of(found)
@@ -88,9 +88,9 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 @json_option
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
     """Show where a run's time went, operation by operation; of a compilation, phase by phase."""
+    from hil.controller.analysis.profile.show import print_profile, profile_record
+    from hil.controller.analysis.profile.show_compile import is_compile_profile, print_compile_profile
     from hil.controller.cli.screen import console, print_json
-    from hil.controller.profile.show import print_profile, profile_record
-    from hil.controller.profile.show_compile import is_compile_profile, print_compile_profile
 
     folder = _find(run, case, out)
     if is_compile_profile(folder):
@@ -100,7 +100,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         return
     found = _read(run, case, out)
     if plot:
-        from hil.controller.profile.plots import plot_profile
+        from hil.controller.analysis.profile.plots import plot_profile
 
         plot_profile(plot, found, by=by, top=top)
     if as_json:
@@ -124,10 +124,10 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 
     Of several statements the last one's rows are shown.
     """
+    from hil.controller.analysis.profile.query import query as ask
+    from hil.controller.analysis.profile.query_text import table_record, table_text
+    from hil.controller.analysis.profile.show_find import trace_of
     from hil.controller.cli.screen import print_json
-    from hil.controller.profile.query import query as ask
-    from hil.controller.profile.query_text import table_record, table_text
-    from hil.controller.profile.show_find import trace_of
 
     table = ask(trace_of(_find(run, case, out)), sql, timeout=timeout)
     if as_json:
@@ -148,24 +148,24 @@ def diff(
     a: str, b: str, top: int, plot: Path | None, trace: Path | None, case: str, out: Path | None, as_json: bool
 ) -> None:
     """What is slower and what is faster in B than in A, operation by operation. Each is a RUN."""
+    from hil.controller.analysis.profile.diff import compare_profiles
     from hil.controller.cli.screen import console, print_json
-    from hil.controller.profile.diff import compare_profiles
 
     before, after = _read(a, case, out), _read(b, case, out)
     found = compare_profiles(before, after)
     if plot:
-        from hil.controller.profile.plots import plot_diff
+        from hil.controller.analysis.profile.plots import plot_diff
 
         plot_diff(plot, found, top=top)
     if trace:
-        from hil.controller.profile.trace import write_comparison
+        from hil.controller.analysis.profile.trace import write_comparison
 
         write_comparison(before, after, trace)
     files = {"plot": str(plot) if plot else None, "trace": str(trace) if trace else None}
     if as_json:
         print_json({"schema": 1, **found.as_json(), **files})
         return
-    from hil.controller.profile.show_diff import print_diff
+    from hil.controller.analysis.profile.show_diff import print_diff
 
     print_diff(console(), found, top=top)
     for name in filter(None, files.values()):
@@ -179,8 +179,8 @@ def diff(
 @json_option
 def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
     """Write several profiles of this machine as one trace by its clock: each board a group of processes of its own."""
+    from hil.controller.analysis.profile.trace import write_trace
     from hil.controller.cli.screen import print_json
-    from hil.controller.profile.trace import write_trace
 
     found = [_read(run, case, out) for run in runs]
     cost = write_trace(found, trace)

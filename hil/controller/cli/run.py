@@ -60,8 +60,8 @@ def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
     Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
     """
     from hil.controller.cli.screen import Screen
-    from hil.controller.job import Job
-    from hil.controller.jobs import run_job
+    from hil.controller.pipeline.job import Job
+    from hil.controller.workloads.run_job import run_job
 
     if settings["resume"]:
         refuse_beside_resume(click.get_current_context(), "models", "resume", "out", "as_json")
@@ -81,7 +81,7 @@ def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
 
 def _measure_steadily(context: click.Context, settings: dict[str, Any]) -> None:
     """A profile of one cold run says little: where nothing was said of iterations, there are some."""
-    from hil.controller.profile.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
+    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
 
     for name, count in (("iterations", PROFILED_ITERATIONS), ("warmup", PROFILED_WARMUP)):
         if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:

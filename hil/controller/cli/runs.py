@@ -20,7 +20,7 @@ def runs() -> None:
 def list_runs(out: Path | None, as_json: bool) -> None:
     """List the stored runs, oldest first."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.runs import RunStore
+    from hil.controller.storage.runs import RunStore
 
     rows = [{**row, "finished": bool(row["finished"])} for row in RunStore(out).summaries()]
     if as_json:
@@ -43,7 +43,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
     It is named by its ID, the beginning of it, `latest`, or its folder.
     """
     from hil.controller.cli.screen import Screen, print_json
-    from hil.controller.runs import RunStore
+    from hil.controller.storage.runs import RunStore
 
     found = RunStore(out).open(run)
     record = {**found.record, "folder": str(found.folder)}
@@ -61,7 +61,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 def gc(keep: int, older_than: float, out: Path | None, as_json: bool) -> None:
     """Delete finished runs."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.runs import RunStore
+    from hil.controller.storage.runs import RunStore
 
     gone = RunStore(out).gc(keep, older_than * 86400)
     if as_json:

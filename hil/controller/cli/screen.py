@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hil.controller import prompts
-from hil.json_values import jsonable
+from hil.controller.storage import prompts
+from hil.core.json_values import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ _UNLIMITED = 2000
 
 def console() -> Console:
     """What tables are printed on: as wide as the terminal, or where there is none as wide as they are."""
-    from hil.controller.console import Console
+    from hil.controller.storage.console import Console
 
     found = Console()
     return found if found.is_terminal else Console(width=_UNLIMITED)
@@ -60,7 +60,7 @@ class Screen:
     def __init__(self, *, quiet: bool) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        from hil.controller.console import Console
+        from hil.controller.storage.console import Console
 
         self._out = Console()
         self._progress = Progress(
@@ -100,7 +100,7 @@ class Screen:
 
     def show(self, record: dict[str, Any]) -> None:
         """Print what a run's cases ended in."""
-        from hil.controller.report import print_case
+        from hil.controller.pipeline.report import print_case
 
         cases, where = record["cases"], shlex.quote(str(record["folder"]))
         for case in cases:

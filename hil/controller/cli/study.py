@@ -71,11 +71,11 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     """
     import sys
 
-    from hil.controller.choice import choose
     from hil.controller.cli.screen import Screen, print_json
-    from hil.controller.study.plan import Asked, read_study
-    from hil.controller.study.run import run_study
-    from hil.controller.study.ways import WAYS
+    from hil.controller.devices.board_resolver import choose
+    from hil.controller.workloads.study.plan import Asked, read_study
+    from hil.controller.workloads.study.run import run_study
+    from hil.controller.workloads.study.toolchains import WAYS
     from hil.errors import UsageError, did_you_mean
 
     ways = [name.strip() for name in compilers.split(",")]
@@ -103,9 +103,9 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
 def _print(rows: Any, out: Path) -> None:
     import sys
 
-    from hil.controller.console import Console
-    from hil.controller.study.record import summary
-    from hil.controller.study.show import failures, terminal_table
+    from hil.controller.storage.console import Console
+    from hil.controller.workloads.study.record import summary
+    from hil.controller.workloads.study.show import failures, terminal_table
 
     Console(width=None if sys.stdout.isatty() else 2000).print(terminal_table(rows))
     for line in failures(rows):

@@ -27,13 +27,13 @@ suite.add_command(run)
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a folder of models."""
-    from hil.controller.cache import Cache
-    from hil.controller.case import Workshop
     from hil.controller.cli.screen import print_json
-    from hil.controller.flows import load_flow
-    from hil.controller.isolated import Isolated
-    from hil.controller.suite.job import suite_of
-    from hil.controller.suite.request import Request
+    from hil.controller.models.flows import load_flow
+    from hil.controller.pipeline.case import Workshop
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
+    from hil.controller.workloads.suites.job import suite_of
+    from hil.controller.workloads.suites.request import Request
     from hil.errors import EXIT_NOTHING_RAN, EXIT_OK
 
     request = Request(source, flow, **{**settings, "dims": parse_dims(settings["dims"])})
@@ -64,7 +64,7 @@ def expect(folder: Path, update: bool, path: Path | None) -> None:
     Reasons and issues that are written down stay; what passes now goes; cases, flows and boards that the RUN did not
     include are left alone.
     """
-    from hil.controller.suite.job import expect_from
+    from hil.controller.workloads.suites.job import expect_from
 
     text = expect_from(folder, path, update=update)
     click.echo(text.rstrip() or "nothing to change")
@@ -81,8 +81,8 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
     Ends with 1 where something broke, or a case that is new fails.
     """
     from hil.controller.cli.screen import print_json
-    from hil.controller.console import Console
-    from hil.controller.suite.reports import diff_markdown, diff_runs, print_diff
+    from hil.controller.storage.console import Console
+    from hil.controller.workloads.suites.reports import diff_markdown, diff_runs, print_diff
     from hil.errors import EXIT_FAIL, EXIT_OK
 
     found = diff_runs(first, second)
@@ -100,8 +100,8 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 @click.argument("folder", type=_FOLDER, metavar="RUN")
 def report(folder: Path) -> None:
     """Write a RUN's reports again from its results, and show its summary."""
-    from hil.controller.console import Console
-    from hil.controller.suite.reports import print_summary, write_reports
+    from hil.controller.storage.console import Console
+    from hil.controller.workloads.suites.reports import print_summary, write_reports
 
     write_reports(folder)
     print_summary(Console(), folder)

@@ -27,7 +27,7 @@ from hil.controller.cli.options import (
     wait_option,
 )
 
-# What decides which cases a suite has: fields of hil.controller.suite.request.Request.
+# What decides which cases a suite has: fields of hil.controller.workloads.suites.request.Request.
 case_options = options(
     click.option(
         "--filter",
@@ -97,9 +97,9 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     """
     from hil.controller.cli.screen import print_json
     from hil.controller.cli.suite_screen import SuiteScreen
-    from hil.controller.console import Console
-    from hil.controller.suite.job import resume_suite, run_suite
-    from hil.controller.suite.reports import print_summary
+    from hil.controller.storage.console import Console
+    from hil.controller.workloads.suites.job import resume_suite, run_suite
+    from hil.controller.workloads.suites.reports import print_summary
     from hil.errors import UsageError
 
     if (source is None) == (resume is None):
@@ -124,8 +124,8 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.suite.request import Request
-    from hil.controller.suite.way import Settings
+    from hil.controller.workloads.suites.case_stages import Settings
+    from hil.controller.workloads.suites.request import Request
 
     own = ("seed", "rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "debug_ir", "no_fallback")
     ssh = {name: settings.pop(name) for name in ("identity", "known_hosts", "accept_new_host_key")}

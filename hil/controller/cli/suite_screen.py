@@ -6,10 +6,10 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 
-from hil.controller import prompts
 from hil.controller.cli.screen import shown
-from hil.controller.suite.record import CaseRecord
-from hil.results import BOARD_OUTCOMES, Outcome
+from hil.controller.storage import prompts
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.results import BOARD_OUTCOMES, Outcome
 
 _QUIET = (Outcome.PASS.value, Outcome.XFAIL.value, Outcome.SKIP.value)
 _MESSAGE = 200
@@ -25,7 +25,7 @@ class SuiteScreen:
     def __init__(self, *, bar: bool) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        from hil.controller.console import Console
+        from hil.controller.storage.console import Console
 
         self._console = Console(stderr=True)
         self._progress = Progress(

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hil import digest
+from hil.core import digest
 from hil.errors import FarmError, HilError, StorageError, UsageError
 
 ARTIFACTS_VARIABLE = "HIL_FARM_ARTIFACTS"

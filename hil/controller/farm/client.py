@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import grpc
 import tenacity
 
-from hil import errors, wire, wire_errors
+from hil import errors
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import FarmStub
 from hil.controller.farm.words import Order
-from hil.digest import digest_file
-from hil.listening import check_token_way, host_port
-from hil.proto.v1 import farm_pb2 as pb
+from hil.core.digest import digest_file
+from hil.protocol import wire, wire_errors
+from hil.protocol.listening import check_token_way, host_port
+from hil.protocol.v1 import farm_pb2 as pb
 
 T = TypeVar("T")
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import grpc
 
-from hil.boards import BoardConfig, parse_board
 from hil.controller.farm.client import SILENT_S, FarmClient, heard, is_away, translated
 from hil.controller.farm.leased import Held, leased_config, machine_id
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.farm.tunnel_client import FarmTunnel
 from hil.controller.farm.words import BoardCard, Grant, JobState, Order, Priority
+from hil.core.boards import BoardConfig, parse_board
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 Say = Callable[[str], None]
 

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.boards import BoardConfig, Labgrid
+from hil.core.boards import BoardConfig, Labgrid
+from hil.core.power import Command
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
-from hil.power import Command
 
 Resource = Mapping[str, Any]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hil.controller.client import Target
+from hil.controller.devices.client import Target
+from hil.controller.devices.links.link import Link, Say
 from hil.controller.farm.holding import Holding
 from hil.controller.farm.leased import lease_order
 from hil.controller.farm.places import farm_address
-from hil.controller.links.link import Link, Say
 from hil.errors import NoSuchBoard, SessionEnded
 
 # So long after an error of the board the farm's reason for it may come.
@@ -14,7 +14,7 @@ _REASON_S = 5.0
 
 
 class FarmProvider:
-    """The lab farm as a provider of boards (:class:`hil.controller.links.provider.BoardProvider`)."""
+    """The lab farm as a provider of boards (:class:`hil.controller.devices.links.provider.BoardProvider`)."""
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
         """The link to a board of the farm, which it is given back to when the link is closed."""

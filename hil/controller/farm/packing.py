@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hil.bundle import Model
-from hil.controller.bundles.flagfile import is_flagfile
+from hil.controller.backends.runtime_registry import runtime_for
 from hil.controller.farm.words import Kind, Spec
-from hil.controller.flagfiles import parse_flagfile, read_flagfile
-from hil.controller.job import Job
-from hil.controller.runs import safe_name
-from hil.controller.suite.request import Request
-from hil.controller.suite.sources import BUILT_IN
-from hil.controller.typed_paths import is_file
-from hil.controller.ways import runtime_for
-from hil.digest import digest_file, digest_of
+from hil.controller.pipeline.flagfiles import parse_flagfile, read_flagfile
+from hil.controller.pipeline.job import Job
+from hil.controller.storage.paths import is_file
+from hil.controller.storage.runs import safe_name
+from hil.controller.workloads.bundles.flagfile import is_flagfile
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.sources import BUILT_IN
+from hil.core.artifacts import Model
+from hil.core.digest import digest_file, digest_of
+from hil.core.json_values import jsonable
 from hil.errors import UsageError
-from hil.json_values import jsonable
 
 # Fields of a job that mean nothing on another machine, or that its host says itself.
 _LOCAL = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key", "debug_ir", "flagfile", "out", "wait_s")

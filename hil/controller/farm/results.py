@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.suites import Ended, merge
 from hil.controller.farm.words import JobState, Kind, Result, Spec, gravest
-from hil.controller.runs import storing
-from hil.controller.suite.store import SuiteRun, default_folder
+from hil.controller.storage.runs import storing
+from hil.controller.workloads.suites.store import SuiteRun, default_folder
 from hil.errors import FarmError, UsageError
 
 _AT_ONCE = 8

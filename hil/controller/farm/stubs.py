@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from hil import wire
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.v1 import farm_pb2 as pb
 
 SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.cache import Cache
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.packing import Parcel, packed_bundle, packed_run, unfolded
 from hil.controller.farm.selector import parse
 from hil.controller.farm.suites import plan_suite
 from hil.controller.farm.telemetry import span
 from hil.controller.farm.words import BoardState, Kind, Order, Spec
-from hil.controller.importers import SAVED_MODEL, import_model
-from hil.controller.isolated import Isolated
-from hil.controller.job import Job
-from hil.controller.suite.request import Request
-from hil.controller.suite.sources import BUILT_IN
-from hil.controller.typed_paths import exists
+from hil.controller.models.importers import SAVED_MODEL, import_model
+from hil.controller.pipeline.job import Job
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.paths import exists
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.errors import UsageError
 
 BUNDLE_SUFFIX = ".hilb"
@@ -109,7 +109,7 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Load:
     Raises:
         UsageError: one is no bundle, damaged, or signed by nobody that is trusted.
     """
-    from hil.controller.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.opening import open_bundle
 
     opened = [(path, open_bundle(path, key).program.runtime) for path in job.models]
     packed = [packed_bundle(replace(job, models=(path,)), runtime, methods, key) for path, runtime in opened]

@@ -12,28 +12,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.bundles.flagfile import is_flagfile
-from hil.controller.cache import Cache
-from hil.controller.case import Workshop
 from hil.controller.farm.packing import Parcel, affinity
 from hil.controller.farm.words import Kind, Result, Spec
-from hil.controller.flows import load_flow
-from hil.controller.flows.named import BESIDE, flows
-from hil.controller.importers import SAVED_MODEL, import_model
-from hil.controller.isolated import Isolated
-from hil.controller.suite.folder import models_at
-from hil.controller.suite.job import suite_of
-from hil.controller.suite.made_with import versions
-from hil.controller.suite.model_cases import SuiteModel
-from hil.controller.suite.record import CaseRecord
-from hil.controller.suite.reports import write_reports
-from hil.controller.suite.request import Request
-from hil.controller.suite.sources import BUILT_IN
-from hil.controller.suite.spec import CaseSpec, Suite
-from hil.controller.suite.store import SuiteRun
+from hil.controller.models.flows import load_flow
+from hil.controller.models.flows.named import BESIDE, flows
+from hil.controller.models.importers import SAVED_MODEL, import_model
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.bundles.flagfile import is_flagfile
+from hil.controller.workloads.suites.folder import models_at
+from hil.controller.workloads.suites.job import suite_of
+from hil.controller.workloads.suites.model_cases import SuiteModel
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports import write_reports
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.sources import BUILT_IN
+from hil.controller.workloads.suites.spec import CaseSpec, Suite
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.tool_versions import versions
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome, exit_code_of
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError, UsageError
-from hil.json_values import jsonable
-from hil.results import Outcome, exit_code_of
 
 # A board has several parts, so that the slowest is not waited for long, but none too small: each reads the models anew.
 PARTS_A_BOARD, CASES_A_PART = 4, 8

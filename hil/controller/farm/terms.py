@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from hil.core.files import read_text
+from hil.core.toml_text import parse_toml
 from hil.errors import UsageError
-from hil.files import read_text
-from hil.toml_text import parse_toml
 
 _DAY_S = 86400.0
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from hil import wire
-from hil.controller.local_socket import LocalSocket, NotCarried
+from hil.controller.devices.local_socket import LocalSocket, NotCarried
+from hil.core.scratch import new_folder
 from hil.errors import HilError
-from hil.proto.v1 import farm_pb2 as pb
-from hil.scratch import new_folder
+from hil.protocol import wire
+from hil.protocol.v1 import farm_pb2 as pb
 
 Dial = Callable[[Iterator[pb.Piece]], Any]
 

@@ -30,8 +30,8 @@ from hil.controller.farm.places import (
 )
 from hil.controller.farm.terms import load_terms
 from hil.controller.farm.words import BoardState, Role
+from hil.core.python_module import module_command
 from hil.errors import AccessRefused, FarmError, HilError, StorageError
-from hil.python_module import module_command
 
 _LOOK_S = 0.25
 _SERVE_S = 60.0

@@ -125,8 +125,9 @@ class Spec(Document):
 
     Attributes:
         kind: what it does on the board.
-        options: of the library call: fields of :class:`hil.controller.jobs.Job` (run, bundle; ``models`` are paths
-            in ``files``), of :class:`hil.controller.suite.request.Request` (suite), ``purpose`` (lease).
+        options: of the library call: fields of :class:`hil.controller.workloads.run_job.Job` (run, bundle; ``models``
+            are paths in ``files``), of :class:`hil.controller.workloads.suites.request.Request` (suite), ``purpose``
+            (lease).
         files: path below the job's folder -> digest in the artifact store.
         affinity: what a board is warm for once it ran this: a board that is warm is preferred.
     """

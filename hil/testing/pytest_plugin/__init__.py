@@ -60,7 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _let_prompts_through(config: pytest.Config) -> None:
     """A board may ask for a password: whoever runs pytest in a terminal sees that, captured output or not."""
-    from hil.controller import prompts
+    from hil.controller.storage import prompts
 
     if capture := config.pluginmanager.getplugin("capturemanager"):
 

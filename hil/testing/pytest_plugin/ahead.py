@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from hil.boards import BoardConfig
-from hil.controller.case import Workshop
-from hil.controller.flows import Flow
-from hil.controller.suite.preparing import prepared
-from hil.controller.suite.spec import CaseSpec
-from hil.controller.suite.store import SuiteRun
-from hil.controller.suite.tasks import Task
-from hil.controller.suite.way import Settings
+from hil.controller.models.flows import Flow
+from hil.controller.pipeline.case import Workshop
+from hil.controller.workloads.suites.case_stages import Settings
+from hil.controller.workloads.suites.preparing import prepared
+from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.tasks import Task
+from hil.core.boards import BoardConfig
 
 # So many that are ready may wait for their tests: their tensors are in memory.
 _WAITING = 256

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hil.controller.cache import Cache
-from hil.controller.case import Options, Workshop
-from hil.controller.choice import BoardChoice, choose
-from hil.controller.flows import Flow, load_flow
-from hil.controller.importers import import_model
-from hil.controller.isolated import Isolated
-from hil.controller.links.provider import is_lent
-from hil.controller.opening import AnyBoard, open_board
-from hil.controller.pipeline import check_options
-from hil.controller.runs import safe_name, storing
-from hil.controller.suite.expected import Expectations
-from hil.controller.suite.folder import look
-from hil.controller.suite.model_cases import LayerChoice, SuiteModel, cases_of
-from hil.controller.suite.request import Request
-from hil.controller.suite.sources import EXPECTED
-from hil.controller.suite.spec import CaseSpec
-from hil.controller.suite.store import SuiteRun
-from hil.controller.suite.tasks import Task
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.links.provider import is_lent
+from hil.controller.models.flows import Flow, load_flow
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.pipeline.stages import check_options
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.runs import safe_name, storing
+from hil.controller.workloads.suites.expected import Expectations
+from hil.controller.workloads.suites.folder import look
+from hil.controller.workloads.suites.model_cases import LayerChoice, SuiteModel, cases_of
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.sources import EXPECTED
+from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.tasks import Task
+from hil.core.scratch import new_folder
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
-from hil.scratch import new_folder
 from hil.testing.pytest_plugin.desk import Desk
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, out_folder, request_of
 from hil.testing.pytest_plugin.turns import Turns

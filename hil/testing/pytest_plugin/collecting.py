@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hil.core.results import RunResult, Verdict
+from hil.core.visible import visible
 from hil.errors import HilError
-from hil.results import RunResult, Verdict
 from hil.testing.pytest_plugin.bench import BENCH, Bench, HilCase, ModelFolder
-from hil.visible import visible
 
 # The fixture that knows a test's case; all others build on it.
 CASE = "hil_case"

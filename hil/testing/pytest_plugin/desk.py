@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from hil.boards import BoardConfig
-from hil.controller.choice import BoardChoice, knows_target
-from hil.controller.links.provider import is_lent
-from hil.controller.opening import AnyBoard, regain
+from hil.controller.devices.board_factory import AnyBoard, regain
+from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.devices.links.provider import is_lent
+from hil.core.boards import BoardConfig
 from hil.errors import BoardError
 from hil.testing.pytest_plugin.turns import Turns
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from hil.bundle import Artifact, Model
-    from hil.controller.opening import AnyBoard
-    from hil.results import RunResult, Verdict
-    from hil.tensors import Array
+    from hil.controller.devices.board_factory import AnyBoard
+    from hil.core.artifacts import Artifact, Model
+    from hil.core.results import RunResult, Verdict
+    from hil.core.tensors import Array
     from hil.testing.pytest_plugin.bench import HilCase
     from hil.testing.pytest_plugin.running import CaseRun
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from hil.core.scratch import new_folder
+from hil.core.visible import visible
 from hil.errors import UsageError
-from hil.scratch import new_folder
 from hil.testing.pytest_plugin.bench import BENCH, TURNS, Bench
 from hil.testing.pytest_plugin.collecting import ModelCase, ModelFile
 from hil.testing.pytest_plugin.options import TAKEN, absolute, writes_reports
 from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
-from hil.visible import visible
 
 
 def begin(config: pytest.Config) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hil.testing.traces.options import PYTEST_DEST, TEXTS, backends_text
 
 if TYPE_CHECKING:
-    from hil.controller.suite.request import Request
+    from hil.controller.workloads.suites.request import Request
 
 MODELS = "hil_models"
 FLOW = "hil_flow"
@@ -207,11 +207,11 @@ def request_of(config: pytest.Config) -> Request:
         UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size, two profiles are to
             go into one folder.
     """
-    from hil.controller.arguments import SECONDS, checked
     from hil.controller.cli.options import parse_dims
-    from hil.controller.profile.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
-    from hil.controller.suite.request import Request
-    from hil.controller.suite.way import Settings
+    from hil.controller.pipeline.arguments import SECONDS, checked
+    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
+    from hil.controller.workloads.suites.case_stages import Settings
+    from hil.controller.workloads.suites.request import Request
     from hil.errors import UsageError
 
     def given(name: str) -> Any:

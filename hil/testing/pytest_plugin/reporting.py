@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.runs import storing
-from hil.controller.suite.made_with import versions
-from hil.controller.suite.record import CaseRecord
-from hil.controller.suite.reports import write_reports
-from hil.controller.suite.sources import EXPECTED
-from hil.controller.suite.store import LINES, SCHEMA, SuiteRun
+from hil.controller.storage.runs import storing
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports import write_reports
+from hil.controller.workloads.suites.sources import EXPECTED
+from hil.controller.workloads.suites.store import LINES, SCHEMA, SuiteRun
+from hil.controller.workloads.suites.tool_versions import versions
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome, exit_code_of
+from hil.core.visible import visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
-from hil.json_values import jsonable
-from hil.results import Outcome, exit_code_of
 from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase, ModelFolder
 from hil.testing.pytest_plugin.options import absolute
-from hil.visible import visible
 
 # What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
 _RECORD = "hil_record"

@@ -15,24 +15,30 @@ from pathlib import Path
 import pytest
 
 from hil import errors
-from hil.bundle import Artifact, Model
 from hil.compare.verdict import compare
-from hil.controller.case import Case, end_case
-from hil.controller.cases import take_references
-from hil.controller.opening import AnyBoard
-from hil.controller.runs import safe_name, storing
-from hil.controller.suite.outcome import record_of
-from hil.controller.suite.record import CaseRecord
-from hil.controller.suite.store import SuiteRun
-from hil.controller.suite.tasks import Task
-from hil.controller.suite.way import begin_case, conclude_case, execute_case, prepare_case, refer_ahead
-from hil.results import Outcome, RunResult, Stage, Verdict
-from hil.tensors import Array
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.pipeline.case import Case, end_case
+from hil.controller.pipeline.case_runner import take_references
+from hil.controller.storage.runs import safe_name, storing
+from hil.controller.workloads.suites.case_stages import (
+    begin_case,
+    conclude_case,
+    execute_case,
+    prepare_case,
+    refer_ahead,
+)
+from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.tasks import Task
+from hil.core.artifacts import Artifact, Model
+from hil.core.results import Outcome, RunResult, Stage, Verdict
+from hil.core.tensors import Array
+from hil.core.visible import visible
 from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase
 from hil.testing.pytest_plugin.collecting import ModelCase
 from hil.testing.pytest_plugin.options import profile_folders, repeat_command
-from hil.visible import visible
 
 RUN = pytest.StashKey["CaseRun"]()
 _NAME_MOST = 150
@@ -201,7 +207,7 @@ class CaseRun:
         folders = profile_folders(self.bench.config, name)
         if not folders:
             return
-        from hil.controller.profile.asked import write_profiles
+        from hil.controller.analysis.profile.asked import write_profiles
 
         try:
             for profile in write_profiles(case, folders, run_id=name, shop=self.bench.shop):

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hil.controller.case import Case
-from hil.controller.report import print_verdict, verdict_record
-from hil.controller.suite.record import CaseRecord
-from hil.placement import placement_text
-from hil.results import Verdict
-from hil.visible import visible
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.report import print_verdict, verdict_record
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.placement import placement_text
+from hil.core.results import Verdict
+from hil.core.visible import visible
 
 _WIDTH = 100
 _DETAIL_LINES = 12
@@ -43,7 +43,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
 
 def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
     """A reason, and below it the statistics of each output."""
-    from hil.controller.console import Console
+    from hil.controller.storage.console import Console
 
     screen = io.StringIO()
     for verdict in verdicts:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hil.digest import digest_of
+from hil.core.digest import digest_of
 
 _LOOK_S = 0.02
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hil.boards import BoardConfig
-from hil.controller.choice import BoardChoice, choose
+from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.core.boards import BoardConfig
 from hil.errors import UsageError, did_you_mean
 
 TF = "tf"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.compare.verdict import compare, compare_output
-from hil.controller.tensorflow.structure import leaves
-from hil.controller.tensorflow.variables import new_value
+from hil.controller.models.tensorflow.structure import leaves
+from hil.controller.models.tensorflow.variables import new_value
+from hil.core.results import Outcome, OutputComparison, RunResult, Verdict
+from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance
-from hil.results import Outcome, OutputComparison, RunResult, Verdict
-from hil.tensors import Array, type_text
 from hil.testing.traces.structure import arrays_in
 from hil.testing.traces.trace import ModuleCall, Trace
 

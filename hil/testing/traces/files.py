@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from hil.controller.runs import storing
+from hil.controller.storage.runs import storing
 
 
 def write_whole(path: Path, data: bytes) -> None:

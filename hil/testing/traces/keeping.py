@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hil.controller.flagfile_tolerance import ATOLS
-from hil.controller.flagfiles import FlagFile, write_flagfile
-from hil.controller.runs import storing
-from hil.digest import digest_of
-from hil.iree_command import give
-from hil.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
+from hil.controller.pipeline.flagfile_tolerance import ATOLS
+from hil.controller.pipeline.flagfiles import FlagFile, write_flagfile
+from hil.controller.storage.runs import storing
+from hil.core.digest import digest_of
+from hil.core.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
+from hil.formats.iree_command import give
 from hil.testing.traces.runners import Program, same_bits
 from hil.testing.traces.structure import arrays_in
 from hil.testing.traces.trace import ModuleCall, Trace, call_name

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.bundle import Artifact, Model
-from hil.controller.case import DEFAULT_TIMEOUT_S, Workshop
-from hil.controller.importers import import_model
-from hil.controller.references import refer, references
-from hil.controller.ways import TAKES
+from hil.controller.backends.references import refer, references
+from hil.controller.backends.runtime_registry import TAKES
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Workshop
+from hil.core.artifacts import Artifact, Model
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import dtype_name
 from hil.errors import UsageError
-from hil.scratch import temporary_folder
-from hil.tensors import dtype_name
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Called, Inputs, Program, Runner, recorded
 from hil.testing.traces.target import Target

@@ -48,7 +48,7 @@ def backends_text(text: str) -> str:
     """
     from argparse import ArgumentTypeError
 
-    from hil.controller.references import references
+    from hil.controller.backends.references import references
     from hil.errors import UsageError
     from hil.testing.traces.backends import parse_targets
 

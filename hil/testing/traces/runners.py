@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from hil.controller.case import Workshop
-from hil.tensors import Array, dtype_of
+from hil.controller.pipeline.case import Workshop
+from hil.core.tensors import Array, dtype_of
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.structure import as_numpy
 

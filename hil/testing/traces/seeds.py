@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.tensors import Array
+from hil.core.tensors import Array
 
 
 def set_random_seed(seed: int = 0) -> None:

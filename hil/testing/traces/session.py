@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.cache import Cache
-from hil.controller.case import Workshop
-from hil.controller.isolated import Isolated
-from hil.controller.suite.expected import Expectations
-from hil.controller.suite.record import CaseRecord
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.suites.expected import Expectations
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome, Stage
 from hil.errors import UsageError
-from hil.json_values import jsonable
-from hil.results import Outcome, Stage
 from hil.testing.traces.backends import Backend, parse_reference, parse_targets
 from hil.testing.traces.comparing import CallComparison, compare_traces, judged
 from hil.testing.traces.keeping import save_traced

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.tensorflow.structure import Structure, leaves
+from hil.controller.models.tensorflow.structure import Structure, leaves
+from hil.core.files import within
+from hil.core.tensors import Array, dtype_name, load_npy, save_npy
 from hil.errors import UsageError
-from hil.files import within
-from hil.tensors import Array, dtype_name, load_npy, save_npy
 
 _PLAIN = (bool, int, float, str)
 

@@ -7,19 +7,19 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hil.bundle import Artifact, Model
-from hil.controller.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Workshop
-from hil.controller.compilers import compile_model
-from hil.controller.compilers.iree import recipe_of
-from hil.controller.iree_compiler import native_compiler
-from hil.controller.opening import AnyBoard, AnyProgram, open_board
-from hil.controller.runs import storing
-from hil.controller.targets import described, likely_cause
-from hil.controller.ways import compiler_for
+from hil.controller.backends.compilers import compile_model
+from hil.controller.backends.compilers.iree import recipe_of
+from hil.controller.backends.runtime_registry import compiler_for
+from hil.controller.backends.targets import described, likely_cause
+from hil.controller.devices.board_factory import AnyBoard, AnyProgram, open_board
+from hil.controller.models.iree_compiler import native_compiler
+from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Workshop
+from hil.controller.storage.runs import storing
+from hil.core.artifacts import Artifact, Model
+from hil.core.placement import placement_text
+from hil.core.results import Stage
+from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError
-from hil.placement import placement_text
-from hil.results import Stage
-from hil.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.files import write_whole
 from hil.testing.traces.runners import Answer, same_bits

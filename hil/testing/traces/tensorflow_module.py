@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.case import Workshop
-from hil.controller.conversions import needed_version
-from hil.controller.said import first_line
-from hil.controller.tensorflow.lower import Live, flatten, lower
-from hil.controller.tensorflow.structure import replace_leaves
-from hil.controller.tensorflow.variables import is_variable
-from hil.controller.tensorflow.words import words
+from hil.controller.models.conversions import needed_version
+from hil.controller.models.tensorflow.lower import Live, flatten, lower
+from hil.controller.models.tensorflow.structure import replace_leaves
+from hil.controller.models.tensorflow.variables import is_variable
+from hil.controller.models.tensorflow.words import words
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.error_text import first_line
+from hil.core.results import Stage
 from hil.errors import RunFailed, UsageError, did_you_mean
-from hil.results import Stage
 from hil.testing.traces.backends import TF, TFLITE, Backend
 from hil.testing.traces.runners import Called, Inputs, Program, Runner, recorded
 from hil.testing.traces.structure import as_numpy

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.bundle import Artifact, Model
-from hil.controller.case import COMPILE_TIMEOUT_S, Workshop
-from hil.controller.importers import import_model
-from hil.controller.isolated import IsolatedCrash, IsolatedFailure
-from hil.controller.tensorflow.lower import Live, lower
-from hil.controller.tensorflow.lowered import LoweredFunction
-from hil.controller.tensorflow.structure import leaves
+from hil.controller.models.importers import import_model
+from hil.controller.models.tensorflow.lower import Live, lower
+from hil.controller.models.tensorflow.lowered import LoweredFunction
+from hil.controller.models.tensorflow.structure import leaves
+from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Workshop
+from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
+from hil.core.artifacts import Artifact, Model
+from hil.core.results import Stage
+from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError
-from hil.results import Stage
-from hil.scratch import temporary_folder
 from hil.testing.traces.files import write_whole
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hil.controller.tensorflow.words import words
+from hil.controller.models.tensorflow.words import words
 
 
 def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
@@ -18,7 +18,7 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     """
     import tensorflow as tf
 
-    from hil.controller.tensorflow.structure import replace_leaves
+    from hil.controller.models.tensorflow.structure import replace_leaves
 
     specs = replace_leaves(
         list(args), lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.bundle import Artifact
-from hil.controller.case import Workshop
-from hil.controller.importers import import_model
-from hil.controller.tensorflow.lower import spec_of
-from hil.controller.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
-from hil.controller.tensorflow.tflite import convert
-from hil.controller.tensorflow.variables import assigned
-from hil.controller.tensorflow.words import words
+from hil.controller.models.importers import import_model
+from hil.controller.models.tensorflow.lower import spec_of
+from hil.controller.models.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
+from hil.controller.models.tensorflow.tflite import convert
+from hil.controller.models.tensorflow.variables import assigned
+from hil.controller.models.tensorflow.words import words
+from hil.controller.pipeline.case import Workshop
+from hil.core.artifacts import Artifact
+from hil.core.results import Stage
+from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
-from hil.results import Stage
-from hil.tensors import TensorSpec
 from hil.testing.traces.files import write_whole
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
@@ -30,7 +30,7 @@ class TfLiteProgram:
     Attributes:
         artifact: the program.
         outputs: the tensors that it returns.
-        structure: of what the method returns, see :func:`hil.controller.tensorflow.structure.numbered`.
+        structure: of what the method returns, see :func:`hil.controller.models.tensorflow.structure.numbered`.
     """
 
     artifact: Artifact

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil.controller.runs import storing
+from hil.controller.storage.runs import storing
+from hil.core.files import read_text, within
+from hil.core.tensors import Array, dtype_name, type_text
 from hil.errors import UsageError
-from hil.files import read_text, within
-from hil.tensors import Array, dtype_name, type_text
 from hil.testing.traces import structure
 from hil.testing.traces.structure import arrays_in
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
+from hil.core.results import Stage
 from hil.errors import HilError, RunFailed, UsageError, did_you_mean
-from hil.results import Stage
 from hil.testing.traces.runners import Program, Runner
 from hil.testing.traces.seeds import set_random_seed
 from hil.testing.traces.trace import ModuleCall, Trace

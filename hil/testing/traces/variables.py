@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.tensors import Array
+from hil.core.tensors import Array
 from hil.testing.traces.structure import as_numpy
 
 

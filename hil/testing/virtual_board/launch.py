@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from hil.core.python_module import module_command
 from hil.errors import BoardError, UsageError
-from hil.python_module import module_command
 from hil.testing.virtual_board import host, packages
 from hil.testing.virtual_board import netem as network
 from hil.testing.virtual_board import system as machine

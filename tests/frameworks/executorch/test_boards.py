@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import Linear, export, save_bpte, save_pt2
+from support.executorch_programs import Linear, export, save_bpte, save_pt2
 
 from hil.testing.virtual_board import VirtualBoard
 

@@ -13,21 +13,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import Conv, Linear, export, save_bpte, save_pt2, stock_verdict
+from support.executorch_programs import Conv, Linear, export, save_bpte, save_pt2, stock_verdict
 
 import hil
-from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.controller.bundles.bpte import read_bpte, write_bpte
-from hil.controller.cache import Cache
-from hil.controller.case import Case, Options, Workshop
-from hil.controller.isolated import Isolated
-from hil.controller.opening import AnyBoard
-from hil.controller.pipeline import conclude
-from hil.controller.references import expected_result
+from hil.controller.backends.references import expected_result
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.stages import conclude
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.bundles.bpte import read_bpte, write_bpte
+from hil.core.artifacts import Artifact
+from hil.core.results import RunResult
+from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
-from hil.results import RunResult
-from hil.tensors import TensorSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 

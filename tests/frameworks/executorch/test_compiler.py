@@ -13,19 +13,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import NETS, Residual, export, save_pt2
 from rich.console import Console
+from support.executorch_programs import NETS, Residual, export, save_pt2
 
 import hil
-from hil.bundle import Artifact
-from hil.controller.cache import Cache
-from hil.controller.case import Case, Workshop
-from hil.controller.compilers import compile_model
-from hil.controller.importers import import_model
-from hil.controller.isolated import Isolated
-from hil.controller.report import case_record, print_case
+from hil.controller.backends.compilers import compile_model
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.report import case_record, print_case
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.core.artifacts import Artifact
+from hil.core.results import Outcome
 from hil.errors import CompileFailed, UsageError
-from hil.results import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 

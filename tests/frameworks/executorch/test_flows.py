@@ -10,15 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import NETS, export, save_pt2
+from support.executorch_programs import NETS, export, save_pt2
 
 import hil
-from hil.controller.cache import Cache
-from hil.controller.case import Case, Workshop
-from hil.controller.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
-from hil.controller.importers import import_model
-from hil.controller.isolated import Isolated
-from hil.controller.opening import AnyBoard
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
 from hil.errors import ImportFailed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from executorch_programs import Conv, Kinds, Linear, export, save_bpte, save_pte
+from support.executorch_programs import Conv, Kinds, Linear, export, save_bpte, save_pte
 
 from hil.agent.runtimes.executorch import ExecuTorchProgram, ExecuTorchRuntime
 from hil.errors import LoadFailed, RunFailed

@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
-from hil.controller.cache import Cache
-from hil.controller.case import Workshop
-from hil.controller.flows import load_flow
-from hil.controller.importers import import_model
-from hil.controller.isolated import Isolated
-from hil.controller.suite.sources import open_suite
+from hil.controller.models.flows import load_flow
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.suites.sources import open_suite
 from hil.errors import ImportFailed
 
 pytest.importorskip("executorch")

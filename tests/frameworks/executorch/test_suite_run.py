@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from plugin_runs import Project
+from support.plugin_runs import Project
 
 pytest.importorskip("executorch")
 

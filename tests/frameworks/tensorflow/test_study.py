@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import referencing
-from tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
+from support.tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("ziglang")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
+from support.tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("ziglang")

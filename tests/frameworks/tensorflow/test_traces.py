@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traced_modules import Classifier, Counter, Edges, Empty, Global, Recurrent, Refused, Register, Sums
+from support.traced_modules import Classifier, Counter, Edges, Empty, Global, Recurrent, Refused, Register, Sums
 
+from hil.core.results import Outcome
 from hil.errors import RunFailed, UsageError
-from hil.iree_command import own_tool
-from hil.results import Outcome
+from hil.formats.iree_command import own_tool
 from hil.testing import Trace, compare_backends, ndarange, uniform
 
 # As the document has it, but for where the names come from and the module, which it leaves out.

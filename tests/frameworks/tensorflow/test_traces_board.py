@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from traced_modules import Classifier, Counter
+from support.traced_modules import Classifier, Counter
 
-from hil.results import Outcome
+from hil.core.results import Outcome
 from hil.testing import Trace, compare_backends, ndarange, uniform
 
 pytestmark = pytest.mark.board

@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_modules import Counting, Keeping, Nested, Net, Recurrent, save, save_net
+from support.torch_modules import Counting, Keeping, Nested, Net, Recurrent, save, save_net
 
-from hil.controller.importers import import_model
-from hil.controller.importers.pt2 import describe
+from hil.controller.models.importers import import_model
+from hil.controller.models.importers.pt2 import describe
 from hil.errors import ImportFailed, UsageError
 
 MODEL = "models/model.json"
@@ -204,7 +204,7 @@ def test_neither_sizes_nor_operators_nor_containers_of_a_file_are_evaluated(net,
 
 
 def test_guards_of_a_file_are_not_executed(net, tmp_path):
-    from hil.controller.importers.pt2_archive import load_program
+    from hil.controller.models.importers.pt2_archive import load_program
 
     made = tmp_path / "executed"
     changed = edited(net, lambda program: program.update(guards_code=[f"open({str(made)!r}, 'w')"]))

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hil.controller.torch_module import exported
+from hil.controller.models.torch_module import exported
 from hil.errors import UsageError
 
 A, B, W = (np.full(2, value, np.float32) for value in (1, 2, 3))

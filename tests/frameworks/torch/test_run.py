@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_modules import Branching, Conjugate, Counting, Keeping, Net, Recurrent, save, save_net
+from support.torch_modules import Branching, Conjugate, Counting, Keeping, Net, Recurrent, save, save_net
 
 import hil as library
-from hil.controller.torch_module import export_module
+from hil.controller.models.torch_module import export_module
+from hil.core.results import Outcome
 from hil.errors import UsageError
-from hil.results import Outcome
 
 
 @pytest.fixture

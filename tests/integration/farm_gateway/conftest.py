@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateways import BareBoard, Running, running_gateway, token_of
+from support.gateways import BareBoard, Running, running_gateway, token_of
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.words import Role

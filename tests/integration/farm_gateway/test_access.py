@@ -11,14 +11,14 @@ from typing import Any
 
 import grpc
 import pytest
-from gateways import BareBoard, Running, rows, running_gateway, simple_order, token_of, until
+from support.gateways import BareBoard, Running, rows, running_gateway, simple_order, token_of, until
 
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import SERVICES, methods
 from hil.controller.farm.words import Role
 from hil.errors import AccessRefused, FarmError, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 Client = Callable[..., FarmClient]
 _METHODS = [(service, *method) for service in SERVICES for method in methods(service)]

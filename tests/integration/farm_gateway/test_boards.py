@@ -8,14 +8,14 @@ from pathlib import Path
 
 import grpc
 import pytest
-from gateways import BareBoard, running_gateway, simple_order, token_of, until
+from support.gateways import BareBoard, running_gateway, simple_order, token_of, until
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.dispatch import Attending
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Grant, Role
 from hil.errors import FarmError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 Client = Callable[..., FarmClient]
 

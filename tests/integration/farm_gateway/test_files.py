@@ -7,13 +7,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from gateways import BareBoard, Running, rows, simple_order
+from support.gateways import BareBoard, Running, rows, simple_order
 
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.words import Kind, Result, Spec
-from hil.digest import digest_of
+from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 Client = Callable[..., FarmClient]
 

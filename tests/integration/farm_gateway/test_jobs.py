@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from gateways import WAIT_S, BareBoard, rows, simple_order, until
+from support.gateways import WAIT_S, BareBoard, rows, simple_order, until
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway import presence
 from hil.controller.farm.words import Kind, Result, Role, Spec
 from hil.errors import FarmError, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 Client = Callable[..., FarmClient]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
+from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
 
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.host.serving import Serving
@@ -22,7 +22,7 @@ from hil.controller.farm.stubs import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import BoardCard, Grant, Kind, Order, Role, Spec
 from hil.errors import AccessRefused, HilError, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 Client = Callable[..., FarmClient]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import grpc
 import pytest
-from commands import Ended
-from farms import running_server
-from gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
-from spans import receiving
+from support.commands import Ended
+from support.farms import running_server
+from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
+from support.spans import receiving
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.desk.database import DatabaseAway

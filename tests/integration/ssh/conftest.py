@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sshd import Sshd, running_sshd
+from support.sshd import Sshd, running_sshd
 
-from hil.controller.ssh.shell import Shell, open_shell
+from hil.controller.devices.ssh.shell import Shell, open_shell
 
 
 @pytest.fixture(scope="module")

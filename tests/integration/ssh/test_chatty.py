@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sshd import Sshd, running_sshd
+from support.sshd import Sshd, running_sshd
 
-from hil.controller.deploy.probe import ask
-from hil.controller.ssh.shell import Shell
+from hil.controller.devices.deploy.probe import ask
+from hil.controller.devices.ssh.shell import Shell
 
 LogIn = Callable[..., Shell]
 

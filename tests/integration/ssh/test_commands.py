@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sshd import IS_ROOT, Sshd
+from support.sshd import IS_ROOT, Sshd
 
-from hil.controller.ssh.command import execute
-from hil.controller.ssh.shell import Shell
+from hil.controller.devices.ssh.command import execute
+from hil.controller.devices.ssh.shell import Shell
 from hil.errors import BoardError, BoardLost
 
 
@@ -105,8 +105,8 @@ def test_who_and_where_we_are(shell: Shell, sshd: Sshd) -> None:
 TERMINAL = """
 import sys
 from pathlib import Path
-from hil.boards import Connection
-from hil.controller.ssh.shell import open_shell
+from hil.core.boards import Connection
+from hil.controller.devices.ssh.shell import open_shell
 address, identity, known_hosts, *argv = sys.argv[1:]
 with open_shell(address, Connection(identity=identity, known_hosts=known_hosts), board="b", base=Path("/")) as shell:
     sys.exit(shell.interactive(argv))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sshd import IS_ROOT, running_sshd
+from support.sshd import IS_ROOT, running_sshd
 
-from hil.controller.ssh.shell import Shell
+from hil.controller.devices.ssh.shell import Shell
 from hil.errors import BoardError, StorageError
 
 

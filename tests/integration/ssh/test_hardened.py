@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agents import Program
-from sshd import LOOPBACK, Sshd, running_sshd, started_with, wait_for
+from support.agents import Program
+from support.sshd import LOOPBACK, Sshd, running_sshd, started_with, wait_for
 
-from hil.controller.client import AgentClient, Target
-from hil.controller.ssh.relay import TcpRelay
-from hil.controller.ssh.shell import Shell
-from hil.controller.ssh.tunnel import NoWay, Tunnel, open_any_tunnel
-from hil.digest import digest_file
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.ssh.relay import TcpRelay
+from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.tunnel import NoWay, Tunnel, open_any_tunnel
+from hil.core.digest import digest_file
 from hil.errors import BoardLost
 
 LogIn = Callable[..., Shell]

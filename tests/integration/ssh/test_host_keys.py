@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sshd import LOOPBACK, Sshd, make_key, running_sshd
+from support.sshd import LOOPBACK, Sshd, make_key, running_sshd
 
-from hil.controller.ssh.host_keys import HostKeyRefused
+from hil.controller.devices.ssh.host_keys import HostKeyRefused
 from hil.errors import EXIT_BOARD, UsageError
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import paramiko
 import pytest
-from sshd import LOOPBACK, make_key, running_sshd
+from support.sshd import LOOPBACK, make_key, running_sshd
 
-from hil.boards import Connection
-from hil.controller.ssh import files, tunnel
-from hil.controller.ssh.relay import NoRelay, TcpRelay
-from hil.controller.ssh.shell import Shell, open_shell
+from hil.controller.devices.ssh import files, tunnel
+from hil.controller.devices.ssh.relay import NoRelay, TcpRelay
+from hil.controller.devices.ssh.shell import Shell, open_shell
+from hil.core.boards import Connection
 from hil.errors import BoardError
 
 Say = Callable[[paramiko.Channel, bytes], None]

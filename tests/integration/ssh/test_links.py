@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sshd import LOOPBACK, Relay, Sshd, running_sshd, wait_for
+from support.sshd import LOOPBACK, Relay, Sshd, running_sshd, wait_for
 
-from hil.controller.ssh.shell import Shell
-from hil.controller.ssh.tunnel import open_tunnel
+from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.errors import BoardLost, HilError
 
 LogIn = Callable[..., Shell]

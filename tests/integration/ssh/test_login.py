@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Relay, Sshd, free_port, make_key
+from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Relay, Sshd, free_port, make_key
 
-from hil.controller.ssh.login import exposure
-from hil.controller.ssh.openssh import can_log_in
-from hil.controller.ssh.shell import Shell
-from hil.controller.ssh.tunnel import open_tunnel
+from hil.controller.devices.ssh.login import exposure
+from hil.controller.devices.ssh.openssh import can_log_in
+from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.errors import EXIT_BOARD, BoardRefused, BoardUnreachable, UsageError
 
 LogIn = Callable[..., Shell]
@@ -94,8 +94,8 @@ def test_a_password_from_the_environment(sshd: Sshd, log_in: LogIn, monkeypatch:
 ASKED = """
 import sys
 from pathlib import Path
-from hil.boards import Connection
-from hil.controller.ssh.shell import open_shell
+from hil.core.boards import Connection
+from hil.controller.devices.ssh.shell import open_shell
 connection = Connection(known_hosts=sys.argv[2])
 for attempt in range(2):
     with open_shell(sys.argv[1], connection, board="b", base=Path("/")) as shell:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import paramiko
 import pytest
-from models import save_model
 from onnx import TensorProto, helper
-from sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, make_key, running_sshd
-from terminals import CTRL_C, CTRL_D, Terminal, terminal
+from support.models import save_model
+from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, make_key, running_sshd
+from support.terminals import CTRL_C, CTRL_D, Terminal, terminal
 
-from hil.controller.ssh.shell import Shell
+from hil.controller.devices.ssh.shell import Shell
 from hil.errors import EXIT_BOARD, EXIT_INTERRUPTED
 
 LogIn = Callable[..., Shell]
@@ -27,8 +27,8 @@ AT_ONCE_S = 10
 ASKED = """
 import sys
 from pathlib import Path
-from hil.boards import Connection
-from hil.controller.ssh.shell import open_shell
+from hil.core.boards import Connection
+from hil.controller.devices.ssh.shell import open_shell
 from hil.errors import BoardRefused
 connection = Connection(identity=sys.argv[2], known_hosts=sys.argv[3])
 for attempt in range(2):

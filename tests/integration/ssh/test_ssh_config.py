@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, make_key, running_sshd
+from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, make_key, running_sshd
 
-from hil.controller.ssh.host_keys import HostKeyRefused
-from hil.controller.ssh.shell import Shell
-from hil.controller.ssh.tunnel import open_tunnel
+from hil.controller.devices.ssh.host_keys import HostKeyRefused
+from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.errors import BoardRefused, BoardUnreachable, UsageError
 
 LogIn = Callable[..., Shell]

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import paramiko
 import pytest
-from agents import Program
-from sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, descendants, make_key, running_sshd, wait_for
+from support.agents import Program
+from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, descendants, make_key, running_sshd, wait_for
 
-from hil.controller.client import AgentClient
-from hil.controller.ssh.shell import Shell
-from hil.controller.ssh.tunnel import Tunnel, open_tunnel
-from hil.digest import digest_file
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.tunnel import Tunnel, open_tunnel
+from hil.core.digest import digest_file
 from hil.errors import BoardUnreachable
 
 LogIn = Callable[..., Shell]
@@ -150,9 +150,9 @@ HOLDER = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from hil.boards import Connection
-from hil.controller.ssh.shell import open_shell
-from hil.controller.ssh.tunnel import open_tunnel
+from hil.core.boards import Connection
+from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.tunnel import open_tunnel
 connection = Connection(identity=sys.argv[2], known_hosts=sys.argv[3])
 shell = open_shell(sys.argv[1], connection, board="b", base=Path("/"))
 tunnel = open_tunnel(shell, "/nothing.sock", openssh_client=True)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.agent import answers, framing, worker
+from hil.core.placement import Part
+from hil.core.tensors import TensorSpec, from_bytes, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
-from hil.placement import Part
-from hil.tensors import TensorSpec, from_bytes, nbytes_of
 
 OPS = ("prepare", "load", "invoke", "profile")
 SPEC = {"name": "x", "dtype": "float32", "shape": [1, "n", None]}

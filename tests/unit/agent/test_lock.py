@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agents import start_process, stop_process
+from support.agents import start_process, stop_process
 
 from hil.agent.lock import StoreLock
 from hil.errors import UsageError

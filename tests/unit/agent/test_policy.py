@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from bundle_files import bundle, case
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from support.bundle_files import bundle, case
 
 from hil.agent.policy import Policy
 from hil.agent.store import BlobStore
 from hil.bundles.seal import SEAL, sealed
-from hil.digest import digest_of
+from hil.core.digest import digest_of
 from hil.errors import LoadFailed, RunFailed
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol.v1 import agent_pb2 as pb
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from hil.agent.programs import MAX_PROGRAMS, Loaded, Programs
 from hil.agent.session import Sessions
 from hil.agent.shm import Arena
 from hil.agent.store import BlobStore
-from hil.digest import Hasher, digest_of
+from hil.core.digest import Hasher, digest_of
 from hil.errors import LoadFailed, SessionEnded, UsageError
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol.v1 import agent_pb2 as pb
 
 
 @pytest.mark.parametrize(("gone", "told"), [("program", UsageError), ("session", SessionEnded)])

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from agents import Program
-from models import DIGITS, save_model
 from onnx import TensorProto, helper
+from support.agents import Program
+from support.models import DIGITS, save_model
 
 from hil.agent.runtimes import executorch
 from hil.agent.runtimes.onnxruntime import OnnxRuntime
 from hil.agent.worker import _Worker
+from hil.core.placement import Part
 from hil.errors import LoadFailed
-from hil.executorch_file import mapped, read_methods
-from hil.placement import Part
+from hil.formats.executorch_file import mapped, read_methods
 
 CPU = "CPUExecutionProvider"
 # A provider of every wheel that is there and takes no node of such models.
@@ -171,7 +171,7 @@ def test_tflite_without_a_delegate_leaves_nothing(kernels):
 
 def test_tflite_tells_that_the_delegate_took_nothing(monkeypatch):
     pytest.importorskip("ai_edge_litert")
-    from hil import litert as module
+    from hil.formats import litert as module
 
     # As a LiteRT that was built without XNNPACK.
     monkeypatch.setattr(module, "KERNELS", {"xnnpack": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"})

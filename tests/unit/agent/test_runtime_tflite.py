@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import DIGITS
+from support.models import DIGITS
 
 from hil.agent.runtimes import tflite
-from hil.litert import Signature, open_signature
+from hil.formats.litert import Signature, open_signature
 
 pytest.importorskip("ai_edge_litert")
 

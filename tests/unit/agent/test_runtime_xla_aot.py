@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hil.agent.runtimes.xla_aot import XlaAotRuntime
+from hil.core.placement import Part
+from hil.core.tensors import TensorSpec
 from hil.errors import LoadFailed, RunFailed
-from hil.placement import Part
-from hil.tensors import TensorSpec
-from hil.xla_program import VALUES, Argument, Signature, write_signature
+from hil.formats.xla_program import VALUES, Argument, Signature, write_signature
 
 # total += sum(x); count is only read; it fails where the sum is negative.
 SOURCE = """

@@ -9,7 +9,7 @@ import pytest
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient, Target
 
 
 @pytest.fixture(scope="module")

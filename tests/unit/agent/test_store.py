@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hil.agent import store as store_module
 from hil.agent.store import BlobStore
-from hil.digest import digest_of
+from hil.core.digest import digest_of
 from hil.errors import BlobDamaged, LoadFailed, UsageError
 
 

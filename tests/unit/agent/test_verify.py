@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from bundle_files import bundle
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from models import save_model
 from onnx import TensorProto, helper
+from support.bundle_files import bundle
+from support.models import save_model
 
 from hil.agent import verify
-from hil.bundle import Artifact
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.tensors import TensorSpec
+from hil.core.artifacts import Artifact
+from hil.core.tensors import TensorSpec
 
 F32 = np.float32
 VECTOR = TensorSpec("x", "float32", ("N",))

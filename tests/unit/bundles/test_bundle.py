@@ -11,14 +11,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from bundle_files import X, Y, bundle, case, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bundle_files import X, Y, bundle, case, program
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.controller.random_inputs import random_tensor
+from hil.controller.models.random_inputs import random_tensor
+from hil.core.tensors import DTYPES, TensorSpec, dtype_name
 from hil.errors import StorageError, UsageError
-from hil.tensors import DTYPES, TensorSpec, dtype_name
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 specs = st.builds(TensorSpec, st.just(""), st.sampled_from(DTYPES), shapes)
@@ -62,7 +62,8 @@ def test_what_is_saved_is_what_is_opened(inputs, outputs, seed):
 def test_the_same_bundle_has_the_same_bytes_in_every_process(tmp_path):
     bundle(tmp_path).save(tmp_path / "here.hilb")
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from bundle_files import bundle;"
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
+        "from support.bundle_files import bundle\n"
         "bundle(Path(sys.argv[2])).save(Path(sys.argv[2]) / 'there.hilb')"
     )
     other = tmp_path / "other"

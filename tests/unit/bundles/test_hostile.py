@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_files import bundle, case, digest_patched, forged
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bundle_files import bundle, case, digest_patched, forged
 
 from hil.bundles import Bundle
 from hil.bundles.layout import MAX_FILE_BYTES, MAX_MANIFEST_BYTES
-from hil.digest import digest_of
+from hil.core.digest import digest_of
 from hil.errors import UsageError
 
 

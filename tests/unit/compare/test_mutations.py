@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mutants
 import pytest
+from support import mutants
 
 TESTS = [str(Path(__file__).with_name(name)) for name in ("test_compare.py", "test_tolerance.py")]
 
@@ -392,7 +392,7 @@ def ends(chosen: list[Mutant]) -> list[dict[str, Any]]:
     """What becomes of the comparer's tests under each mutant."""
     order = {
         "tests": TESTS,
-        "warm": ["numpy", "ml_dtypes", "hypothesis", "hypothesis.strategies", "hil.tensors", "hil.results"],
+        "warm": ["numpy", "ml_dtypes", "hypothesis", "hypothesis.strategies", "hil.core.tensors", "hil.core.results"],
         "mutants": [
             {"module": f"hil.compare.{one.module}", "changes": one.changes, "select": one.noticed_by} for one in chosen
         ],

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 
 from hil.compare.tolerance import DEFAULT_TOLERANCES, fitted, scale_of
 from hil.compare.verdict import compare, compare_output, depends_on_noise, judge
+from hil.core.results import Noise, Outcome, OutputComparison, RunResult
+from hil.core.tensors import Array, dtype_of
 from hil.errors import VacuousTolerance
-from hil.results import Noise, Outcome, OutputComparison, RunResult
-from hil.tensors import Array, dtype_of
 
 SCALES = st.floats(-12, 12).map(lambda power: 10.0**power)
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from hil.controller.cache import Cache
-from hil.controller.isolated import Isolated
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from models import DIGITS, save_model
 from onnx import TensorProto, helper
 from referencing import Registry, Resource
+from support.models import DIGITS, save_model
 
 DOCS = Path(__file__).parents[3] / "docs"
 SCHEMAS = {name: json.loads((DOCS / name).read_text()) for name in ("run.schema.json", "commands.schema.json")}

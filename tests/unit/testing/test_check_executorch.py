@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from suite_runs import case
+from support.suite_runs import case
 
 from hil.testing.check_executorch import (
     CRASHED,

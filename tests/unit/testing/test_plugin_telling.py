@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from hil.compare.verdict import compare
-from hil.controller.case import Case, Options
-from hil.controller.suite.record import CaseRecord
+from hil.controller.pipeline.case import Case, Options
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.results import Outcome, RunResult
 from hil.errors import BoardLost
-from hil.results import Outcome, RunResult
 from hil.testing.pytest_plugin.telling import commands, failure
 
 

@@ -9,9 +9,9 @@ from hil.controller.farm.artifacts import Incoming
 from hil.controller.farm.desk import access as desk
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.parts import Parts
-from hil.digest import check
+from hil.core.digest import check
 from hil.errors import UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 MOST_DIGESTS = 100_000
 MOST_BYTES = 64 << 30

@@ -13,13 +13,14 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from hil import errors, wire, wire_errors
+from hil import errors
 from hil.controller.farm.desk.database import DatabaseAway
 from hil.controller.farm.gateway.access import Access, Unauthenticated, admit, nobody
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.stubs import methods
 from hil.controller.farm.tasks import ended
 from hil.controller.farm.words import Bearer
+from hil.protocol import wire, wire_errors
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _LEAVING = "this gateway stops; another one, or the next, goes on"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
-from hil import digest
 from hil.controller.farm.words import MOST_FENCE, BoardCard, Document, Order, Result, Spec
+from hil.core import digest
 from hil.errors import UsageError
 
 D = TypeVar("D", bound=Document)

@@ -18,7 +18,7 @@ from hil.controller.farm.gateway.hub import Hub, drained
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import BoardCard, Grant, job_name
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 # Should a notification be lost, boards are looked at again so often.

@@ -19,7 +19,7 @@ from hil.controller.farm.gateway.holding import Holding
 from hil.controller.farm.gateway.parts import Parts
 from hil.controller.farm.stubs import LEASE_KEY, LEASE_SECRET_KEY
 from hil.errors import AccessRefused, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 # All of it goes into the audit.

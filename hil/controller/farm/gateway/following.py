@@ -15,7 +15,7 @@ from hil.controller.farm.gateway.hub import Change, drained
 from hil.controller.farm.gateway.parts import Parts
 from hil.controller.farm.words import JobState, job_name, parse_job
 from hil.errors import UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 MOST_NAMES = 1000
 # As many as an order may have.

@@ -25,7 +25,7 @@ from hil.controller.farm.gateway.parts import Parts
 from hil.controller.farm.tasks import ended
 from hil.controller.farm.words import JobState, Kind
 from hil.errors import AccessRefused, HilError, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 # Should a notification be lost, the job is looked at again so often.

@@ -17,7 +17,7 @@ from hil.controller.farm.gateway.parts import Parts
 from hil.controller.farm.stubs import DIAL_KEY
 from hil.controller.farm.tasks import ended
 from hil.errors import UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _TRACE = """

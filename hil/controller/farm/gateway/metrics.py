@@ -11,7 +11,7 @@ import prometheus_client as prometheus
 from prometheus_client.core import GaugeMetricFamily
 
 from hil.errors import HilError, UsageError
-from hil.listening import host_port
+from hil.protocol.listening import host_port
 
 _WAITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
 _CALLS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)

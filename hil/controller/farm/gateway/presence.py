@@ -15,7 +15,7 @@ from hil.controller.farm.desk.engine import Engine
 from hil.controller.farm.gateway.dispatch import Attending, Dispatch
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Bearer
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _GATHER_S = 0.25

@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 
-from hil import wire
 from hil.controller.farm.artifacts import Store
 from hil.controller.farm.desk import reading
 from hil.controller.farm.desk.database import Database, DatabaseAway
@@ -35,7 +34,8 @@ from hil.controller.farm.gateway.tunnel import Tunnels
 from hil.controller.farm.tasks import ended
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Bearer, Role
-from hil.listening import (
+from hil.protocol import wire
+from hil.protocol.listening import (
     HANDSHAKE,
     check_listen,
     check_tls_files,

@@ -15,7 +15,7 @@ from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.hub import Hub, drained
 from hil.controller.farm.tasks import ended
 from hil.errors import FarmError, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 _ACCEPT_S, _PAUSE_S = 10.0, 5.0
 

@@ -14,11 +14,11 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.files import Files, upload_folder
 from hil.controller.farm.packing import job_of, key_of, request_of
 from hil.controller.farm.words import Grant, Kind, Result
-from hil.controller.isolated import Isolated
-from hil.controller.runs import GO_ON
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.runs import GO_ON
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome
 from hil.errors import EXIT_BOARD, EXIT_STAGE, BoardError, FarmUnreachable, HilError, StorageError, UsageError
-from hil.json_values import jsonable
-from hil.results import Outcome
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Attempt:
         """The record, and the folder that holds it."""
         options, board, told = self.grant.spec.options, str(self.board), Told(self.print)
         if self.grant.spec.kind is Kind.SUITE:
-            from hil.controller.suite.job import run_suite
+            from hil.controller.workloads.suites.job import run_suite
 
             request = replace(request_of(options, work), boards=(board,), hw_type="", ssh={})
             suite = run_suite(request, out=out, screen=told, isolated=self.isolated)
@@ -112,12 +112,12 @@ class Attempt:
             return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
         job = replace(job_of(options, work), board=board, out=out)
         if self.grant.spec.kind is Kind.BUNDLE:
-            from hil.controller.bundles.run import run_bundle
+            from hil.controller.workloads.bundles.run import run_bundle
 
             methods, key = tuple(options.get("methods", ())), key_of(options, work)
             record = run_bundle(job, methods, key, screen=told, isolated=self.isolated)
         else:
-            from hil.controller.jobs import run_job
+            from hil.controller.workloads.run_job import run_job
 
             record = run_job(job, screen=told, isolated=self.isolated)
         if not record["folder"]:  # the board let nobody in, and nothing was kept

@@ -15,7 +15,7 @@ from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.words import BoardCard, Grant
 from hil.errors import AccessRefused, FarmUnreachable, HilError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 _BEAT_S = 1.5
 # A gateway that answers nothing for so many beats, and a little, is gone, whatever the stream says; if the next does

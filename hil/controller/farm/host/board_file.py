@@ -9,7 +9,7 @@ from typing import Any
 
 import tomlkit
 
-from hil.boards import BoardConfig
+from hil.core.boards import BoardConfig
 
 # Files that a config names, relative to itself.
 _FILES = ("token_file", "ca", "cert", "key", "identity", "known_hosts")

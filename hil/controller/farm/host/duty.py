@@ -13,14 +13,14 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.attempt import Attempt, failed
 from hil.controller.farm.host.attendance import Attendance
+from hil.controller.farm.host.board_connection import Way
 from hil.controller.farm.host.files import Files
 from hil.controller.farm.host.lease_guard import LeaseGuard
 from hil.controller.farm.host.serving import Serving
-from hil.controller.farm.host.way import Way
 from hil.controller.farm.words import Grant, Kind, Result
-from hil.controller.isolated import Isolated
+from hil.controller.storage.isolated import Isolated
+from hil.core.scratch import remove_tree
 from hil.errors import EXIT_OK, BoardError, HilError, UsageError
-from hil.scratch import remove_tree
 
 _FREE_S = 3.0
 _LOOK_S = 0.05

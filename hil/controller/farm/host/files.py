@@ -11,7 +11,7 @@ from pathlib import Path
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.packing import inside
 from hil.controller.farm.words import Spec
-from hil.digest import algorithm_of, check, digest_file
+from hil.core.digest import algorithm_of, check, digest_file
 from hil.errors import FarmError, UsageError
 
 _MOST_BYTES = 8 << 30

@@ -7,16 +7,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hil.controller.care.checks import tiny_model
-from hil.controller.care.power import recover, switch
+from hil.controller.devices.health.power import recover, switch
 from hil.controller.farm.host.attempt import Told, failed
-from hil.controller.farm.host.way import Way
+from hil.controller.farm.host.board_connection import Way
 from hil.controller.farm.words import Grant, Result
-from hil.controller.isolated import Isolated
-from hil.controller.job import Job
-from hil.controller.jobs import run_job
+from hil.controller.pipeline.job import Job
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.board_checks import tiny_model
+from hil.controller.workloads.run_job import run_job
+from hil.core.json_values import jsonable
 from hil.errors import HilError
-from hil.json_values import jsonable
 
 # What hil's tiny model can be compiled for.
 _TRIED = ("iree", "onnxruntime")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hil.boards import BoardConfig
+from hil.core.boards import BoardConfig
 
 
 def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:

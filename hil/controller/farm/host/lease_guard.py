@@ -16,11 +16,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from hil import wire
-from hil.controller.connection import Target, agent_channel
+from hil.controller.devices.connection import Target, agent_channel
 from hil.errors import BoardError, HilError, UsageError
-from hil.listening import listen_on
-from hil.proto.v1 import agent_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.listening import listen_on
+from hil.protocol.v1 import agent_pb2 as pb
 
 # Calls at a time, each of which has a thread: as many as an agent serves.
 _MOST_CALLS = 48

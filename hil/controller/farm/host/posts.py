@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.boards import BoardConfig, find_board, is_file, is_trusted_place, known_boards, load_board, read_board
 from hil.controller.farm.host.board_file import sim_text
 from hil.controller.farm.places import FarmAddress
+from hil.core.boards import BoardConfig, find_board, is_file, is_trusted_place, known_boards, load_board, read_board
 from hil.errors import UsageError
 
 SIMULATOR = "sim"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hil.controller.farm.host.duty import emptied
 from hil.controller.farm.host.posts import Post, Site
-from hil.scratch import remove_tree
+from hil.core.scratch import remove_tree
 
 
 @contextlib.contextmanager

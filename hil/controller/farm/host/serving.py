@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from hil import wire
+from hil.controller.devices.links.link import Say
 from hil.controller.farm.client import FarmClient, open_channel
 from hil.controller.farm.stubs import DIAL_KEY, FarmStub
 from hil.controller.farm.tunnel_client import pass_on, pieces_from
-from hil.controller.links.link import Say
 from hil.errors import HilError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.v1 import farm_pb2 as pb
 
 
 class Serving:

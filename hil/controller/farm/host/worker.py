@@ -20,13 +20,13 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.attempt import AGAIN_S
 from hil.controller.farm.host.attendance import Attendance
+from hil.controller.farm.host.board_connection import Way
 from hil.controller.farm.host.duty import Duty
 from hil.controller.farm.host.ending import Endable
 from hil.controller.farm.host.posts import Post, Site
-from hil.controller.farm.host.way import Way
 from hil.controller.farm.words import BoardCard, Grant, Kind, Result
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 # A job that is to end is given so long; then this process ends, and all that it holds with it.
 _END_S = 8.0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hil.controller.cache import Cache
 from hil.controller.cli.cache import cache
+from hil.controller.storage.cache import Cache
 
 
 def lines(*words: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from hil.controller.cli.farm_wait import wait_for
 from hil.errors import FarmUnreachable, NoSuchBoard
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 
 class Farm:

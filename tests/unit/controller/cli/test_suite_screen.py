@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite_runs import case
+from support.suite_runs import case
 
 from hil.controller.cli.suite_screen import SuiteScreen
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("fsspec", reason="needs the extra `farm`")
 
 from hil.controller.farm.artifacts import CHUNK, Store
-from hil.digest import digest_of
+from hil.core.digest import digest_of
 from hil.errors import FarmError, StorageError, UsageError
 
 WAIT_S = 30.0

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from farm_chaos_checks import (
+from support.farm_chaos_checks import (
     Board,
     board_of,
     board_violations,

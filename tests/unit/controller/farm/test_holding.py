@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agents import Program
-from fake_farm import FakeFarm
+from support.agents import Program
+from support.fake_farm import FakeFarm
 
-from hil.boards import parse_board
-from hil.controller.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm.holding import Holding
 from hil.controller.farm.leased import lease_order, leased_config, machine_id
 from hil.controller.farm.words import BoardCard, Grant, Kind, Spec
-from hil.digest import digest_of
+from hil.core.boards import parse_board
+from hil.core.digest import digest_of
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, SessionEnded
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import DIGITS
 from onnx import numpy_helper
+from support.models import DIGITS
 
 from hil.controller.farm.packing import Parcel, job_of, key_of, packed_bundle, packed_run, request_of, unfolded
 from hil.controller.farm.words import Kind, Spec
-from hil.controller.importers import import_model
-from hil.controller.job import Job
-from hil.controller.suite.request import Request
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.job import Job
+from hil.controller.workloads.suites.request import Request
 from hil.errors import UsageError
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import DIGITS
+from support.models import DIGITS
 
 from hil.controller.farm.packing import request_of
 from hil.controller.farm.suites import Ended, merge, parts_for, plan_suite, split
 from hil.controller.farm.words import Result, Spec
-from hil.controller.suite.job import run_suite
-from hil.controller.suite.request import Request
-from hil.controller.suite.spec import CaseSpec
-from hil.digest import digest_file
+from hil.controller.workloads.suites.job import run_suite
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.spec import CaseSpec
+from hil.core.digest import digest_file
 from hil.errors import UsageError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otel`")
 
-from spans import receiving
+from support.spans import receiving
 
 from hil.controller.farm import telemetry
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hil.core.results import Outcome
 from hil.errors import UsageError
-from hil.results import Outcome
 from hil.testing import ModuleCall, Trace
 from hil.testing.traces.comparing import compare_traces, judged
 

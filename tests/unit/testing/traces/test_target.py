@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hil.bundle import Artifact
-from hil.results import RunResult
-from hil.tensors import TensorSpec
+from hil.core.artifacts import Artifact
+from hil.core.results import RunResult
+from hil.core.tensors import TensorSpec
 from hil.testing.traces import target as target_module
 from hil.testing.traces.backends import parse_backend
 from hil.testing.traces.target import Target

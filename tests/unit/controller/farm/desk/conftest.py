@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from farm_desks import Desk, open_desk
+from support.farm_desks import Desk, open_desk
 
 
 @pytest.fixture

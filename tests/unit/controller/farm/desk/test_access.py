@@ -6,7 +6,7 @@ import datetime
 from typing import Any
 
 import pytest
-from farm_rows import rows, with_tx
+from support.farm_rows import rows, with_tx
 
 from hil.controller.farm.desk.access import add_token, bearer_of, note_audit, revoke
 from hil.controller.farm.desk.database import Tx

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from farm_desks import BROKEN, Desk
+from support.farm_desks import BROKEN, Desk
 
 from hil.controller.farm.words import BoardCard, Kind
 from hil.errors import UsageError

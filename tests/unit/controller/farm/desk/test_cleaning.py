@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from farm_rows import board, insert, job, lease, rows, submission, with_tx
+from support.farm_rows import board, insert, job, lease, rows, submission, with_tx
 
 from hil.controller.farm.desk.cleaning import gc
 from hil.controller.farm.desk.database import Tx

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import farm_rows
 import psycopg
 import pytest
-from farm_rows import rows
 from procrastinate.exceptions import ConnectorException
 from procrastinate.manager import JobManager
+from support import farm_rows
+from support.farm_rows import rows
 
 import hil
 from hil.controller.farm.desk.database import Database, DatabaseAway

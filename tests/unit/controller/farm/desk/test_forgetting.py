@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from farm_desks import Desk
+from support.farm_desks import Desk
 
 from hil.controller.farm.desk.cleaning import gc
 from hil.controller.farm.desk.database import Tx

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from farm_desks import ADMIN, ANNA, BERT, BROKEN, PASSED, Desk
+from support.farm_desks import ADMIN, ANNA, BERT, BROKEN, PASSED, Desk
 
 from hil.controller.farm import policy
 from hil.controller.farm.desk import granting, leases, matching, submissions

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from farm_desks import BROKEN, PASSED, Desk
+from support.farm_desks import BROKEN, PASSED, Desk
 
 from hil.controller.farm.desk import leases
 from hil.controller.farm.desk.leases import Said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from farm_rows import board, job, lease, submission, with_tx
+from support.farm_rows import board, job, lease, submission, with_tx
 
 from hil.controller.farm.desk import logs
 from hil.controller.farm.desk.changes import listen

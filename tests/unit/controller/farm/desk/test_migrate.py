@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from farm_desks import open_desk
-from farm_rows import board, insert, job, lease, rows, submission, with_tx
+from support.farm_desks import open_desk
+from support.farm_rows import board, insert, job, lease, rows, submission, with_tx
 
 from hil.controller.farm.desk.database import Tx
 from hil.controller.farm.desk.migrate import Part, migrate, shipped

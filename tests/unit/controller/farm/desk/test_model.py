@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from farm_desks import ANNA, BERT, BROKEN, PASSED, Desk, open_desk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from support.farm_desks import ANNA, BERT, BROKEN, PASSED, Desk, open_desk
 
 from hil.controller.farm.selector import parse
 from hil.controller.farm.words import Kind, Result

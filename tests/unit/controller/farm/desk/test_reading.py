@@ -9,8 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from farm_rows import board, insert, job, lease, submission, with_tx
-from farms import Server, fresh
+from support.farm_rows import board, insert, job, lease, submission, with_tx
+from support.farms import Server, fresh
 
 from hil.controller.farm.desk import reading
 from hil.controller.farm.desk.database import Tx

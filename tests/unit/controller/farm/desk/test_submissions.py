@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from farm_desks import ADMIN, ANNA, BERT, Desk
+from support.farm_desks import ADMIN, ANNA, BERT, Desk
 
 from hil.controller.farm.desk import submissions
 from hil.controller.farm.words import Bearer, Kind, Order, Priority, Role, Spec

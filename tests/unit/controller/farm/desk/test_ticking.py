@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from farm_desks import ANNA, LONG_AGO, PASSED, Desk, open_desk
+from support.farm_desks import ANNA, LONG_AGO, PASSED, Desk, open_desk
 
 from hil.controller.farm.desk import leases, reading, submissions, ticking
 from hil.controller.farm.desk.database import Database, DatabaseAway, Tx

@@ -13,7 +13,7 @@ pytest.importorskip("psycopg", reason="needs the extra `farm`")
 from hil.controller.farm.gateway import tunnel
 from hil.controller.farm.gateway.tunnel import Tunnels
 from hil.errors import FarmError, UsageError
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol.v1 import farm_pb2 as pb
 
 
 class Side:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.farm.host.attempt import Told, _result, failed
-from hil.controller.runs import GO_ON
+from hil.controller.storage.runs import GO_ON
 from hil.errors import (
     AccessRefused,
     BoardBusy,

@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 import pytest
 
-from hil import wire
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host import attendance
 from hil.controller.farm.host.attendance import Attendance
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import methods
 from hil.controller.farm.words import BoardCard, Grant, Kind, Spec
-from hil.proto.v1 import farm_pb2 as pb
+from hil.protocol import wire
+from hil.protocol.v1 import farm_pb2 as pb
 
 GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, Spec(Kind.RUN))
 WAIT_S = 60.0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hil.boards import BoardConfig, known_boards, load_board
 from hil.controller.farm.host.board_file import lease_text, public_text, sim_text
-from hil.power import Power
+from hil.core.boards import BoardConfig, known_boards, load_board
+from hil.core.power import Power
 
 FULL = """
 [board]

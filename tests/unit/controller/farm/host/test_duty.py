@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.client import Target
+from hil.controller.devices.client import Target
 from hil.controller.farm.host import attempt, duty
 from hil.controller.farm.host.duty import Duty
 from hil.controller.farm.words import BoardCard, Grant, Kind, Result, Spec

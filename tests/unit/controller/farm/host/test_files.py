@@ -8,7 +8,7 @@ import pytest
 
 from hil.controller.farm.host.files import Files, upload_folder
 from hil.controller.farm.words import Kind, Spec
-from hil.digest import digest_of
+from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from hil.boards import BoardConfig, load_board
-from hil.controller.care.checks import tiny_model
 from hil.controller.farm.host import health_check
 from hil.controller.farm.host.health_check import check, revive
 from hil.controller.farm.words import Grant, Kind, Spec
-from hil.controller.isolated import Isolated
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.board_checks import tiny_model
+from hil.core.boards import BoardConfig, load_board
+from hil.core.power import Command, Power
 from hil.errors import BoardBusy, BoardUnreachable
-from hil.power import Command, Power
 
 
 class Way:

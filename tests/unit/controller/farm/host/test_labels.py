@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hil.boards import load_board
 from hil.controller.farm.host.labels import labels_of
 from hil.controller.farm.selector import parse
+from hil.core.boards import load_board
 
 INFO = {
     "agent_version": "0.9",

@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from hil import wire
-from hil.controller.connection import Target
+from hil.controller.devices.connection import Target
 from hil.controller.farm.host.lease_guard import LeaseGuard
+from hil.protocol import wire
 
 
 def test_a_message_that_no_agent_takes_is_refused_by_its_length(tmp_path: Path):

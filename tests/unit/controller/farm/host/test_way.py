@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from hil.agent.server import Agent, AgentConfig
-from hil.boards import load_board
-from hil.controller.client import AgentClient, Target
-from hil.controller.farm.host import way as ways
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.farm.host import board_connection as ways
+from hil.controller.farm.host.board_connection import Way
 from hil.controller.farm.host.posts import Post, Site
-from hil.controller.farm.host.way import Way
 from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.words import Grant, Kind, Spec
+from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardUnreachable
 
 CONFIG = '[board]\nhw_type = "bench"\n[labels]\nchip = "x"\n[connection]\naddress = "unix:{socket}"\n'

@@ -1,0 +1,1 @@
+"""What is found out beside a verdict: benches, bisection, profiles, layers."""

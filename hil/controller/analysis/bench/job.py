@@ -1,0 +1,245 @@
+"""A bench from the first check to its stored document: what `hil bench` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.analysis.bench.document import bench_document
+from hil.controller.analysis.bench.google import write_google
+from hil.controller.analysis.bench.measure import LEAST_ROUNDS, Side, measure
+from hil.controller.analysis.bench.model import Batch, BenchJob
+from hil.controller.analysis.bench.show import time_text
+from hil.controller.analysis.bench.sides import (
+    Boards,
+    board_of_stored,
+    choice_of,
+    compiled,
+    on_the_same_board,
+    side_of,
+    trial,
+)
+from hil.controller.analysis.bench.store import SampleFile, keep_program, save_document, stored_case
+from hil.controller.pipeline.case import Case, Workshop, end_case
+from hil.controller.pipeline.job import Job, Progress
+from hil.controller.pipeline.recorder import Recorder
+from hil.controller.pipeline.stages import STAGES, begin
+from hil.controller.storage.begun import is_sealed
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.runs import Run, RunStore, safe_name
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome, Stage
+from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
+
+_COPIES_MOST = 32
+
+
+def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
+    """Measure one program, or two in turns, storing everything as it comes.
+
+    Args:
+        bench: what to do.
+        screen: told of progress.
+
+    Returns:
+        The bench's document (``bench`` in docs/commands.schema.json); after Ctrl-C, of what was measured until then.
+
+    Raises:
+        UsageError: something was asked for that cannot be; nothing was run.
+        KeyboardInterrupt: Ctrl-C before anything was measured; what there was is stored.
+    """
+    _check(bench)
+    with Isolated() as isolated:
+        return _Bench(bench, Workshop(Cache(), isolated), screen).run()
+
+
+def _check(bench: BenchJob) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: a count, share or combination that makes no sense.
+    """
+    models, two = bench.job.models, len(bench.job.models) == 2 or bool(bench.against)
+    if not 1 <= len(models) <= 2:
+        raise UsageError("a bench takes one MODEL, or two to compare", hint="hil bench MODEL, or hil bench --help")
+    if bench.against and len(models) == 2:
+        raise UsageError("--against compares one MODEL with a stored bench", hint="leave out --against or a MODEL")
+    if bench.iterations is not None and bench.iterations < 1:
+        raise UsageError("--iterations must be at least 1")
+    if two and bench.iterations is not None and bench.iterations < 2 * LEAST_ROUNDS:
+        raise UsageError(f"comparing two takes at least {2 * LEAST_ROUNDS} iterations of each")
+    if not bench.min_time_s > 0:
+        raise UsageError("--min-time must be above 0 seconds")
+    if (out := bench.benchmark_out) is not None:
+        with contextlib.suppress(OSError):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir() or not os.access(out.parent, os.W_OK):
+            raise UsageError(f"--benchmark-out {out} cannot be written", hint="name another file")
+    if bench.warmup is not None and bench.warmup < 0:
+        raise UsageError("--warmup must be at least 0")
+    if not 1 <= bench.concurrency <= _COPIES_MOST:
+        raise UsageError(f"--concurrency must be 1 to {_COPIES_MOST}")
+    if two and bench.concurrency > 1:
+        raise UsageError("--concurrency measures one program", hint="compare two without it")
+    if not 0 <= bench.min_effect < 1:
+        raise UsageError("--min-effect must be 0 to less than 100 percent")
+    if bench.fail_if_slower is not None and not two:
+        raise UsageError("--fail-if-slower needs something to compare with", hint="a second MODEL, or --against RUN")
+
+
+class _Bench:
+    """One bench on its way."""
+
+    def __init__(self, bench: BenchJob, shop: Workshop, screen: Progress) -> None:
+        self.bench = bench
+        self.shop = shop
+        self.screen = screen
+        self.store = RunStore(bench.job.out)
+        self.jobs: list[Job] = []
+        self.cases: list[Case] = []
+        self.sides: list[Side] = []
+        self.programs: dict[str, dict[str, Any]] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Do it all."""
+        base = self.store.open(self.bench.against) if self.bench.against else None
+        # What was typed wrongly shows here: nothing is stored before that is known.
+        self._begin(base)
+        choices = [choice_of(job) for job in self.jobs]
+        run = self.store.create(f"bench-{self.cases[-1].name}", jsonable(asdict(self.jobs[-1])))
+        for case in self.cases:
+            case.folder = run.case_folder(case.name)
+        self.recorder = Recorder(run, [case.name for case in self.cases], self.cases)
+        interrupted = False
+        try:
+            with Boards(self.jobs, f"hil bench {run.id}", self.screen) as boards:
+                for case, job, choice in zip(self.cases, self.jobs, choices, strict=True):
+                    self._prepare(run, case, job, choice, boards)
+                if all(case.outcome in (Outcome.PASS, Outcome.SKIP) for case in self.cases):
+                    self._measure(run)
+        except StorageError:
+            raise
+        except UsageError:
+            # Only the board could tell. Where nothing was measured, nothing is to be kept.
+            if not any(side.batches for side in self.sides):
+                run.discard()
+            raise
+        except KeyboardInterrupt:
+            if not any(side.batches for side in self.sides):
+                self.recorder.interrupt()
+                raise
+            interrupted = True
+        return self._finish(run, interrupted)
+
+    def _begin(self, base: Run | None) -> None:
+        models, job = self.bench.job.models, self.bench.job
+        names = [safe_name(path.stem) for path in models]
+        if base is not None:
+            stored, case = stored_case(base)
+            stored = board_of_stored(stored, job, own=is_sealed(base.folder, base.record["request"]))
+            job = on_the_same_board(job, stored)
+            self.jobs.append(stored)
+            self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))
+            names = [f"B-{names[0]}"]
+        elif len(models) == 2:
+            names = [f"{label}-{name}" for label, name in zip("AB", names, strict=True)]
+        for name, path in zip(names, models, strict=True):
+            case = begin(path, job.options(), Path(), self.shop, want_inputs=self.bench.check)
+            self.jobs.append(job)
+            self.cases.append(replace(case, name=name))
+
+    def _prepare(self, run: Run, case: Case, job: Job, choice: Any, boards: Boards) -> None:
+        """Everything up to a side that can be measured; an error of model or board is the case's outcome."""
+        self.screen.begin(case.name, len(STAGES))
+        try:
+            compiled(case, job, choice, boards, self._watched())
+            if not case.outcome:
+                board = boards.open(job, choice)
+                if case is self.cases[-1]:
+                    run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
+                trial(case, board, self._watched(), check=self.bench.check)
+                self.sides.append(side_of(case, self._label(case), board))
+                if case.model is None:
+                    self.recorder.keep(case, "references")  # that came with a stored bench
+            if case.outcome in (Outcome.PASS, Outcome.SKIP):
+                self.programs[case.name] = keep_program(run, case)
+        except BoardError as error:
+            end_case(case, error, Stage.PUSH)
+        finally:
+            self.screen.end(case.name)
+        self.recorder.end(case)
+
+    def _measure(self, run: Run) -> None:
+        save_document(run, self._document(run, finished=False))
+        title = " and ".join(case.name for case in self.cases)
+        order = random.Random(secrets.randbits(64))
+
+        def keep(side: Side, batch: Batch, share: float) -> None:
+            samples.append(batch)
+            typical = time_text(float(np.median(batch.duration_ns)))
+            self.screen.stage(title, round(100 * share), f"measuring {side.label}: {typical}")
+
+        self.screen.begin(title, 100)
+        with SampleFile(run.folder) as samples:
+            try:
+                measure(self.sides, self.bench, keep, order)
+            except HilError as error:
+                # The case has it as its outcome; what was measured until then stays.
+                if isinstance(error, UsageError):
+                    raise
+            finally:
+                self.screen.end(title)
+
+    def _finish(self, run: Run, interrupted: bool) -> dict[str, Any]:
+        for side in self.sides:
+            if side.batches and side.result is not None:
+                first = [batch for batch in side.batches if batch.copy == 0]
+                stamps = tuple(
+                    (start, start + duration)
+                    for batch in first
+                    for start, duration in zip(batch.start_ns.tolist(), batch.duration_ns.tolist(), strict=True)
+                )
+                side.case.result = replace(
+                    side.result,
+                    iterations_ns=stamps if side.clock == "board" else (),
+                    peak_memory_bytes=side.peak_memory_bytes,
+                    cold=False,
+                )
+        self.recorder.write()
+        document = self._document(run, finished=not interrupted, interrupted=interrupted)
+        run.record["outcome"] = max(
+            (case.outcome for case in self.cases if case.outcome), key=lambda one: one.exit_code
+        ).value
+        run.record["exit_code"] = document["exit_code"]
+        run.record["finished"] = not interrupted
+        if self.recorder.keeps():
+            run.save()
+            save_document(run, document)
+        else:
+            document["folder"] = ""
+        if self.bench.benchmark_out is not None:
+            write_google(self.bench.benchmark_out, document, self.sides)
+        return document
+
+    def _document(self, run: Run, *, finished: bool, interrupted: bool = False) -> dict[str, Any]:
+        code = EXIT_INTERRUPTED if interrupted else None
+        return bench_document(run, self.bench, self.cases, self.sides, self.programs, finished=finished, exit_code=code)
+
+    def _label(self, case: Case) -> str:
+        return "AB"[self.cases.index(case)]
+
+    def _watched(self) -> Workshop:
+        def watch(case: Case, stage: Stage, note: str) -> None:
+            self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+            if not note:
+                self.recorder.write(case)
+
+        return replace(self.shop, watch=watch, keep=self.recorder.keep)

@@ -1,0 +1,300 @@
+"""Measuring: one side in batches, or two in turns, each batch handed on as soon as it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nanoseconds
+from hil.controller.analysis.bench.stats import compare_rounds, is_precise, round_log_ratios
+from hil.controller.devices.board_factory import AnyBoard, AnyProgram
+from hil.controller.devices.streams import Invocation
+from hil.controller.pipeline.case import Case, end_case
+from hil.core import clock
+from hil.core.results import RunResult, Stage
+from hil.errors import HilError, RunFailed, UsageError
+
+# Rounds of a comparison. Fewer make its interval wide, more cost loading time.
+ROUNDS = 20
+LEAST_ROUNDS = 10
+# Batches that a side's time is cut into, where it is measured alone: what a kill can cost.
+_BATCHES = 20
+# So many of them there are, however long they take.
+_BATCHES_LEAST = 5
+# A batch is over after this long, so that Ctrl-C and progress need not wait and the board's clock is looked at.
+_BATCH_MOST_S = 0.5
+# Turns are short: what else the machine does then strikes both sides alike.
+_TURN_S = 0.02
+# Where the ratio is not known to within the smallest effect by then, a comparison takes up to so many times as long.
+_LONGER = 3
+_ITERATIONS_MOST = 100_000
+_LEAST_ITERATIONS = 10
+_WARMUP_S = 0.05
+_CALIBRATION_NS = 20_000_000
+_CALIBRATION_MOST_NS = 1_000_000_000
+_CALIBRATIONS = 4
+# A batch begins with a tenth of its iterations untimed.
+_REWARM = 10
+# Sides that are not further apart than this have batches of as many iterations, so that both are equally warm.
+_ALIKE = 4.0
+
+
+@dataclass
+class Side:
+    """A program to measure, and what measuring it came to so far.
+
+    Attributes:
+        label: ``A`` or ``B``.
+        case: with its artifact and inputs.
+        board: where it is measured; two sides may have the same.
+        first_run_ns: its very first iteration, cold; None where the board does not tell.
+        batches: what was measured.
+        result: of the last call: provenance and outputs.
+        clock: ``board``, or ``host`` where the board does not tell the device's time.
+        warmup: untimed iterations before a newly loaded program is measured.
+        warmup_s: seconds spent with them.
+        loads: how often the program was loaded to be measured.
+        peak_memory_bytes: the highest that was told.
+        cpu_ns: what the worker's threads computed in all its iterations, where the board tells it.
+        ran_ns: how long those iterations took; 0 where the board does not tell the other.
+    """
+
+    label: str
+    case: Case
+    board: AnyBoard
+    first_run_ns: int | None = None
+    batches: list[Batch] = field(default_factory=list)
+    result: RunResult | None = None
+    clock: str = "board"
+    warmup: int = 0
+    warmup_s: float = 0.0
+    loads: int = 0
+    peak_memory_bytes: int | None = None
+    cpu_ns: int = 0
+    ran_ns: int = 0
+
+
+# Told of every batch when it is there: the side, the batch, and the share of the work that is done.
+Keep = Callable[[Side, Batch, float], None]
+
+
+def measure(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Random) -> None:
+    """Measure one side, or two in turns. What was measured is in the sides and was told to ``keep``, however it ends.
+
+    Args:
+        sides: A, or A and B.
+        bench: how long or how often.
+        keep: told of each batch.
+        order: says who goes first.
+
+    Raises:
+        HilError: as loading or a run ends; it is the outcome of the side's case, too.
+    """
+    if len(sides) == 1:
+        _alone(sides[0], bench, keep)
+    else:
+        _in_turns(sides, bench, keep, order)
+
+
+def _alone(side: Side, bench: BenchJob, keep: Keep) -> None:
+    with contextlib.ExitStack() as stack:
+        meters = [stack.enter_context(_Meter(side, copy=copy)) for copy in range(bench.concurrency)]
+        each_s = meters[0].calibrate(bench)
+        total = _iterations(bench, each_s)
+        # Those that run at the same time begin some milliseconds apart: their batches are as long as they may be.
+        least = _BATCHES if len(meters) == 1 else 1
+        sizes = _spread(total, min(max(least, _least_parts(total, each_s, _BATCH_MOST_S)), total))
+        for meter in meters:
+            meter.warm()
+        pool = stack.enter_context(ThreadPoolExecutor(len(meters), thread_name_prefix="bench"))
+        for number, size in enumerate(sizes, 1):
+            for batch in _at_once(pool, meters, size):
+                side.batches.append(batch)
+                keep(side, batch, number / len(sizes))
+            # Counts are of undisturbed iterations; those of a busy machine take longer.
+            spent_ns = sum(int(batch.duration_ns.sum()) for batch in side.batches) / len(meters)
+            if bench.iterations is None and number >= _BATCHES_LEAST and spent_ns >= bench.min_time_s * 1e9:
+                break
+
+
+def _at_once(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:
+    """A batch of each of the programs, at the same time: each in a thread of its own, which begin together."""
+    if len(meters) == 1:
+        return [meters[0].batch(size)]
+    together = threading.Barrier(len(meters))
+
+    def one(meter: _Meter) -> Batch:
+        together.wait()
+        return meter.batch(size)
+
+    return list(pool.map(one, meters))
+
+
+def _in_turns(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Random) -> None:
+    """Rounds, in each of which both sides are loaded anew and take turns, A B B A or B A A B, as often as it takes."""
+    sizes: dict[str, list[list[int]]] = {}
+    number = 0
+    while number < (len(sizes["A"]) if sizes else 1):
+        with contextlib.ExitStack() as stack:
+            # Who is loaded first may have the better place in memory.
+            loading = order.sample(list(sides), 2)
+            meters = {side.label: stack.enter_context(_Meter(side, round=number)) for side in loading}
+            sizes = sizes or _plan(meters, bench)
+            for meter in meters.values():
+                meter.warm()
+            rounds = len(sizes["A"])
+            for turn in range(len(sizes["A"][number]) // 2):
+                first, second = order.sample(list(sides), 2)
+                for side, at in ((first, 0), (second, 0), (second, 1), (first, 1)):
+                    batch = meters[side.label].batch(sizes[side.label][number][2 * turn + at])
+                    side.batches.append(batch)
+                    keep(side, batch, (number + (turn + 1) / (len(sizes["A"][number]) // 2)) / rounds)
+        number += 1
+        if (
+            number == rounds
+            and bench.iterations is None
+            and number < _LONGER * ROUNDS
+            and not _is_precise(sides, bench)
+        ):
+            for rows in sizes.values():
+                rows += rows[-LEAST_ROUNDS:]
+
+
+def compare_sides(sides: Sequence[Side], bench: BenchJob) -> Comparison | None:
+    """B beside A; None where there are not two, or too few rounds of them."""
+    if len(sides) < 2:
+        return None
+    batches = [batch for side in sides for batch in side.batches]
+    return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
+
+
+def _is_precise(sides: Sequence[Side], bench: BenchJob) -> bool:
+    found = compare_sides(sides, bench)
+    return found is not None and is_precise(found)
+
+
+def _plan(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int]]]:
+    """Each side's iterations: for each round, those of its batches, of which A B B A has two."""
+    rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
+    each_s = {label: meter.calibrate(bench) for label, meter in meters.items()}
+    if max(each_s.values()) <= _ALIKE * min(each_s.values()):
+        each_s = dict.fromkeys(each_s, min(each_s.values()))
+    totals = {label: max(_iterations(bench, one_s), 2 * rounds) for label, one_s in each_s.items()}
+    # No batch is made shorter than an iteration.
+    parts = {label: min(_least_parts(total, each_s[label], _TURN_S), total) for label, total in totals.items()}
+    turns = max(1, min(parts.values()) // (2 * rounds))
+    plan = {}
+    for label, total in totals.items():
+        sizes = _spread(max(total, 2 * turns * rounds), 2 * turns * rounds)
+        plan[label] = [sizes[2 * turns * number : 2 * turns * (number + 1)] for number in range(rounds)]
+    return plan
+
+
+def _iterations(bench: BenchJob, each_s: float) -> int:
+    """How many iterations a side has in all."""
+    return bench.iterations or max(round(bench.min_time_s / each_s), _LEAST_ITERATIONS)
+
+
+def _least_parts(iterations: int, each_s: float, most_s: float) -> int:
+    """How many batches so many iterations are cut into, so that none takes longer than ``most_s``."""
+    return max(-int(-iterations * each_s // most_s), -(-iterations // _ITERATIONS_MOST))
+
+
+def _spread(total: int, parts: int) -> list[int]:
+    """``total`` iterations as evenly over so many batches as whole numbers go."""
+    return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
+
+
+class _Meter:
+    """A side's program, loaded: a context manager."""
+
+    def __init__(self, side: Side, *, round: int = 0, copy: int = 0) -> None:
+        self._side = side
+        self._round = round
+        self._copy = copy
+        self._program: AnyProgram | None = None
+
+    def __enter__(self) -> _Meter:
+        artifact = self._side.case.artifact
+        assert artifact is not None
+        with _blamed(self._side.case, Stage.LOAD):
+            options = self._side.case.options
+            self._program = self._side.board.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
+        self._side.loads += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._program is not None
+        self._program.unload()
+
+    def calibrate(self, bench: BenchJob) -> float:
+        """Find out how long an iteration takes, in seconds, and with it how many make a warm-up."""
+        # What else the machine does only makes it longer: the shortest of a few counts.
+        each_ns, size, begun = math.inf, 1, clock.now_ns()
+        while each_ns == math.inf or (size * each_ns < _CALIBRATION_NS and size <= _ITERATIONS_MOST):
+            for _ in range(_CALIBRATIONS):
+                each_ns = min(each_ns, float(np.median(self._run(size)[1])))
+                if clock.now_ns() - begun > _CALIBRATION_MOST_NS:
+                    break
+            size *= 10
+        each_s = max(each_ns, 1.0) / 1e9
+        self._side.warmup = max(1, int(_WARMUP_S / each_s)) if bench.warmup is None else bench.warmup
+        return each_s
+
+    def warm(self) -> None:
+        """Run untimed, as often as the side asks for."""
+        if self._side.warmup:
+            self._side.warmup_s += self._run(self._side.warmup)[1].sum() / 1e9
+
+    def batch(self, size: int) -> Batch:
+        """Measure so many iterations, after some that bring back what another turn has driven from the caches."""
+        starts, durations = self._run(size, min(size // _REWARM, self._side.warmup))
+        return Batch(self._side.label, self._round, self._copy, starts, durations)
+
+    def _run(self, iterations: int, warmup: int = 0) -> tuple[Nanoseconds, Nanoseconds]:
+        """Starts and durations of iterations, by the board's clock or else the host's."""
+        side, case = self._side, self._side.case
+        assert self._program is not None and case.inputs is not None
+        begun = clock.now_ns()
+        with _blamed(case, Stage.RUN):
+            result, call = self._program.run(
+                case.inputs, warmup=warmup, iterations=iterations, timeout=case.options.timeout
+            )
+        side.warmup_s += call.warmup_ns / 1e9
+        side.result = result
+        if result.peak_memory_bytes is not None:
+            side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)
+        if result.iterations_ns:
+            stamps = np.array(result.iterations_ns, np.int64)
+            if isinstance(call, Invocation) and call.cpu_ns:
+                side.cpu_ns += call.cpu_ns
+                side.ran_ns += int(stamps[-1, 1] - stamps[0, 0])
+            # By command it is not known when each ran, only that they did one after the other.
+            base = 0 if isinstance(call, Invocation) else begun
+            return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0]
+        # A run by a board's own command: what is known is how long each took, with the start of its process.
+        side.clock = "host"
+        walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
+        if len(walls) != iterations:
+            with _blamed(case, Stage.RUN):
+                raise RunFailed("; ".join(result.provenance["notes"]), hint="without its times there is no bench")
+        return begun + np.cumsum(walls) - walls, walls
+
+
+@contextlib.contextmanager
+def _blamed(case: Case, stage: Stage) -> Iterator[None]:
+    """What ends measuring is the outcome of the case that was being measured, unless it was typed wrongly."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except HilError as error:
+        end_case(case, error, stage)
+        raise

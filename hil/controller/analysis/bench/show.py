@@ -1,0 +1,197 @@
+"""A bench's document as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.storage.screen_text import show, together, units
+from hil.core.placement import placement_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
+_VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
+_Row = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+
+def print_bench(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what was measured, and for two programs whether they differ.
+
+    Args:
+        console: where.
+        document: as :func:`hil.controller.analysis.bench.document.bench_document` makes it.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    sides = document["sides"]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    for _ in sides:
+        table.add_column(overflow="fold")
+    for label, cell in _ROWS:
+        texts = [cell(side) for side in sides]
+        if any(texts):
+            table.add_row(label, *(Text(units(text)) for text in texts))
+    for side in sides:
+        outcome = side["outcome"] or "UNFINISHED"
+        line = Text(outcome, style=f"bold {_COLOURS.get(outcome, 'magenta')}")
+        where = " ".join(str(side[key]) for key in ("runtime", "runtime_version") if side[key])
+        line.append(f"  {side['name']}", style="bold default")
+        line.append(f"  {where} on {side['board']}" if side["board"] else "", style="default")
+        line.append(f"  {_checked(side)}", style="dim")
+        console.print(line, soft_wrap=True)
+    show(console, table)
+    _print_notes(console, document)
+    if document["comparison"]:
+        _print_comparison(console, document["comparison"])
+    if document["folder"]:
+        console.print(f"stored in {document['folder']}", markup=False, highlight=False, soft_wrap=True)
+
+
+def time_text(nanoseconds: float) -> str:
+    """A time with three digits and its unit: ``59.5 us``."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds:.3g} ns"
+
+
+def bars(values: Sequence[float]) -> str:
+    """Values as a line of bars; the lowest is the shortest."""
+    if not values:
+        return ""
+    low, span = min(values), (max(values) - min(values)) or 1
+    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
+
+
+def _checked(side: Mapping[str, Any]) -> str:
+    if side["outcome"] == "PASS":
+        return "; ".join(filter(None, (f"as {' and '.join(side['against'])}", side["reason"])))
+    return str(side["reason"])
+
+
+def _time(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda side: time_text(side["times"][key]) if side["times"] else ""
+
+
+def _median(side: Mapping[str, Any]) -> str:
+    if not side["times"]:
+        return ""
+    text, interval = time_text(side["times"]["p50_ns"]), side["times"]["median"]
+    if interval:
+        text += f" ({interval['level']:.0%}: {time_text(interval['low'])} to {time_text(interval['high'])})"
+    return text
+
+
+def _percentiles(side: Mapping[str, Any]) -> str:
+    return ", ".join(_time(f"p{number}_ns")(side) for number in (10, 90, 99)) if side["times"] else ""
+
+
+def _extremes(side: Mapping[str, Any]) -> str:
+    return ", ".join(_time(key)(side) for key in ("min_ns", "max_ns")) if side["times"] else ""
+
+
+def _moments(side: Mapping[str, Any]) -> str:
+    return ", ".join(_time(key)(side) for key in ("mean_ns", "stdev_ns")) if side["times"] else ""
+
+
+def _spread(side: Mapping[str, Any]) -> str:
+    found = side["histogram"]
+    return f"{time_text(found['low_ns'])} {bars(found['counts'])} {time_text(found['high_ns'])}" if found else ""
+
+
+def _course(side: Mapping[str, Any]) -> str:
+    if not side["times"]:
+        return ""
+    drift = side["times"]["drift"]
+    told = "" if drift is None else "no drift"
+    if drift and drift["marked"]:
+        told = f"DRIFT: {abs(drift['change']):.1%} {'slower' if drift['change'] > 0 else 'faster'} by the end"
+    return f"{bars(side['course_ns'])} {told}".strip()
+
+
+def _outliers(side: Mapping[str, Any]) -> str:
+    times = side["times"]
+    if not times:
+        return ""
+    above = f"{times['outliers']} of {times['iterations']}"
+    return f"{above}, above {time_text(times['outlier_above_ns'])}"
+
+
+def _rate(side: Mapping[str, Any]) -> str:
+    return f"{side['iterations_per_s']:.4g} a second" if side["times"] else ""
+
+
+def _memory(side: Mapping[str, Any]) -> str:
+    if not side["times"]:
+        return ""
+    peak = side["peak_memory_bytes"]
+    return f"{peak / 1e6:.1f} MB" if peak is not None else "unknown"
+
+
+def _parallelism(side: Mapping[str, Any]) -> str:
+    if not side["times"]:
+        return ""
+    return f"{side['parallelism']:.2f} cores" if side["parallelism"] is not None else "unknown"
+
+
+def _stages(*names: str) -> Callable[[Mapping[str, Any]], str]:
+    def told(side: Mapping[str, Any]) -> str:
+        spent = [(name, side["timings"][f"{name}_s"]) for name in names]
+        texts = [f"{name.replace('_', ' ')} {time_text(s * 1e9)}" for name, s in spent if s is not None]
+        return ", ".join(map(together, texts))
+
+    return told
+
+
+_ROWS: tuple[_Row, ...] = (
+    ("", lambda side: f"{side['label']}: {side['name']}" if side["name"][:2] in ("A-", "B-") else ""),
+    ("p50", _median),
+    ("p10, p90, p99", _percentiles),
+    ("min, max", _extremes),
+    ("mean, stdev", _moments),
+    ("spread to p99", _spread),
+    ("course", _course),
+    ("outliers", _outliers),
+    ("ran on", lambda side: placement_text(side["placement"] or ())),
+    ("iterations", _rate),
+    ("peak memory", _memory),
+    ("parallelism", _parallelism),
+    ("on the board", _stages("first_run", "warmup", "steady")),
+    ("on the host", _stages("import", "compile", "push", "load", "fetch")),
+)
+
+
+def _print_notes(console: Console, document: Mapping[str, Any]) -> None:
+    for side in document["sides"]:
+        for label, text in (("note", side["elsewhere"]), ("hint", side["hint"])):
+            if text:
+                console.print(f"{label}: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if any(side["clock"] == "host" for side in document["sides"]):
+        console.print(
+            "host time: this board does not tell the device's; each iteration holds the start of a process, too",
+            style="yellow",
+            soft_wrap=True,
+        )
+    if document["concurrency"] > 1:
+        console.print(f"{document['concurrency']} at the same time: each one's time, and all together a second")
+    if not document["finished"]:
+        console.print("interrupted: this is what was measured until then", style="yellow")
+
+
+def _print_comparison(console: Console, found: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    interval = found["interval"]
+    line = Text(found["verdict"], style=f"bold {_VERDICTS[found['verdict']]}")
+    line.append(
+        f"  undisturbed, B takes {found['ratio']:.3f} times as long as A ({interval['level']:.0%}: "
+        f"{interval['low']:.3f} to {interval['high']:.3f}, {found['rounds']} rounds; "
+        f"what is below {found['min_effect']:.1%} is called none)",
+        style="default",
+    )
+    console.print(line, soft_wrap=True)

@@ -1,0 +1,311 @@
+"""Finding the first layer whose answer is wrong, by itself and within the whole model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hil.controller.analysis.bisect.expose import expose
+from hil.controller.analysis.bisect.judge import Atol, failed_by_itself, finding_of, within, without_failed
+from hil.controller.analysis.bisect.keep import keep_case
+from hil.controller.analysis.bisect.quanta import quantum_atols
+from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, LayerFinding
+from hil.controller.analysis.bisect.subject import Subject, open_subject, with_flow
+from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
+from hil.controller.backends.compilers.iree_group import compile_together
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import BoardChoice, knows_target, pinned
+from hil.controller.models.flows import Flow, quantum_atol
+from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
+from hil.controller.pipeline.case_runner import run_cases
+from hil.controller.pipeline.job import Progress
+from hil.controller.pipeline.stages import begin, check_options
+from hil.controller.storage.runs import storing
+from hil.core.results import Outcome, Stage
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array
+from hil.errors import BoardRefused, BoardUnreachable, StageError, UsageError
+
+_WHOLE, _EXPOSED = "whole", "exposed"
+
+
+def bisect(
+    model: Path,
+    choice: BoardChoice,
+    *,
+    shop: Workshop,
+    screen: Progress,
+    options: Options | None = None,
+    flow: Flow | None = None,
+    artifact_model: Path | None = None,
+    ways: Collection[str] = WAYS,
+    group: str = "node",
+    faults: tuple[str, ...] = (),
+    wait_s: float = 60.0,
+    out: Path | None = None,
+) -> Bisection:
+    """Find the first layer of a model that is wrong on a board.
+
+    *Isolated*: each layer is compiled alone and fed with what the reference computed, so an error is that layer's own.
+    *Cumulative*: the model is compiled once with its intermediates as further outputs and run once; each is compared
+    with the reference's. As outputs keep a compiler from fusing across them, the model as it is runs as well.
+    What random numbers go into is computed but not judged.
+
+    Args:
+        model: an ONNX model; what the reference makes of it is taken for right.
+        choice: the board. It is opened once for all programs.
+        shop: the cache and the isolated processes.
+        screen: told of progress.
+        options: inputs, tolerance, flags and so on, as for a run; None is all defaults.
+        flow: whose runtime, compiler, flags and recipe are used; None is none.
+        artifact_model: the file to compile in place of ``model``: the same layers, perhaps other weights.
+        ways: ``isolated``, ``cumulative`` or both.
+        group: ``node`` or ``fused``: what makes a layer.
+        faults: for a simulator: faults to switch on.
+        wait_s: how long to wait for a busy board.
+        out: keep ``bisect.json``, logs, and models and tensors of what is wrong, in this folder; None keeps nothing.
+
+    Raises:
+        UsageError: something was asked for that cannot be, or the two models are not of the same layers.
+        ImportFailed, ReferenceFailed, StageTimeout: there is nothing to compare with.
+        BoardRefused, BoardUnreachable: the board was never reached.
+        StorageError: the folder cannot be written.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    asked = options or Options()
+    chosen = with_flow(asked, flow)
+    check_options(chosen, choice)
+
+    used = choice.name, choice.config.hw_type
+
+    def connect() -> AnyBoard:
+        nonlocal choice, used
+        board = open_board(
+            choice,
+            runtime=chosen.runtime,
+            purpose=f"hil bisect {model.name}",
+            faults=faults,
+            wait_s=wait_s,
+            say=screen.note,
+        )
+        # All programs are to run on one board, however often it is opened.
+        choice, used = pinned(choice, board.name), (board.name, board.config.hw_type)
+        return board
+
+    with temporary_folder("hil-bisect-") as scratch:
+        screen.begin(model.stem, 1)
+        screen.stage(model.stem, 0, "taking it apart")
+        try:
+            subject = open_subject(
+                model,
+                asked,
+                flow=flow,
+                artifact_model=artifact_model,
+                group=group,
+                shop=shop,
+                folder=out or Path(scratch),
+            )
+        finally:
+            screen.end(model.stem)
+        bench = _Bench(subject, flow, choice, connect, shop, screen, out or Path(scratch), keep=out is not None)
+        layers, models, notes = _look(bench, ways)
+    found = Bisection(
+        model=str(model),
+        artifact_model=str(artifact_model or model),
+        board=used[0],
+        hw_type=used[1],
+        runtime=chosen.runtime or choice.config.runtime,
+        flow=flow.name if flow else "",
+        against=subject.activations.source,
+        layers=layers,
+        whole=models.get(_WHOLE),
+        exposed=models.get(_EXPOSED),
+        notes=tuple(notes),
+        folder=str(out or ""),
+    )
+    if out is not None:
+        with storing(out):
+            (out / "bisect.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    return found
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where programs are run: takes cases to their ends and tells what each came to."""
+
+    subject: Subject
+    flow: Flow | None
+    choice: BoardChoice
+    connect: Callable[[], AnyBoard]
+    shop: Workshop
+    screen: Progress
+    folder: Path
+    keep: bool
+
+    @property
+    def log(self) -> Path:
+        """Where whatever belongs to no program of its own is told."""
+        return self.folder / "logs" / "bisect.log"
+
+    def run(self, trials: Sequence[_Trial]) -> dict[str, Finding]:
+        """Case name -> what it came to, in the trials' order."""
+        ended: dict[str, Finding] = {}
+        label = self.subject.model.name
+        self.screen.begin(label, len(trials))
+
+        def watch(case: Case, stage: Stage, note: str) -> None:
+            self.screen.stage(label, len(ended), f"{case.name}: {stage.value} {note}".strip())
+
+        try:
+            cases = run_cases(
+                [trial.case for trial in trials], self.choice.config, self.connect, replace(self.shop, watch=watch)
+            )
+            for trial, case in zip(trials, cases, strict=True):
+                if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
+                    raise case.error
+                found = finding_of(case, self.subject.options.rtol, trial.atol, trial.by_chance)
+                provenance = case.result.provenance if case.result else {}
+                placed = {name: provenance[name] for name in ("placement", "elsewhere") if name in provenance}
+                found = ended[case.name] = replace(found, **placed)
+                if self.keep:
+                    keep_case(self.folder, case, found)
+                # What has been judged needs no memory any more: there may be hundreds of layers.
+                case.inputs, case.result, case.references = None, None, []
+                case.options = Options()
+        finally:
+            self.screen.end(label)
+        return ended
+
+    def trial(self, name: str, path: Path, options: Options, atol: Atol, by_chance: Collection[str]) -> _Trial:
+        """A begun case with a folder of its own."""
+        folder = self.folder / name
+        with storing(folder):
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+        # The pipeline compares within the defaults, which suit any tensor; finding_of knows better.
+        debug_ir = options.debug_ir / name if options.debug_ir else None
+        options = replace(options, rtol=None, atol=None, debug_ir=debug_ir)
+        return _Trial(replace(begin(path, options, folder, self.shop), name=name), atol, by_chance)
+
+    def atol(self, path: Path) -> float | None:
+        """The user's absolute tolerance, or what a flow's quantisation steps come to for a program; or None."""
+        if self.subject.options.atol is not None or self.flow is None:
+            return self.subject.options.atol
+        return quantum_atol(self.flow, path, self.shop, self.log)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A case, how far off its outputs may be, and which of them random numbers go into."""
+
+    case: Case
+    atol: Atol
+    by_chance: Collection[str]
+
+
+def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...], dict[str, Finding], list[str]]:
+    """What the layers came to, what the whole models did, and notes."""
+    subject = bench.subject
+    missing = {layer.name: subject.missing(layer) for layer in subject.layers}
+    there = [layer for layer in subject.layers if not missing[layer.name]]
+    trials: list[_Trial] = []
+    if "cumulative" in ways:
+        trials += [_whole(bench), _exposed(bench, there)]
+    if "isolated" in ways:
+        alone = _isolated(bench, there)
+        _compile_together(bench, alone)
+        trials += alone
+    ended = bench.run(trials)
+    models = {name: ended[name] for name in (_WHOLE, _EXPOSED) if name in ended}
+    seen = models.get(_EXPOSED)
+    notes = [f"{name} ran elsewhere in part: {one.elsewhere}" for name, one in ended.items() if one.elsewhere]
+    if seen is not None and failed_by_itself(seen):
+        rest = without_failed(subject.layers, {name for name, one in ended.items() if failed_by_itself(one)})
+        left = [layer for layer in there if layer in rest]
+        if len(rest) < len(subject.layers) and left:
+            notes.append(
+                f"with its intermediates as outputs the whole model ended in {seen.outcome.value}: cumulative went on "
+                "without the layers that failed and what takes from them"
+            )
+            seen = bench.run([_exposed(bench, left, only=True)])[_EXPOSED]
+    layers = []
+    for layer in subject.layers:
+        skipped = Finding(Outcome.SKIP, missing[layer.name]) if missing[layer.name] else None
+        isolated = (skipped or ended[layer.name]) if "isolated" in ways else None
+        cumulative = (skipped or within(layer, seen)) if seen is not None else None
+        layers.append(LayerFinding(layer.name, layer.op, layer.nodes, layer.depth, layer.outputs, isolated, cumulative))
+    return tuple(layers), models, notes
+
+
+def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
+    """A trial a layer: compiled alone, fed with what the reference computed."""
+    subject = bench.subject
+    twins = dict(zip((layer.name for layer in subject.layers), subject.twins, strict=True))
+
+    def make(layer: Layer) -> _Trial:
+        inputs, expected = (values(layer, subject.activations) for values in (layer_inputs, layer_outputs))
+        options = replace(subject.options, function="", dims={}, inputs=inputs, expected=expected)
+        path = twins[layer.name].path
+        return bench.trial(layer.name, path, options, bench.atol(path), layer.outputs if layer.by_chance else ())
+
+    with ThreadPoolExecutor(bench.shop.isolated.workers, thread_name_prefix="begin") as pool:
+        return list(pool.map(make, layers))
+
+
+def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
+    """Have the layers' programs in the cache before each is asked for: many small ones are compiled at a time."""
+    options, config = bench.subject.options, bench.choice.config
+    iree = (options.compiler or options.runtime or config.runtime) == "iree"
+    if not iree or options.debug_ir is not None or not knows_target(config, options.runtime):
+        return
+    label = bench.subject.model.name
+    bench.screen.begin(label, 1)
+    bench.screen.stage(label, 0, f"compiling {len(trials)} layers")
+    # What cannot be compiled so is compiled alone, and says itself what is wrong.
+    with contextlib.suppress(StageError, UsageError):
+        compile_together(
+            [trial.case.model for trial in trials if trial.case.model is not None],
+            flags=(*config.compile_flags.get("iree", ()), *options.compile_flags),
+            cache=bench.shop.cache,
+            isolated=bench.shop.isolated,
+            recompute=options.recompute,
+            timeout=COMPILE_TIMEOUT_S,
+            log_folder=bench.log.parent,
+        )
+    bench.screen.end(label)
+
+
+def _whole(bench: _Bench) -> _Trial:
+    """The model as it is."""
+    subject, path = bench.subject, bench.subject.compiled.path
+    options = replace(subject.options, inputs=subject.inputs, expected=_values(subject, subject.activations.outputs))
+    return bench.trial(_WHOLE, path, options, bench.atol(path), subject.by_chance)
+
+
+def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _Trial:
+    """The model with what these layers make as further outputs; ``only``: and no others, and no more of the model."""
+    subject = bench.subject
+    names = list(dict.fromkeys(name for layer in layers for name in layer.outputs))
+    own = [name for name in subject.activations.outputs if not only or name in names]
+    path = expose(
+        subject.compiled,
+        [subject.activations.spec(name) for name in names],
+        only=only,
+        cache=bench.shop.cache,
+        isolated=bench.shop.isolated,
+        timeout=max(subject.options.timeout, DEFAULT_TIMEOUT_S),
+        log=bench.log,
+    )
+    expected = _values(subject, dict.fromkeys([*own, *names]))
+    options = replace(subject.options, inputs=subject.inputs, expected=expected)
+    atol: Atol = subject.options.atol
+    if atol is None and bench.flow is not None and bench.flow.quanta is not None:
+        atol = quantum_atols(bench.flow, path, bench.shop, bench.log)
+    return bench.trial(_EXPOSED, path, options, atol, subject.by_chance)
+
+
+def _values(subject: Subject, names: Iterable[str]) -> dict[str, Array]:
+    return {name: subject.activations[name] for name in names}

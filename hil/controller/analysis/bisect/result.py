@@ -1,0 +1,241 @@
+"""What a bisection found: each layer by itself and within the whole model, and what follows from the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome, OutputComparison, exit_code_of
+
+SCHEMA = 1
+WAYS = ("isolated", "cumulative")
+_NAMES_SHOWN = 4
+# What an answer can come of that no layer gives alone. Each program ran once, so a board that is wrong now and then is
+# among it.
+_TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
+_ANY_CAUSE = f"errors add up from layer to layer, {_TOGETHER}"
+_FINE = (Outcome.PASS, Outcome.SKIP)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one layer, or one whole model, did.
+
+    Attributes:
+        outcome: PASS, FAIL, SKIP where there was nothing to judge, or the error it ended in.
+        reason: why, in a line; "" for a pass.
+        stage: where an error came from; "" otherwise.
+        hint: what to do about an error.
+        outputs: its outputs beside the reference's; empty where none were computed.
+        unjudged: outputs that the tolerance can say nothing of: name -> why.
+        placement: where it ran: fields of :class:`hil.core.placement.Part`; None where the runtime did not tell.
+        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    stage: str = ""
+    hint: str = ""
+    outputs: tuple[OutputComparison, ...] = ()
+    unjudged: Mapping[str, str] = field(default_factory=dict)
+    placement: Sequence[Mapping[str, Any]] | None = None
+    elsewhere: str = ""
+
+    @property
+    def max_abs(self) -> float | None:
+        """The largest absolute difference of any output; None where there are no numbers."""
+        return max((one.max_abs for one in self.outputs if one.max_abs is not None), default=None)
+
+    @property
+    def nonfinite(self) -> int:
+        """How many values are NaN or infinite and should not be, or should be and are not: in no other statistic."""
+        return sum(one.nonfinite or 0 for one in self.outputs)
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The worst output's signal-to-noise ratio in dB, inf when all are equal; None where there are no numbers."""
+        return min((one.sqnr_db for one in self.outputs if one.sqnr_db is not None), default=None)
+
+
+@dataclass(frozen=True)
+class LayerFinding:
+    """One layer.
+
+    Attributes:
+        name, op, nodes, depth: of the :class:`~hil.controller.analysis.layers.Layer`.
+        tensors: names of the model's tensors that it makes.
+        isolated: compiled alone and fed with what the reference computed; None where that was not asked for.
+        cumulative: its tensors in one run of the whole model; None where that was not asked for.
+    """
+
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    depth: int
+    tensors: tuple[str, ...]
+    isolated: Finding | None = None
+    cumulative: Finding | None = None
+
+    def by(self, way: str) -> Finding | None:
+        """What one of :data:`WAYS` found."""
+        return self.isolated if way == "isolated" else self.cumulative
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.op}, node{'' if len(self.nodes) == 1 else 's'} {listed(self.nodes)})"
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """All that was found.
+
+    Attributes:
+        model: the file whose reference is taken for right.
+        artifact_model: the file that was compiled: the same, unless the user named another.
+        board, hw_type, runtime, flow: what ran it: the board as results call it, its hardware type, the runtime, and
+            the flow or "".
+        against: who computed the reference.
+        layers: in topological order.
+        whole: the model as it is, without its intermediates as outputs; None where only isolated was asked for.
+        exposed: the model with its intermediates as outputs, as a whole: its outcome says whether it could run.
+        notes: what else there is to know.
+        folder: where models, tensors and logs of wrong layers were kept; "" where they were not.
+    """
+
+    model: str
+    artifact_model: str
+    board: str
+    hw_type: str
+    runtime: str
+    flow: str
+    against: str
+    layers: tuple[LayerFinding, ...]
+    whole: Finding | None = None
+    exposed: Finding | None = None
+    notes: tuple[str, ...] = ()
+    folder: str = ""
+
+    def first_wrong(self, way: str) -> LayerFinding | None:
+        """The first layer, in topological order, whose answer differs; ``way`` is one of :data:`WAYS`."""
+        return next((layer for layer in self.layers if _outcome(layer.by(way)) is Outcome.FAIL), None)
+
+    def failed(self) -> Iterator[tuple[str, str, Finding]]:
+        """Every error: of what (a layer, or the whole model), in which way, and the finding."""
+        for way in WAYS:
+            for layer in self.layers:
+                if (found := layer.by(way)) and _is_error(found):
+                    yield str(layer), way, found
+        for what, finding in (("the whole model", self.whole), ("the whole model", self.exposed)):
+            if finding and _is_error(finding):
+                yield what, "as it is" if finding is self.whole else "with its intermediates as outputs", finding
+
+    @property
+    def exit_code(self) -> int:
+        """4 the board failed, 3 a layer or the model did, 1 something is wrong, 0 nothing is, 5 nothing ran."""
+        found = [finding for layer in self.layers for way in WAYS if (finding := layer.by(way))]
+        found += [finding for finding in (self.whole, self.exposed) if finding]
+        return exit_code_of(finding.outcome for finding in found)
+
+    @property
+    def verdict(self) -> str:
+        """The conclusion, in a sentence."""
+        alone, within = self.first_wrong("isolated"), self.first_wrong("cumulative")
+        if alone and within:
+            return _both(alone, within, self.layers)
+        if alone:
+            return f"the first layer that is wrong: {alone}, isolated{self._within_whole(alone)}"
+        if within:
+            return self._only_within(within)
+        if _outcome(self.whole) is Outcome.FAIL:
+            causes = _TOGETHER if all(_passed(layer.cumulative) for layer in self.layers) else _ANY_CAUSE
+            return f"{self._none_wrong()}, but the model as it is gives a wrong answer: {causes}"
+        if failure := next(self.failed(), None):
+            what, way, finding = failure
+            return f"no answer is wrong; {what} ended in {finding.outcome.value}, {way}"
+        return self._none_wrong()
+
+    def _within_whole(self, alone: LayerFinding) -> str:
+        """What runs of the whole model say of a layer that is wrong alone, where no layer is wrong within them."""
+        if _outcome(self.whole) is Outcome.FAIL:
+            return "; the model as it is gives a wrong answer too, with its intermediates as outputs no layer is wrong"
+        return "; in a run of the whole model it stays in tolerance" if _passed(alone.cumulative) else ""
+
+    def _only_within(self, layer: LayerFinding) -> str:
+        if not any(_ran(one.isolated) for one in self.layers):
+            return f"the first layer that is wrong: {layer}, cumulative"
+        all_right = all(_passed(one.isolated) for one in self.layers)
+        right = "every layer is right by itself" if all_right else "the layers that ran are right by themselves"
+        return f"{right}; in a run of the whole model the first to leave tolerance is {layer}: {_ANY_CAUSE}"
+
+    def _none_wrong(self) -> str:
+        ways = [way for way in WAYS if any(_ran(layer.by(way)) for layer in self.layers)]
+        if not ways:
+            return "no layer was judged"
+        judged = all(_ran(layer.by(way)) for layer in self.layers for way in ways)
+        blind = [str(layer) for layer in self.layers if any(_outcome(layer.by(way)) is Outcome.BLIND for way in WAYS)]
+        unjudged = f"; nobody can judge {listed(blind)}" if blind else ""
+        return f"no layer {'' if judged else 'that was judged '}is wrong, {' and '.join(ways)}{unjudged}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can say of it: every field, and what follows from them."""
+        firsts = {f"first_{way}": layer.name if (layer := self.first_wrong(way)) else None for way in WAYS}
+        document: dict[str, Any] = jsonable(
+            {"schema": SCHEMA, **asdict(self), **firsts, "verdict": self.verdict, "exit_code": self.exit_code}
+        )
+        document["layers"] = [
+            {**written, **{way: _finding_json(layer.by(way)) for way in WAYS}}
+            for written, layer in zip(document["layers"], self.layers, strict=True)
+        ]
+        return {**document, "whole": _finding_json(self.whole), "exposed": _finding_json(self.exposed)}
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a line; of more than anybody reads the first."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMES_SHOWN])} and {more} more"
+
+
+def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
+    if finding is None:
+        return None
+    document: dict[str, Any] = jsonable(
+        {
+            "outcome": finding.outcome.value,
+            "reason": finding.reason,
+            "stage": finding.stage,
+            "hint": finding.hint,
+            "max_abs": finding.max_abs,
+            "sqnr_db": finding.sqnr_db,
+            "unjudged": finding.unjudged,
+            "placement": finding.placement,
+            "elsewhere": finding.elsewhere,
+            "outputs": [{**asdict(one), "mismatch_share": one.mismatch_share} for one in finding.outputs],
+        }
+    )
+    return document
+
+
+def _both(alone: LayerFinding, within: LayerFinding, layers: Sequence[LayerFinding]) -> str:
+    if alone is within:
+        return f"the first layer that is wrong: {alone}, isolated and cumulative"
+    found = f"the first layer that is wrong: {alone}, isolated"
+    if layers.index(within) < layers.index(alone):
+        return f"{found}; but in a run of the whole model {within} leaves tolerance before it: {_ANY_CAUSE}"
+    return f"{found}; in a run of the whole model the first to leave tolerance is {within}"
+
+
+def _outcome(finding: Finding | None) -> Outcome | None:
+    return finding.outcome if finding else None
+
+
+def _passed(finding: Finding | None) -> bool:
+    return _outcome(finding) is Outcome.PASS
+
+
+def _ran(finding: Finding | None) -> bool:
+    return _outcome(finding) in (Outcome.PASS, Outcome.FAIL)
+
+
+def _is_error(finding: Finding) -> bool:
+    return finding.outcome not in (*_FINE, Outcome.FAIL, Outcome.BLIND)

@@ -1,0 +1,230 @@
+"""A prepared and folded model as a graph of nodes, and parts of it as models. Called in isolated processes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hil.controller.analysis.layers.fold import fold, static_shape
+from hil.controller.analysis.layers.prepare import draws, prepared, reads
+from hil.core.digest import digest_of
+from hil.core.tensors import DTYPES
+from hil.formats.ort_values import ONNX_TYPES
+
+_DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES}
+# What initializers may add to a part's own file; beyond it they go into a file beside.
+_EMBEDDED_BYTES = 256 << 20
+_ALIGNMENT = 4096
+
+
+class Graph:
+    """The nodes of a model's main graph that are left when constants are folded.
+
+    Args:
+        path: the ONNX model.
+        dims: sizes of symbolic dimensions.
+        observed: tensor -> [dtype, shape] as runs of the model told it, None where they differed.
+
+    Attributes:
+        nodes: every node, in the model's order.
+        inputs, outputs: the model's own.
+        live: numbers of the nodes that depend on inputs (or on chance) and that outputs depend on.
+        producer: value -> number of the node that makes it.
+        users: value -> numbers of the live nodes that use it.
+        runtime: names of all values that depend on inputs or on chance.
+    """
+
+    def __init__(self, path: Path, dims: Mapping[str, int], observed: Mapping[str, Sequence[Any]]) -> None:
+        self._folder = path.parent
+        self._model = model = prepared(path, dims)
+        _write_observed(model, observed)
+        fold(model)
+        _write_observed(model, observed)
+        graph = model.graph
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._sparse = {item.values.name: item for item in graph.sparse_initializer}
+        constants = {*self._constants, *self._sparse}
+        self.nodes: list[Any] = list(graph.node)
+        self.inputs = [value.name for value in graph.input if value.name not in constants]
+        self.outputs = [value.name for value in graph.output]
+        self._types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+        self._reads = [reads(node) for node in self.nodes]
+        self.producer = {name: number for number, node in enumerate(self.nodes) for name in node.output if name}
+        self.runtime = set(self.inputs)
+        for number, node in enumerate(self.nodes):
+            if self.draws(number) or not self.runtime.isdisjoint(self._reads[number]):
+                self.runtime.update(name for name in node.output if name)
+        needed = self.before(self.outputs)
+        self.live = [number for number in sorted(needed) if self.is_runtime(number)]
+        self.users: dict[str, list[int]] = {}
+        for number in self.live:
+            for name in self._reads[number]:
+                self.users.setdefault(name, []).append(number)
+
+    def reads(self, number: int) -> list[str]:
+        """The values that a node uses, its subgraphs' included."""
+        return self._reads[number]
+
+    def draws(self, number: int) -> bool:
+        """Whether a node draws random numbers."""
+        return draws(self.nodes[number], self._constants)
+
+    def is_runtime(self, number: int) -> bool:
+        """Whether a node depends on the inputs or on chance."""
+        return any(name in self.runtime for name in self.nodes[number].output)
+
+    def before(self, values: Iterable[str]) -> set[int]:
+        """The nodes that values depend on."""
+        found: set[int] = set()
+        pending = [self.producer[name] for name in values if name in self.producer]
+        while pending:
+            if (number := pending.pop()) not in found:
+                found.add(number)
+                pending += [self.producer[name] for name in self._reads[number] if name in self.producer]
+        return found
+
+    def after(self, values: Iterable[str]) -> set[int]:
+        """The live nodes that depend on values."""
+        reached, found = set(values), set()
+        for number in self.live:
+            if not reached.isdisjoint(self._reads[number]):
+                found.add(number)
+                reached.update(self.nodes[number].output)
+        return found
+
+    def with_constants(self, numbers: Iterable[int]) -> list[int]:
+        """Nodes and those that make constants for them, in order."""
+        found = set(numbers)
+        pending = list(found)
+        while pending:
+            for name in self._reads[pending.pop()]:
+                number = self.producer.get(name)
+                if number is not None and name not in self.runtime and number not in found:
+                    found.add(number)
+                    pending.append(number)
+        return sorted(found)
+
+    def takes(self, numbers: Sequence[int]) -> list[str]:
+        """The values from outside that nodes use, in order of first use."""
+        made = {name for number in numbers for name in self.nodes[number].output}
+        used = dict.fromkeys(name for number in numbers for name in self._reads[number])
+        return [name for name in used if name in self.runtime and name not in made]
+
+    def constant(self, name: str) -> Any:
+        """The TensorProto of a constant, or None."""
+        return self._constants.get(name)
+
+    def digest_of_constant(self, name: str) -> str:
+        """A digest of a constant's type, shape and values; "" of what is no constant."""
+        from hil.controller.backends.compilers.onnx_to_mlir import raw_of
+
+        if (sparse := self._sparse.get(name)) is not None:
+            return digest_of(sparse.SerializeToString(deterministic=True))
+        if (tensor := self._constants.get(name)) is None:
+            return ""
+        values = tensor.string_data if tensor.data_type == tensor.STRING else digest_of(raw_of(tensor, self._folder))
+        return repr((tensor.data_type, list(tensor.dims), values))
+
+    def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
+        """Dtype and shape of a value; None where it is no tensor or not even its number of dimensions is known."""
+        kind = self._types.get(name)
+        if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+            return None
+        dtype = _DTYPES.get(kind.tensor_type.elem_type)
+        dims = kind.tensor_type.shape.dim
+        sizes = [
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None for dim in dims
+        ]
+        return None if dtype is None else (dtype, sizes)
+
+    @cached_property
+    def open(self) -> list[str]:
+        """Values between live nodes whose type or shape is not known in full."""
+        made = [name for number in self.live for name in self.nodes[number].output]
+        used = {*self.users, *self.outputs}
+        return [name for name in made if name in used and static_shape(self._types.get(name)) is None]
+
+    def save(self, numbers: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], path: Path) -> None:
+        """Write nodes as a model of their own, with the constants that they use.
+
+        Args:
+            numbers: the nodes, in order.
+            inputs, outputs: the model's.
+            path: where to; large constants go into a file beside it, of the same name and ``.data``.
+        """
+        import onnx
+
+        part = onnx.ModelProto()
+        # Since version 4 a constant is no input as well.
+        part.ir_version = max(self._model.ir_version, 4)
+        part.producer_name = self._model.producer_name
+        part.opset_import.extend(self._model.opset_import)
+        graph = part.graph
+        graph.name = "main_graph"
+        graph.node.extend(self.nodes[number] for number in numbers)
+        used = dict.fromkeys(name for number in numbers for name in self._reads[number])
+        graph.initializer.extend(self._constants[name] for name in used if name in self._constants)
+        graph.sparse_initializer.extend(self._sparse[name] for name in used if name in self._sparse)
+        self._hold(graph.initializer, path.with_name(f"{path.name}.data"))
+        graph.input.extend(self._value(name) for name in inputs)
+        graph.output.extend(self._value(name) for name in outputs)
+        made = {name for number in numbers for name in self.nodes[number].output} - {*outputs, ""}
+        graph.value_info.extend(self._value(name) for name in sorted(made) if name in self._types)
+        onnx.save(part, path)
+
+    def _hold(self, tensors: Any, data: Path) -> None:
+        """Give a part the data that the model has in files: within it, or where that is much in a file beside it."""
+        from onnx.external_data_helper import load_external_data_for_tensor
+
+        from hil.controller.backends.compilers.onnx_to_mlir import raw_of, size_of
+
+        outside = [tensor for tensor in tensors if tensor.data_location == 1]
+        if sum(map(size_of, outside)) <= _EMBEDDED_BYTES:
+            for tensor in outside:
+                load_external_data_for_tensor(tensor, str(self._folder))
+                del tensor.external_data[:]
+                tensor.ClearField("data_location")
+            return
+        with data.open("wb") as file:
+            for tensor in outside:
+                # Mapped, and so copied without being in memory all at once.
+                raw = raw_of(tensor, self._folder)
+                file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+                del tensor.external_data[:]
+                for key, value in (("location", data.name), ("offset", file.tell()), ("length", raw.nbytes)):
+                    tensor.external_data.add(key=key, value=str(value))
+                raw.tofile(file)
+
+    def _value(self, name: str) -> Any:
+        import onnx
+
+        value = onnx.ValueInfoProto(name=name)
+        if name in self._types:
+            value.type.CopyFrom(self._types[name])
+        return value
+
+
+def _write_observed(model: Any, observed: Mapping[str, Sequence[Any]]) -> None:
+    """Write what runs told into the model's types, where inference did not know it."""
+    import onnx
+
+    graph = model.graph
+    known = {value.name: value for value in (*graph.input, *graph.value_info, *graph.output)}
+    for name, (dtype, shape) in observed.items():
+        value = known.get(name)
+        if value is None:
+            value = graph.value_info.add()
+            value.name = name
+        if value.type.WhichOneof("value") not in (None, "tensor_type"):
+            continue
+        tensor = value.type.tensor_type
+        seen = onnx.helper.make_tensor_type_proto(ONNX_TYPES[dtype], shape).tensor_type
+        if not tensor.elem_type:
+            tensor.elem_type = seen.elem_type
+        if not tensor.HasField("shape") or len(tensor.shape.dim) != len(shape):
+            tensor.shape.CopyFrom(seen.shape)
+        for mine, size in zip(tensor.shape.dim, shape, strict=True):
+            if size is not None and not mine.HasField("dim_value"):
+                mine.dim_value = size

@@ -1,0 +1,276 @@
+"""A picture of where two outputs differ: the file behind ``hil compare --plot``.
+
+Three panels: a map of |a-b| over the tensor, a histogram of the error, and actual beside reference.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.compare.values import CHUNK, common_kind, reader
+from hil.compare.verdict import outcome_of
+from hil.controller.storage.pictures import new_figure, save_figure
+from hil.core.results import OutputComparison
+from hil.core.tensors import Array, shape_text, type_text
+from hil.errors import UsageError
+
+_MAP_ROWS, _MAP_COLUMNS = 256, 256
+_LONG_ROW = 64
+_DRAWABLE = 1e300  # an axis needs room beyond its values
+_SCATTER_POINTS = 20_000
+_DECADES = (-324, 309)  # of every float64 but 0
+_BINS_A_DECADE = 4
+
+Floats = npt.NDArray[np.float64]
+
+
+class Picture:
+    """What the panels show, gathered in one chunked pass over both tensors; memory does not grow with them.
+
+    Attributes:
+        cells: |a-b| by row and column, each cell the largest of the elements that fall into it; inf where one is NaN or
+            infinite and the other is not the same. Rows are all dimensions but the last taken together.
+        shown: rows and columns of the tensor; a cell stands for several where these are larger than the cells' shape.
+        folded: the tensor is one long row, shown as a square in reading order.
+        errors: how many elements differ by 10**x, in quarters of a decade from 1e-324 on.
+        equal, nonfinite: how many do not differ at all, and how many are NaN or infinite on one side only.
+        points: (actual, reference) of a regular sample, finite ones only; the worst element and the largest difference
+            of each chunk are always among them.
+    """
+
+    def __init__(self, actual: Array, reference: Array, worst: int | None) -> None:
+        columns = actual.shape[-1] if actual.ndim else 1
+        rows = actual.size // columns if columns else 0
+        self.folded = rows == 1 and columns > _LONG_ROW  # a long vector would be drawn as a row of hairlines
+        if self.folded:
+            columns = math.ceil(math.sqrt(columns))
+            rows = math.ceil(actual.size / columns)
+        self.shown = (rows, columns)
+        self.cells: Floats = np.full((min(rows, _MAP_ROWS), min(columns, _MAP_COLUMNS)), np.nan)
+        self.errors = np.zeros((_DECADES[1] - _DECADES[0]) * _BINS_A_DECADE, np.int64)
+        self.equal = self.nonfinite = 0
+        step = max(1, math.ceil(actual.size / _SCATTER_POINTS))
+        points: list[tuple[Array, Array]] = []
+        read_a, read_b = reader(actual), reader(reference)
+        with np.errstate(all="ignore"):
+            for start in range(0, actual.size, CHUNK):
+                a, b = (read(start, start + CHUNK) for read in (read_a, read_b))
+                difference = _difference(a, b)
+                self._add(start, difference)
+                places = {
+                    *range(-start % step, a.size, step),
+                    int(np.where(difference < np.inf, difference, -1).argmax()),
+                }
+                if worst is not None and start <= worst < start + a.size:
+                    places.add(worst - start)
+                chosen = sorted(places)
+                points.append((_signed(a[chosen]), _signed(b[chosen])))
+        pairs = np.concatenate([np.stack(pair) for pair in points], axis=1) if points else np.empty((2, 0))
+        self.points: Floats = pairs[:, np.isfinite(pairs).all(axis=0)]
+
+    def _add(self, start: int, difference: Floats) -> None:
+        self.equal += int(np.count_nonzero(difference == 0))
+        self.nonfinite += int(np.count_nonzero(difference == np.inf))
+        finite = difference[(difference > 0) & (difference < np.inf)]
+        bins = np.floor((np.log10(finite) - _DECADES[0]) * _BINS_A_DECADE).astype(np.int64)
+        self.errors += np.bincount(bins, minlength=self.errors.size)
+        row, column = np.divmod(np.arange(start, start + difference.size), self.shown[1])
+        row, column = (
+            place * cells // total
+            for place, cells, total in zip((row, column), self.cells.shape, self.shown, strict=True)
+        )
+        np.fmax.at(self.cells, (row, column), difference)
+
+
+def _difference(a: Array, b: Array) -> Floats:
+    """|a-b|, 0 for the same NaN or infinity, inf where only one is finite; two integers that differ never give 0."""
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        wide = np.result_type(a, b)
+        a, b = a.astype(wide), b.astype(wide)
+        return (np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)).astype(np.float64)
+    a, b = _numbers(a), _numbers(b)
+    difference: Floats = np.abs(a - b)
+    difference[~np.isfinite(difference)] = np.inf
+    difference[(a == b) | ((a != a) & (b != b))] = 0.0
+    return difference
+
+
+def is_drawable(comparison: OutputComparison) -> bool:
+    """Whether an output and its reference have a difference to draw: they are numbers, and of one shape."""
+    kind = common_kind(comparison.dtype, comparison.reference_dtype)
+    return comparison.shape == comparison.reference_shape and kind not in ("", "string")
+
+
+def plot_difference(path: Path, name: str, actual: Array, reference: Array, comparison: OutputComparison) -> None:
+    """Draw where an output differs from its reference, as PNG, SVG or PDF (by the path's suffix).
+
+    Args:
+        path: the file to write.
+        name: the output's name, for the title.
+        actual: what the board computed, any numeric dtype.
+        reference: what it should be, of the same shape.
+        comparison: what :func:`hil.compare.verdict.compare_output` found for the two.
+
+    Raises:
+        UsageError: matplotlib is not installed, the shapes differ, or the values are no numbers.
+        StorageError: the file cannot be written.
+    """
+    if not is_drawable(comparison):
+        raise UsageError(
+            f"output {name} cannot be drawn: {comparison.reason or 'its values are strings'}",
+            hint="only numbers of one shape have a difference to draw",
+        )
+    figure = new_figure(15, 5.6)
+    worst = comparison.worst_index
+    flat = None if worst is None else int(np.ravel_multi_index(worst, actual.shape))
+    picture = Picture(np.asarray(actual), np.asarray(reference), flat)
+    figure.suptitle(_title(name, comparison), fontsize=11, family="monospace")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
+    _draw_map(figure, left, picture, actual.shape, flat)
+    _draw_errors(middle, picture, comparison)
+    _draw_scatter(right, picture, comparison)
+    save_figure(figure, path)
+
+
+def _title(name: str, comparison: OutputComparison) -> str:
+    mismatches, elements = comparison.mismatches or 0, comparison.elements or 0
+    statistics = {
+        "max abs": comparison.max_abs,
+        "max rel": comparison.max_rel,
+        "max ulp": comparison.max_ulp,
+        "mean abs": comparison.mean_abs,
+        "rmse": comparison.rmse,
+        "cosine": comparison.cosine,
+        "sqnr": comparison.sqnr_db,
+    }
+    numbers = "   ".join(
+        f"{key} {value:.9f}" if key == "cosine" else f"{key} {value:.4g}" + (" dB" if key == "sqnr" else "")
+        for key, value in statistics.items()
+        if value is not None
+    )
+    outcome = outcome_of([comparison]).value
+    wrong = "out of tolerance" if comparison.tolerance else "different"
+    share = f"{mismatches} of {elements} {wrong} ({100 * (comparison.mismatch_share or 0):.3g} %)"
+    return f"{outcome}   {name}   {type_text(comparison.dtype, comparison.shape)}   {share}\n{numbers}"
+
+
+def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], worst: int | None) -> None:
+    import matplotlib
+    from matplotlib.ticker import MaxNLocator
+
+    rows, columns = picture.shown
+    if not picture.cells.size:
+        axes.text(0.5, 0.5, "no elements", ha="center", va="center", transform=axes.transAxes)
+        return
+    notes = ["grey: equal"]
+    if picture.nonfinite:
+        notes.append("blue: NaN or infinite in one only")
+    if picture.cells.shape != picture.shown:
+        cell = (math.ceil(total / cells) for total, cells in zip(picture.shown, picture.cells.shape, strict=True))
+        notes.append(f"a cell is the largest of up to {'x'.join(map(str, cell))}")
+    axes.set_title("log10 |actual - reference|\n" + ", ".join(notes), fontsize=9)
+    with np.errstate(divide="ignore"):
+        decades = np.log10(picture.cells)  # -inf where equal: below the scale, so grey; inf above it, so blue
+    finite = decades[np.isfinite(decades)]
+    high = float(finite.max(initial=-324.0)) if finite.size else 0.0
+    # Eight decades at most, and at least one: a lone difference gets the brightest colour.
+    low = min(max(float(finite.min(initial=high)), high - 8), high - 1)
+    shown = np.where(np.isfinite(decades), np.maximum(decades, low), np.where(decades > 0, high + 1, low - 1))
+    colours = matplotlib.colormaps["inferno"].with_extremes(under="#e0e0e0", over="#00b4ff", bad="white")
+    image = axes.imshow(
+        np.ma.masked_where(np.isnan(decades), shown),
+        vmin=low,
+        vmax=high,
+        cmap=colours,
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    figure.colorbar(image, ax=axes, extend="both" if picture.nonfinite else "min", fraction=0.05)
+    if worst is not None:
+        row, column = divmod(worst, columns)
+        axes.plot(column, row, "o", markersize=13, markerfacecolor="none", markeredgecolor="#00e05a", markeredgewidth=2)
+        axes.annotate(
+            "worst", (column, row), (9, 7), textcoords="offset points", color="#00e05a", weight="bold", fontsize=9
+        )
+    axes.set_xlabel(f"index modulo {columns}" if picture.folded else f"last dimension ({columns})")
+    axes.set_ylabel(f"index // {columns}" if picture.folded else _rows_label(shape))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _rows_label(shape: tuple[int, ...]) -> str:
+    leading = shape_text(shape[:-1]) if len(shape) > 1 else "none"
+    return f"leading dimension ({leading})" if len(shape) == 2 else f"leading dimensions ({leading}), flattened"
+
+
+def _draw_errors(axes: Any, picture: Picture, comparison: OutputComparison) -> None:
+    apart = f", {picture.nonfinite} NaN or infinite in one only" if picture.nonfinite else ""
+    axes.set_title(f"how far apart\n{picture.equal} equal{apart}", fontsize=9)
+    axes.set_xlabel("log10 |actual - reference|")
+    axes.set_ylabel("elements")
+    used = np.flatnonzero(picture.errors)
+    if used.size:
+        first, last = int(used[0]), int(used[-1]) + 1
+        edges = _DECADES[0] + np.arange(first, last) / _BINS_A_DECADE
+        axes.bar(edges, picture.errors[first:last], width=1 / _BINS_A_DECADE, align="edge", color="#3b6fb6")
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.5)
+        axes.set_xlim(edges[0] - 0.5, edges[-1] + 0.75)
+    else:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    if comparison.tolerance is not None and comparison.tolerance.atol > 0 and used.size:
+        at = math.log10(comparison.tolerance.atol)
+        axes.axvline(at, color="#c33", linestyle="--", linewidth=1, label=f"atol {comparison.tolerance.atol:g}")
+        axes.set_xlim(min(axes.get_xlim()[0], at - 0.5), max(axes.get_xlim()[1], at + 0.5))
+        axes.legend(loc="upper right", fontsize=8)
+
+
+def _draw_scatter(axes: Any, picture: Picture, comparison: OutputComparison) -> None:
+    actual, reference = np.clip(picture.points, -_DRAWABLE, _DRAWABLE)
+    sampled = (comparison.elements or 0) > _SCATTER_POINTS
+    axes.set_title(f"actual beside reference\n{actual.size} {'sampled ' if sampled else ''}pairs", fontsize=9)
+    axes.set_xlabel("reference")
+    axes.set_ylabel("actual")
+    if not actual.size:
+        axes.text(0.5, 0.5, "no finite pairs", ha="center", va="center", transform=axes.transAxes)
+        return
+    low, high = float(min(actual.min(), reference.min())), float(max(actual.max(), reference.max()))
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    span = (low - margin, high + margin)
+    axes.plot(span, span, color="#888", linewidth=1, zorder=1)
+    axes.scatter(
+        reference,
+        actual,
+        s=6 if actual.size > 500 else 24,
+        alpha=0.5,
+        color="#3b6fb6",
+        linewidths=0,
+        rasterized=True,
+        zorder=2,
+    )
+    if comparison.worst_values is not None:
+        a, b = (_signed(np.asarray([value])) for value in comparison.worst_values)
+        if np.isfinite(a[0]) and np.isfinite(b[0]):
+            b, a = (np.clip(value, -_DRAWABLE, _DRAWABLE) for value in (b, a))
+            axes.scatter(b, a, s=90, facecolors="none", edgecolors="#c33", linewidths=1.5, zorder=3, label="worst")
+            axes.legend(loc="best", fontsize=8)
+    axes.set_xlim(span)
+    axes.set_ylim(span)
+    axes.set_aspect("equal", adjustable="box")
+
+
+def _numbers(chunk: Array) -> Array:
+    return chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
+
+
+def _signed(values: Array) -> Floats:
+    """One float64 an element: a complex one's modulus."""
+    numbers = _numbers(values)
+    return np.abs(numbers) if numbers.dtype.kind == "c" else numbers

@@ -1,0 +1,205 @@
+"""A case that has ended, and the board's half of its profile, made into a profile and written down."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.controller.analysis.profile.estimate import Estimates, estimate
+from hil.controller.analysis.profile.iree_events import read_ireeprof
+from hil.controller.analysis.profile.onnxruntime_events import read_onnxruntime
+from hil.controller.analysis.profile.op_rows import iree_rows, onnxruntime_rows
+from hil.controller.analysis.profile.rows import write_csv
+from hil.controller.analysis.profile.sites import Sites, dispatch_sites
+from hil.controller.analysis.profile.store import TABLE, StoredRows, write_profile
+from hil.controller.devices.profile_pass import ProfilePass
+from hil.controller.models.conversions import as_onnx
+from hil.controller.pipeline.capture import PROFILED, Capture
+from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Case, Workshop
+from hil.controller.storage.runs import storing
+from hil.core.artifacts import Model
+from hil.core.clock import ClockFit
+from hil.core.scratch import temporary_folder
+from hil.core.timeline import Call, OpRow, Profile, Sample, Span
+from hil.errors import HilError
+
+IREE_FILE, ONNXRUNTIME_FILE = "profile.ireeprof", "onnxruntime.json"
+RAW = "raw"
+Made = TypeVar("Made")
+
+
+def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Workshop) -> list[str]:
+    """Write the profile of a case into a folder (see :mod:`hil.controller.analysis.profile.store`), and the raw files
+    beside it.
+
+    Whatever cannot be had of it is a note: a case has its outcome already, and that is not lost for its profile's sake.
+
+    Args:
+        case: it has ended, and was run.
+        capture: what was collected beside its run.
+        folder: for the profile; made if need be.
+        run: the profile's name.
+        shop: where compilers and readers of files run.
+
+    Returns:
+        What could not be had, a line each.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    notes = list(capture.notes)
+    rows: Sequence[OpRow] = ()
+    samples: list[Sample] = list(capture.counters)
+    with temporary_folder("hil-profile-") as place:
+        _forget_older(folder / RAW)
+        if capture.taken is not None:
+            raw, scratch = _save(capture.taken, folder / RAW), Path(place)
+            reader = _Reader(case, capture.taken, raw, scratch, run, capture.board, shop, notes)
+            with storing(scratch):
+                # A million rows are no list: they are read from a file whenever they are gone through.
+                rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
+        profile = Profile(
+            run=run,
+            model=case.name,
+            board=capture.board,
+            runtime=case.result.source.partition(": ")[2] if case.result else "",
+            rows=rows,
+            stages=sorted(case.spans, key=lambda span: span.start_ns),
+            transfers=sorted([*_uploads(case), *capture.transfers], key=lambda span: span.start_ns),
+            calls=_calls(capture, rows),
+            counters=sorted(samples, key=lambda sample: sample.at_ns),
+            clock=_clock(capture, rows),
+            notes=notes,
+        )
+        write_profile(profile, folder)
+    return notes
+
+
+class _Reader:
+    """Reads the runtime's own files."""
+
+    def __init__(
+        self,
+        case: Case,
+        taken: ProfilePass,
+        raw: Path,
+        scratch: Path,
+        run: str,
+        board: str,
+        shop: Workshop,
+        notes: list[str],
+    ) -> None:
+        self._case = case
+        self._taken = taken
+        self._raw = raw
+        self._scratch = scratch
+        self._run, self._board = run, board
+        self._shop = shop
+        self._notes = notes
+        log = case.folder / "logs" / "profile.log"
+        self._isolated: dict[str, Any] = {"isolated": shop.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+        self._passed: dict[str, Any] = {
+            "warmup": taken.warmup,
+            "iterations": taken.iterations,
+            "clock": taken.clock_pairs,
+        }
+
+    def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
+        """The operations; counters that the runtime's files hold are added to ``samples``."""
+        if IREE_FILE in self._taken.files:
+            return self._iree(samples)
+        if ONNXRUNTIME_FILE in self._taken.files:
+            return self._onnxruntime()
+        names = ", ".join(self._taken.files) or "nothing"
+        self._notes.append(f"no profile of the operations: nobody here can read what the runtime wrote ({names})")
+        return iter(())
+
+    def _iree(self, samples: list[Sample]) -> Iterator[OpRow]:
+        events = self._have(
+            "no profile of the operations",
+            lambda: read_ireeprof(self._raw / IREE_FILE, folder=self._scratch, **self._isolated, **self._passed),
+        )
+        if events is None:
+            return iter(())
+        self._notes += events.notes
+        sites = self._have("the operations are not joined to the model's nodes", self._sites) or Sites((), {})
+        self._notes += sites.notes
+        samples += events.memory()
+        return iree_rows(events, sites, run=self._run, board=self._board, notes=self._notes)
+
+    def _onnxruntime(self) -> Iterator[OpRow]:
+        if self._case.model is None:
+            return iter(())
+        shop, log = self._shop, self._isolated["log"]
+        model = as_onnx(self._case.model, cache=shop.cache, isolated=shop.isolated, log=log)
+        events = self._have(
+            "no profile of the operations",
+            lambda: read_onnxruntime(self._raw / ONNXRUNTIME_FILE, model, **self._isolated, **self._passed),
+        )
+        if events is None:
+            return iter(())
+        self._notes += events.notes
+        return onnxruntime_rows(events, self._estimates(model), run=self._run, board=self._board)
+
+    def _sites(self) -> Sites | None:
+        case, shop = self._case, self._shop
+        if case.model is None or case.artifact is None:
+            return None
+        return dispatch_sites(case.model, case.artifact, cache=shop.cache, **self._isolated)
+
+    def _estimates(self, model: Model) -> Estimates:
+        make = functools.partial(estimate, model, cache=self._shop.cache, **self._isolated)
+        return self._have("no estimates", make) or Estimates()
+
+    def _have(self, without: str, make: Callable[[], Made]) -> Made | None:
+        try:
+            return make()
+        except HilError as error:
+            self._notes.append(f"{without}: {error.message}")
+            return None
+
+
+def _forget_older(folder: Path) -> None:
+    """Another run's files are not to lie beside this one's."""
+    with storing(folder):
+        for name in (IREE_FILE, ONNXRUNTIME_FILE):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _save(taken: ProfilePass, folder: Path) -> Path:
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in taken.files.items():
+            (folder / Path(name).name).write_bytes(content)
+    return folder
+
+
+def _uploads(case: Case) -> Iterable[Span]:
+    """The upload, piece by piece; the first one begins with its stage."""
+    began = next((span.start_ns for span in case.spans if span.name == "push"), 0)
+    before = 0
+    for at, sent in case.sent:
+        yield Span("upload", began, at, {"bytes_out": sent - before, "bytes_in": 0})
+        began, before = at, sent
+
+
+def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
+    """The calls; one of a board that tells no times of its own lasts from its first operation to its last."""
+    taken = capture.taken
+    if taken is None or taken.board is not None or not rows:
+        return capture.calls
+    end = max(row.start_ns + row.duration_ns for row in rows)
+    return [*capture.calls, Call(PROFILED, taken.host, Span("run", rows[0].start_ns, end))]
+
+
+def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
+    """The board's clock beside the host's. Of a board without an agent no more is known than that what it did, it did
+    during the call."""
+    if capture.clock is not None:
+        return capture.clock
+    host = capture.taken.host if capture.taken else None
+    if host is None or not rows:
+        return ClockFit(0, 0.0, 0, 0)
+    return ClockFit(rows[0].start_ns - host.start_ns, 0.0, host.start_ns, host.end_ns - host.start_ns)

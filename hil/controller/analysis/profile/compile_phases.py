@@ -1,0 +1,103 @@
+"""IREE's compiler, called phase by phase through its own library, with a report of each phase's passes.
+
+A program of its own (``python -m hil.controller.analysis.profile.compile_phases SOURCE OUT REPORTS FLAG...``): the
+library takes its flags once a process. The phases go from one to the next in memory, as they do in iree-compile. For
+each it
+prints a line of JSON: its name, its begin and its end on this machine's monotonic clock; the compiler's report of its
+passes goes to ``REPORTS/<phase>``. It ends with exit code 1 where a phase fails, whose report then says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.iree_compiler import native_compiler
+from hil.core.clock import now_ns
+
+# Those of IREE 3.13, in order: what --compile-to takes.
+PHASES = (
+    "start input abi preprocessing global-optimization dispatch-creation flow stream executable-sources "
+    "executable-configurations executable-targets hal vm end"
+).split()
+READ, WRITE = "read", "write"
+_LIBRARY = "libIREECompiler.so"
+_STANDARD_PIPELINE = 0
+
+
+class _Compiler:
+    """The library's functions, which all begin with ``ireeCompiler``; pointers are opaque."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._library = ctypes.CDLL(str(native_compiler().parent / _LIBRARY))
+        self("GlobalInitialize")
+        arguments = ["iree-compile", *flags]
+        texts = (ctypes.c_char_p * len(arguments))(*(text.encode() for text in arguments))
+        self("SetupGlobalCL", ctypes.c_int(len(arguments)), texts, b"iree-compile", ctypes.c_bool(False))
+        self._session = self.pointer("SessionCreate")
+        self._invocation = self.pointer("InvocationCreate", self._session)
+        self("InvocationEnableConsoleDiagnostics", self._invocation)
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        self._function(name, None)(*arguments)
+
+    def pointer(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self._function(name, ctypes.c_void_p)(*arguments))
+
+    def _function(self, name: str, result: Any) -> Any:
+        function = self._library[f"ireeCompiler{name}"]
+        function.restype = result
+        return function
+
+    def _opened(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        opened = ctypes.c_void_p()
+        if error := self.pointer(name, *arguments, ctypes.byref(opened)):
+            raise OSError(f"{name} failed: {self._function('ErrorGetMessage', ctypes.c_char_p)(error).decode()}")
+        return opened
+
+    def read(self, path: str) -> bool:
+        source = self._opened("SourceOpenFile", self._session, path.encode())
+        return bool(self._function("InvocationParseSource", ctypes.c_bool)(self._invocation, source))
+
+    def run(self, before: str, phase: str) -> bool:
+        self("InvocationSetCompileFromPhase", self._invocation, before.encode())
+        self("InvocationSetCompileToPhase", self._invocation, phase.encode())
+        pipeline = ctypes.c_int(_STANDARD_PIPELINE)
+        return bool(self._function("InvocationPipeline", ctypes.c_bool)(self._invocation, pipeline))
+
+    def write(self, path: str) -> bool:
+        out = self._opened("OutputOpenFile", path.encode())
+        error = self.pointer("InvocationOutputVMBytecode", self._invocation, out)
+        self("OutputKeep", out)
+        self("OutputDestroy", out)
+        return not error
+
+
+def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
+    """Compile a file into a program; the exit code."""
+    compiler = _Compiler([*flags, "--mlir-timing", "--mlir-timing-display=tree", "--mlir-output-format=json"])
+    steps: list[tuple[str, Callable[[], bool]]] = [(READ, functools.partial(compiler.read, source))]
+    steps += [(phase, functools.partial(compiler.run, before, phase)) for before, phase in itertools.pairwise(PHASES)]
+    steps.append((WRITE, functools.partial(compiler.write, out)))
+    for name, step in steps:
+        with (Path(reports) / name).open("wb") as report:
+            os.dup2(report.fileno(), 2)
+            begin = now_ns()
+            done = step()
+            print(json.dumps([name, begin, now_ns()]), flush=True)
+        if not done:
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
+    # What is left is the compiler's tidying up, which can take longer than the compiling did.
+    os._exit(code)

@@ -1,0 +1,355 @@
+"""Which of two profiled runs is faster, and which of its operations are.
+
+The runs that no profiler slowed down decide. The profiled times of operations are set beside each other only where the
+same profiler made both and costs little; elsewhere they tell what an operation's share of its own run is, and no more:
+a profiler that costs a few microseconds a node makes a fast run look slow.
+
+Two runs never take the same time. So each ratio has an interval of confidence, made of the ranks of the times in the
+iterations (Hodges and Lehmann, "Estimates of location based on rank tests", 1963): no bell curve is
+supposed, and a few outliers move nothing. All intervals together hold with the confidence asked for, however many
+operations there are; and only what lies beyond a margin as a whole is called a change. What no interval can tell is a
+whole run's bad luck, a board that was hotter: for that ``hil bench A B`` runs both in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.controller.analysis.profile.own_times import own_times
+from hil.controller.analysis.profile.rows import join_list
+from hil.controller.analysis.profile.show_totals import RunTimes, run_times, timed_runs
+from hil.core.timeline import OpRow, Profile
+
+CONFIDENCE = 0.95
+MARGIN = 0.05
+
+# More iterations than this are thinned out: every ratio of two is looked at.
+_MOST_ITERATIONS = 400
+# With more, the distribution of the rank sum is as good as normal.
+_MOST_EXACT = 30
+
+Times = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an operation takes in an iteration: median and mean in ns, its share of the total (0 to 1), and iterations.
+
+    Several executions in one iteration are one time, their sum.
+    """
+
+    p50_ns: float
+    mean_ns: float
+    share: float
+    iterations: int
+
+
+@dataclass(frozen=True)
+class OpDiff:
+    """One operation in both profiles; or several, where one compiler fused what the other did not.
+
+    Attributes:
+        name: the ONNX nodes, joined by ``;``, or the operation's name where it has none.
+        kind: ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all of them, ``timed`` for the timed runs.
+        a_ops, b_ops: what the runtime calls it in each; empty where it is not there.
+        a, b: what it costs in each; None where it is not there.
+        ratio: b's time by a's: the middle one of all iterations' ratios; None where one is missing, or where the two
+            cannot be compared.
+        low, high: the ratio's interval of confidence; None where there are too few iterations for any.
+        change: ``slower``, ``faster``, ``only in a``, ``only in b``, or "" where no change was shown.
+    """
+
+    name: str
+    kind: str
+    a_ops: tuple[str, ...]
+    b_ops: tuple[str, ...]
+    a: Cost | None
+    b: Cost | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    change: str
+
+    @property
+    def change_ns(self) -> float:
+        """By how much an iteration takes longer in b for its sake, ns; of no meaning where they are not comparable."""
+        return (self.b.p50_ns if self.b else 0.0) - (self.a.p50_ns if self.a else 0.0)
+
+
+@dataclass(frozen=True)
+class ProfileDiff:
+    """Two profiles compared.
+
+    Attributes:
+        a, b: their names.
+        confidence: that all intervals hold.
+        margin: 0.05 where a change of less than 5 % is none; of operations it is wider by what the profiler adds.
+        a_times, b_times: of their runs, timed and profiled.
+        timed: the timed runs, which decide; its interval holds by itself with the confidence asked for.
+        incomparable: why the profiled times of one cannot be set beside those of the other; "" where they can.
+        total: of all operations' times in an iteration.
+        ops: each of them, the largest change first, or where they cannot be compared the largest share.
+    """
+
+    a: str
+    b: str
+    confidence: float
+    margin: float
+    a_times: RunTimes
+    b_times: RunTimes
+    timed: OpDiff
+    incomparable: str
+    total: OpDiff
+    ops: Sequence[OpDiff]
+
+    @property
+    def verdict(self) -> str:
+        """Which is faster, in a line."""
+        one = self.timed
+        if one.a is None or one.b is None:
+            return "which is faster is not known: one of them has no timed run"
+        if one.low is None:
+            return "which is faster is not known: too few timed iterations"
+        if not one.change:
+            return "no difference between the timed runs was shown"
+        return f"B is {one.change} than A: its timed run takes {one.ratio:.3g} times as long"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for ``json.dumps``; each operation has its ``change_ns`` besides, where the two can be compared."""
+        timed, *described = (
+            {
+                **dataclasses.asdict(one),
+                "change_ns": None if self.incomparable and one is not self.timed else one.change_ns,
+            }
+            for one in (self.timed, self.total, *self.ops)
+        )
+        return {
+            "a": self.a,
+            "b": self.b,
+            "confidence": self.confidence,
+            "margin": self.margin,
+            "verdict": self.verdict,
+            "a_overhead": self.a_times.overhead,
+            "b_overhead": self.b_times.overhead,
+            "timed": timed,
+            "incomparable": self.incomparable,
+            "total": described[0],
+            "ops": described[1:],
+        }
+
+
+def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, margin: float = MARGIN) -> ProfileDiff:
+    """Compare two profiles operation by operation: joined by their ONNX nodes, or by name where they have none.
+
+    Args:
+        a, b: of one model; made by whatever compiler and runtime.
+        confidence: that all intervals hold, of each run by itself.
+        margin: how much of a change is none.
+    """
+    before, after = _Side.of(a.rows), _Side.of(b.rows)
+    a_times, b_times = run_times(a), run_times(b)
+    incomparable = _incomparable(a, a_times, b, b_times)
+    pairs = _pairs(before.keys, after.keys)
+    # Bonferroni: with so many intervals, and that of the total, each has to be so much surer.
+    doubt = (1 - confidence) / (1 + sum(bool(mine and theirs) for mine, theirs in pairs))
+    # A change may as well be the profiler's, up to what that adds.
+    added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
+    beyond = (1 + margin) * (1 + added) - 1
+    judge = functools.partial(_judged, before, after, None if incomparable else doubt, beyond)
+    size = _largest_share if incomparable else (lambda one: abs(one.change_ns))
+    ops = sorted((judge(mine, theirs) for mine, theirs in pairs), key=size, reverse=True)
+    total = dataclasses.replace(judge(before.keys, after.keys), name="total", kind="total", a_ops=(), b_ops=())
+    timed = _timed(timed_runs(a), timed_runs(b), 1 - confidence, margin)
+    return ProfileDiff(a.run, b.run, confidence, margin, a_times, b_times, timed, incomparable, total, ops)
+
+
+def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) -> str:
+    # A runtime's name comes first, then its version and device.
+    one, other = (profile.runtime.split(" ")[0] for profile in (a, b))
+    if one != other:
+        return f"A's times are those of {one}'s profiler, B's those of {other}'s"
+    for name, times in (("A", a_times), ("B", b_times)):
+        if times.overhead is None:
+            return f"what the profiler costs {name} is not known: it has no timed run"
+        if times.is_distorted:
+            return f"the profiler adds {times.overhead:.0%} to {name}'s runs"
+    return ""
+
+
+def _largest_share(one: OpDiff) -> float:
+    return max(cost.share for cost in (one.a, one.b) if cost is not None)
+
+
+def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> OpDiff:
+    """What the runs tell that no profiler slowed down."""
+    before, after = (np.array(times, np.float64) for times in (a, b))
+    mine, theirs = (
+        Cost(float(np.median(times)), float(times.mean()), 1.0, len(times)) if len(times) else None
+        for times in (before, after)
+    )
+    one = OpDiff("timed run", "timed", (), (), mine, theirs, None, None, None, "")
+    return _compared(one, before, after, doubt, margin) if mine and theirs else one
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What stays the same from run to run: the nodes, and where there are none the name."""
+
+    kind: str
+    nodes: tuple[str, ...]
+    name: str
+
+    @classmethod
+    def of(cls, row: OpRow) -> _Key:
+        return cls(row.kind, row.onnx_nodes, "" if row.onnx_nodes else row.op)
+
+
+_Pair = tuple[list[_Key], list[_Key]]
+
+
+@dataclass
+class _Side:
+    """One profile: time by operation and iteration, and what the operations are called."""
+
+    times: dict[_Key, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
+    ops: dict[_Key, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    iterations: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    @classmethod
+    def of(cls, rows: Iterable[OpRow]) -> _Side:
+        side = cls()
+        for row, own_ns in own_times(rows):
+            key = _Key.of(row)
+            side.times[key][row.iteration] += own_ns
+            side.ops[key][row.op] = None
+            side.iterations[row.iteration] += own_ns
+        return side
+
+    @property
+    def keys(self) -> list[_Key]:
+        return list(self.times)
+
+    def together(self, keys: Sequence[_Key]) -> Times:
+        """The time of some operations in each iteration; 0 where none of them ran."""
+        return np.array([sum(self.times[key].get(one, 0) for key in keys) for one in self.iterations], np.float64)
+
+    def cost(self, times: Times) -> Cost:
+        whole = sum(self.iterations.values())
+        share = float(times.sum()) / whole if whole else 0.0
+        return Cost(float(np.median(times)), float(times.mean()), share, len(times))
+
+    def names(self, keys: Sequence[_Key]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for key in keys for name in self.ops[key]))
+
+
+def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
+    """What is to be compared with what.
+
+    Equal keys are. Of the rest, all that are linked by common nodes are one comparison: one compiler made of them what
+    the other made otherwise. The others are in one profile only.
+    """
+    both = set(a) & set(b)
+    pairs: list[_Pair] = [([key], [key]) for key in a if key in both]
+    groups: list[tuple[set[str], list[_Key], list[_Key]]] = []
+    alone: list[_Pair] = [([key], []) for key in a if key not in both] + [([], [key]) for key in b if key not in both]
+    for mine, theirs in alone:
+        nodes = {node for key in (*mine, *theirs) for node in key.nodes}
+        linked = [group for group in groups if group[0] & nodes]
+        groups = [group for group in groups if not group[0] & nodes]
+        groups.append(
+            (
+                nodes.union(*(group[0] for group in linked)),
+                [key for group in linked for key in group[1]] + mine,
+                [key for group in linked for key in group[2]] + theirs,
+            )
+        )
+    pairs += [(mine, theirs) for _, mine, theirs in groups if mine and theirs]
+    # Several of one profile that share a node are still several where the other has none of them.
+    pairs += [([key], []) for _, mine, theirs in groups if not theirs for key in mine]
+    pairs += [([], [key]) for _, mine, theirs in groups if not mine for key in theirs]
+    return pairs
+
+
+def _judged(
+    before: _Side, after: _Side, doubt: float | None, margin: float, mine: Sequence[_Key], theirs: Sequence[_Key]
+) -> OpDiff:
+    keys = mine or theirs
+    nodes = dict.fromkeys(node for key in (*mine, *theirs) for node in key.nodes)
+    alone = "" if mine and theirs else "only in a" if mine else "only in b" if theirs else ""
+    one = OpDiff(
+        name=join_list(tuple(nodes)) if nodes else keys[0].name if keys else "",
+        kind=keys[0].kind if keys else "",
+        a_ops=before.names(mine),
+        b_ops=after.names(theirs),
+        a=before.cost(before.together(mine)) if mine else None,
+        b=after.cost(after.together(theirs)) if theirs else None,
+        ratio=None,
+        low=None,
+        high=None,
+        change=alone,
+    )
+    if doubt is None or not mine or not theirs:
+        return one
+    return _compared(one, before.together(mine), after.together(theirs), doubt, margin)
+
+
+def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:
+    """With the ratio of b's times to a's, and what follows from its interval."""
+    ratio, low, high = _ratio(before, after, doubt)
+    change = ""
+    if low is not None and high is not None:
+        change = "slower" if low > 1 + margin else "faster" if high < 1 / (1 + margin) else ""
+    return dataclasses.replace(one, ratio=ratio, low=low, high=high, change=change)
+
+
+def _ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float | None]:
+    """The middle of all ratios of b's times to a's, and the interval that misses the true one with that probability."""
+    a, b = (np.log(np.maximum(_thinned(times), 1.0)) for times in (a, b))
+    ratios = np.sort(np.subtract.outer(b, a), axis=None)
+    middle = math.exp(float(np.median(ratios)))
+    outside = _outside(len(a), len(b), doubt)
+    if outside is None:
+        return middle, None, None
+    return middle, math.exp(float(ratios[outside])), math.exp(float(ratios[-1 - outside]))
+
+
+def _thinned(times: Times) -> Times:
+    return times[:: -(-len(times) // _MOST_ITERATIONS)]
+
+
+@functools.lru_cache(64)
+def _outside(n: int, m: int, doubt: float) -> int | None:
+    """How many ratios lie outside of the interval at each of its ends; None where even none at all is too many.
+
+    It is the most that the rank sum's statistic U is no larger than with a probability of ``doubt / 2``.
+    """
+    if max(n, m) > _MOST_EXACT:
+        deviations = NormalDist().inv_cdf(doubt / 2)
+        found = math.floor(n * m / 2 - 0.5 + deviations * math.sqrt(n * m * (n + m + 1) / 12))
+    else:
+        allowed = doubt / 2 * math.comb(n + m, n)
+        found = sum(orders <= allowed for orders in itertools.accumulate(_orders(n, m))) - 1
+    return found if found >= 0 else None
+
+
+def _orders(n: int, m: int) -> list[int]:
+    """In how many of all orders of n and m times U is 0, 1, ... n * m: the coefficients of Gauss's binomial."""
+    counts = [1] + [0] * (n * m)
+    for i in range(1, n + 1):
+        # Multiplied with 1 - x^(m + i), and divided by 1 - x^i.
+        for u in range(n * m, m + i - 1, -1):
+            counts[u] -= counts[u - m - i]
+        for u in range(i, n * m + 1):
+            counts[u] += counts[u - i]
+    return counts

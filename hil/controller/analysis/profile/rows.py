@@ -1,0 +1,192 @@
+"""The rows of a profile as a table: CSV for everybody, Parquet for those who have pyarrow. Both stream.
+
+A list stands in one cell of the CSV, its items parted by ``;``. Within an item a backslash stands before what would
+mean something else: ``\\;`` and ``\\\\``, and ``\\n``, ``\\r``, ``\\0`` for those characters; ``\\e`` is an empty item.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from hil.core.timeline import OpRow
+from hil.errors import UsageError
+
+COLUMNS = (
+    "run",
+    "iteration",
+    "board",
+    "runtime",
+    "op",
+    "kind",
+    "onnx_nodes",
+    "op_types",
+    "start_ns",
+    "duration_ns",
+    "clock",
+    "tiles",
+    "tile_time_ns",
+    "shapes",
+    "bytes",
+    "flops",
+    "bound_estimate",
+)
+_LISTS = ("onnx_nodes", "op_types")
+_INTS = ("iteration", "start_ns", "duration_ns")
+_OPTIONAL_INTS = ("tiles", "tile_time_ns", "bytes", "flops")
+
+_ESCAPES = {"\\": "\\\\", ";": "\\;", "\n": "\\n", "\r": "\\r", "\0": "\\0"}
+_ESCAPED = str.maketrans(_ESCAPES)
+_MEANT = {escape[1]: char for char, escape in _ESCAPES.items()} | {"e": ""}
+_ITEM = re.compile(r"((?:[^;\\]|\\.)*)(?:;|$)", re.DOTALL)
+_BATCH = 1 << 15  # rows of a Parquet batch, and of its row group at the least
+_CUT_HINT = "profile again, or read the profile's trace"
+
+
+@functools.lru_cache(4096)
+def join_list(items: Sequence[str]) -> str:
+    """The items as one cell."""
+    return ";".join(item.translate(_ESCAPED) if item else "\\e" for item in items)
+
+
+@functools.lru_cache(4096)
+def split_list(cell: str) -> tuple[str, ...]:
+    """The items of a cell."""
+    if "\\" not in cell:
+        return tuple(cell.split(";")) if cell else ()
+    # The last match is the empty one at the cell's end.
+    items = _ITEM.findall(cell)
+    return tuple(re.sub(r"\\(.)", lambda found: _MEANT.get(found[1], found[1]), item) for item in items[:-1])
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path to write to, which takes the other's place at the end, and is removed where that fails.
+
+    What is no plain file (``/dev/null``, a pipe) is written to as it is: nothing is to take its place.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_csv(rows: Iterable[OpRow], path: Path) -> int:
+    """Write rows as CSV (UTF-8, a line of names first); an empty cell where something is not known. Returns how many.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    written = itertools.count()
+    values = attrgetter(*COLUMNS)
+    nodes, types = (COLUMNS.index(name) for name in _LISTS)
+
+    def cells() -> Iterator[list[Any]]:
+        # The counter stands second, so that none is taken where there is no row more.
+        for row, _ in zip(rows, written, strict=False):
+            line = list(values(row))
+            line[nodes] = join_list(line[nodes])
+            line[types] = join_list(line[types])
+            yield line
+
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(cells())
+    return next(written)
+
+
+def read_csv(path: Path) -> Iterator[OpRow]:
+    """The rows of a file of :func:`write_csv`, one after another.
+
+    Raises:
+        UsageError: while they are read: there is no such file, it was cut off, or it is another table.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = csv.reader(file, strict=True)
+            header = next(lines, [])
+            if tuple(header) != COLUMNS:
+                there = ", ".join(header)[:200] or "none"
+                raise UsageError(f"{path} is no profile's table of operations: its columns are {there}")
+            _check_end(path)
+            for cells in lines:
+                yield _row(cells)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no profile's table of operations: {error}") from error
+    except (csv.Error, ValueError) as error:
+        raise UsageError(f"{path}, line {lines.line_num}: {error}", hint=_CUT_HINT) from error
+
+
+def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
+    """Write rows as Parquet: the CSV's columns, with lists of texts, 64-bit integers and nulls.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+        OSError: the file cannot be written.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UsageError("pyarrow is not installed", hint="pip install 'hil[parquet]'") from error
+    integers = {*_INTS, *_OPTIONAL_INTS}
+    types = {name: pyarrow.int64() for name in integers} | {name: pyarrow.list_(pyarrow.string()) for name in _LISTS}
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in COLUMNS])
+    values = attrgetter(*COLUMNS)
+    source = iter(rows)
+    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        while batch := [values(row) for row in itertools.islice(source, _BATCH)]:
+            columns = [
+                pyarrow.array(column, field.type)
+                for column, field in zip(zip(*batch, strict=True), schema, strict=True)
+            ]
+            writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+
+
+def _check_end(path: Path) -> None:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            raise UsageError(f"{path} was cut off: its last line has no end", hint=_CUT_HINT)
+
+
+def _row(cells: list[str]) -> OpRow:
+    if len(cells) != len(COLUMNS):
+        raise ValueError(f"{len(cells)} cells instead of {len(COLUMNS)}")
+    run, iteration, board, runtime, op, kind, nodes, types, start, duration, clock, *rest = cells
+    tiles, tile_time, shapes, moved, flops, bound = rest
+    return OpRow(
+        run,
+        int(iteration),
+        board,
+        runtime,
+        op,
+        kind,
+        split_list(nodes),
+        split_list(types),
+        int(start),
+        int(duration),
+        clock,
+        int(tiles) if tiles else None,
+        int(tile_time) if tile_time else None,
+        shapes,
+        int(moved) if moved else None,
+        int(flops) if flops else None,
+        bound,
+    )

@@ -1,0 +1,231 @@
+"""A profile's rows summed up: by operation, by ONNX node or by its type; and the time of whole runs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from hil.controller.analysis.profile.own_times import own_times
+from hil.controller.storage.texts import plain
+from hil.core.timeline import OpRow, Profile
+
+NOT_THE_MODEL = "(runtime)"
+# A profiler that adds more than this to a run distorts its times: they are shown with it, and judge nothing.
+MOST_OVERHEAD = 0.2
+
+_PREFIX_LEAST, _LEFT_LEAST = 10, 6
+
+
+@dataclass(frozen=True)
+class Total:
+    """What several executions came to together. Times are nanoseconds of the board's clock.
+
+    Attributes:
+        name: of the operation, the nodes or the types, as :data:`GROUPS` says.
+        kind: ``compute`` or ``runtime``, as in :class:`OpRow`.
+        onnx_nodes, op_types: of all that is summed up, each once, in the order of their first execution.
+        ops: names of the operations, likewise.
+        calls: executions, in all iterations together.
+        total_ns, mean_ns, p50_ns: of their own times (:func:`own_times`).
+        run_ns: what an iteration spends on it, the median: one hiccup does not make a picture.
+        share: of what an iteration spends on all of them, 0 to 1.
+        parallelism: tiles' time by duration: how many threads worked, on average; None where the runtime does not tell.
+        flops_per_s, bytes_per_s: estimated work by measured time; None where any row has no estimate.
+        intensity: estimated operations a byte; None where it is not known.
+        bound_estimate: ``compute`` or ``memory`` where all rows' estimates agree, else "".
+    """
+
+    name: str
+    kind: str
+    onnx_nodes: tuple[str, ...]
+    op_types: tuple[str, ...]
+    ops: tuple[str, ...]
+    calls: int
+    total_ns: int
+    run_ns: float
+    mean_ns: float
+    p50_ns: float
+    share: float
+    parallelism: float | None
+    flops_per_s: float | None
+    bytes_per_s: float | None
+    intensity: float | None
+    bound_estimate: str
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """How long whole runs took on the board, in nanoseconds; None where nothing tells.
+
+    Attributes:
+        timed_p50_ns: of the runs whose answer is compared, which nothing slowed down.
+        profiled_p50_ns: of the runs that the rows come from.
+        iterations: how many of these there were.
+    """
+
+    timed_p50_ns: float | None
+    profiled_p50_ns: float | None
+    iterations: int
+
+    @property
+    def overhead(self) -> float | None:
+        """What profiling added: 0.05 for 5 % more time."""
+        if not self.timed_p50_ns or self.profiled_p50_ns is None:
+            return None
+        return self.profiled_p50_ns / self.timed_p50_ns - 1
+
+    @property
+    def is_distorted(self) -> bool:
+        """Whether the profiler costs so much that the profiled times are told with it."""
+        return (self.overhead or 0.0) > MOST_OVERHEAD
+
+    @property
+    def mark(self) -> str:
+        """What stands behind each figure that the profiler distorts; "" where it does not."""
+        return f" ({self.overhead:+.0%})" if self.is_distorted else ""
+
+
+def _node(row: OpRow) -> str:
+    return ", ".join(row.onnx_nodes) or (NOT_THE_MODEL if row.kind == "runtime" else row.op)
+
+
+def _type(row: OpRow) -> str:
+    return "+".join(row.op_types) or (NOT_THE_MODEL if row.kind == "runtime" else "(unknown)")
+
+
+# What --by may say. The nodes of one fused operation share its time: nobody measured them apart.
+GROUPS: dict[str, Callable[[OpRow], str]] = {"op": lambda row: row.op, "node": _node, "type": _type}
+
+
+def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
+    """Sum rows up, what took the most time first. They are read once and not kept.
+
+    Args:
+        rows: of a profile.
+        by: a key of :data:`GROUPS`.
+    """
+    groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
+    for row, own_ns in own_times(rows):
+        groups[GROUPS[by](row), row.kind].add(row, own_ns)
+    iterations = {iteration for group in groups.values() for iteration in group.runs}
+    everything = sum(group.run_ns(iterations) for group in groups.values())
+    found = [group.total(name, kind, iterations, everything) for (name, kind), group in groups.items()]
+    return sorted(found, key=lambda total: (-total.run_ns, -total.total_ns))
+
+
+def timed_runs(profile: Profile) -> list[int]:
+    """How long each run took that no profiler slowed down, ns."""
+    return [
+        time
+        for call in profile.calls
+        if call.kind == "timed"
+        for time in [end - start for start, end in call.iterations_ns]
+        or [call.board.end_ns - call.board.start_ns - call.warmup_ns]
+    ]
+
+
+def run_times(profile: Profile) -> RunTimes:
+    """How long the timed and the profiled runs took."""
+    profiled = [call for call in profile.calls if call.kind == "profiled"]
+    times = [end - start for call in profiled for start, end in call.iterations_ns]
+    times = times or [end - start for start, end in _iterations(profile.rows).values()]
+    return RunTimes(_p50(timed_runs(profile)), _p50(times), len(times))
+
+
+def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
+    """The rows of the iteration in the middle by its time, by their start; none where there is none.
+
+    Args:
+        rows: of a profile; they are read twice.
+    """
+    found = sorted(_iterations(rows).items(), key=lambda item: item[1][1] - item[1][0])
+    wanted = found[len(found) // 2][0] if found else None
+    return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)
+
+
+def shortener(found: Sequence[Total]) -> Callable[[str], str]:
+    """Leaves out what the names of all operations begin with: compilers put the model's name before each."""
+    ops = {op for total in found for op in total.ops if total.kind == "compute"}
+    if len(ops) < 2:
+        return plain
+    pairs = zip(min(ops), max(ops), strict=False)
+    common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Up to the end of a word, so that something is left of each.
+    common = re.sub(r"[^\W_]*$", "", common[: max(min(map(len, ops)) - _LEFT_LEAST, 0)])
+    if len(common) < _PREFIX_LEAST:
+        return plain
+    return lambda name: plain(f"…{name.removeprefix(common)}" if name.startswith(common) else name)
+
+
+class _Group:
+    """Rows that are summed up, as they come."""
+
+    def __init__(self) -> None:
+        self.times = array("q")
+        self.runs: dict[int, int] = defaultdict(int)
+        self._tile_time = self._tiled = 0
+        # None from the first row on that has no estimate.
+        self._flops: int | None = 0
+        self._bytes: int | None = 0
+        self._bounds: set[str] = set()
+        # Used for their order.
+        self._nodes: dict[str, None] = {}
+        self._types: dict[str, None] = {}
+        self._ops: dict[str, None] = {}
+
+    def add(self, row: OpRow, own_ns: int) -> None:
+        self.times.append(own_ns)
+        self.runs[row.iteration] += own_ns
+        if row.tile_time_ns is not None:
+            self._tile_time += row.tile_time_ns
+            self._tiled += row.duration_ns
+        self._flops = None if self._flops is None or row.flops is None else self._flops + row.flops
+        self._bytes = None if self._bytes is None or row.bytes is None else self._bytes + row.bytes
+        self._bounds.add(row.bound_estimate)
+        for seen, names in ((self._nodes, row.onnx_nodes), (self._types, row.op_types), (self._ops, (row.op,))):
+            seen.update(dict.fromkeys(names))
+
+    def run_ns(self, iterations: Set[int]) -> float:
+        """What a typical iteration spends here."""
+        return float(statistics.median(self.runs.get(iteration, 0) for iteration in iterations))
+
+    def total(self, name: str, kind: str, iterations: Set[int], everything: float) -> Total:
+        time, typical = sum(self.times), float(statistics.median(self.times))
+        run_ns, calls = self.run_ns(iterations), len(self.times)
+        return Total(
+            name=name,
+            kind=kind,
+            onnx_nodes=tuple(self._nodes),
+            op_types=tuple(self._types),
+            ops=tuple(self._ops),
+            calls=calls,
+            total_ns=time,
+            run_ns=run_ns,
+            mean_ns=time / calls,
+            p50_ns=typical,
+            share=run_ns / everything if everything else 0.0,
+            parallelism=self._tile_time / self._tiled if self._tiled else None,
+            flops_per_s=self._flops * 1e9 / calls / typical if self._flops is not None and typical else None,
+            bytes_per_s=self._bytes * 1e9 / calls / typical if self._bytes is not None and typical else None,
+            intensity=self._flops / self._bytes if self._flops is not None and self._bytes else None,
+            bound_estimate=next(iter(self._bounds)) if len(self._bounds) == 1 else "",
+        )
+
+
+def _iterations(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
+    """Iteration -> from the start of its first row to the end of its last."""
+    found: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        end = row.start_ns + row.duration_ns
+        first, last = found.get(row.iteration, (row.start_ns, end))
+        found[row.iteration] = (min(first, row.start_ns), max(last, end))
+    return found
+
+
+def _p50(times: Sequence[int]) -> float | None:
+    return float(statistics.median(times)) if times else None

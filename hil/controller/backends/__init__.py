@@ -1,0 +1,1 @@
+"""Compilers, targets to compile for, runtimes, and CPU references."""

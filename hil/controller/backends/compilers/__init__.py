@@ -1,0 +1,94 @@
+"""Models into programs that a runtime can load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.registry import pick, registered
+from hil.core.artifacts import Artifact, Model
+
+
+class Compiler(Protocol):
+    """Makes a program of a model; the arguments and errors are those of :func:`compile_model`."""
+
+    def __call__(
+        self,
+        model: Model,
+        *,
+        runtime: str,
+        flags: Sequence[str],
+        cache: Cache,
+        isolated: Isolated,
+        recompute: bool,
+        debug_ir: Path | None,
+        timeout: float | None,
+        log: Path,
+    ) -> Artifact:
+        """Compile."""
+
+
+def compilers() -> dict[str, Compiler]:
+    """Every compiler by name: the built-in ones and those of the entry point group ``hil.compilers``."""
+    from hil.controller.backends.compilers.executorch import compile_executorch
+    from hil.controller.backends.compilers.iree import compile_iree
+    from hil.controller.backends.compilers.none import take_as_it_is
+    from hil.controller.backends.compilers.tfcompile import compile_tfcompile
+
+    built_in: dict[str, Compiler] = {
+        "iree": compile_iree,
+        "none": take_as_it_is,
+        "tfcompile": compile_tfcompile,
+        "executorch": compile_executorch,
+    }
+    return registered("hil.compilers", built_in)
+
+
+def compile_model(
+    model: Model,
+    *,
+    compiler: str,
+    runtime: str,
+    flags: Sequence[str],
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    debug_ir: Path | None,
+    timeout: float | None,
+    log: Path,
+) -> Artifact:
+    """Make a program of a model, or take the one made before.
+
+    Args:
+        model: what was imported.
+        compiler: ``iree``, ``none``, or the name of one that a package registered.
+        runtime: what will load the program: ``iree`` or ``onnxruntime``.
+        flags: the compiler's own, those of the target included.
+        cache: where programs are kept, by content, compiler version and flags.
+        isolated: where the compiler runs: it may crash.
+        recompute: compile even though the cache has it.
+        debug_ir: a folder for the compiler's intermediate forms; the cache is not asked then.
+        timeout: seconds, or None.
+        log: what the compiler prints is appended here.
+
+    Raises:
+        UsageError: no such compiler, or one that has nothing to do with this model or runtime.
+        CompileFailed: the compiler refused the model.
+        CompileCrashed: the compiler died.
+        StageTimeout: it took too long.
+        StorageError: the program cannot be kept.
+    """
+    return pick("compiler", compilers(), compiler)(
+        model,
+        runtime=runtime,
+        flags=flags,
+        cache=cache,
+        isolated=isolated,
+        recompute=recompute,
+        debug_ir=debug_ir,
+        timeout=timeout,
+        log=log,
+    )

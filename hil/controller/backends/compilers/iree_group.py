@@ -1,0 +1,259 @@
+"""Many small models compiled together: setting the compiler up costs more than the compiling does.
+
+Models become functions of a few programs. In the cache each has an entry of its own, which :func:`compile_iree` takes
+for users of the same :class:`Cache` object, and for nobody else; the entries of a group share one file. A model that
+breaks its group is left out of it, to be compiled alone: what comes of a model never depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.controller.backends.compilers.iree import FUNCTION, LOG, MAIN, Recipe, declaration_of, recipe_of
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.core import scratch
+from hil.core.artifacts import Model
+from hil.errors import CompileFailed, HilError, StorageError
+
+# A larger model takes longer to compile than the compiler to be set up.
+_MODEL_BYTES = 1 << 20
+# A board loads a group's file as a whole, for every one of its functions.
+_GROUP_BYTES = 4 << 20
+_GROUP_MODELS = 16
+# One that hangs costs its group this much; alone it then has the whole time limit.
+_TIMEOUT_S = 300.0
+# Names that need no quoting, and that a board does not take for IREE's own.
+_PLAIN = re.compile(r"(?!__)[A-Za-z_]\w*")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Together:
+    """What came of compiling models together.
+
+    Attributes:
+        compiled: those that the cache holds now.
+        cached: those that it held before.
+        alone: those left for :func:`compile_iree`: too large, refused, or too few to be worth it.
+        programs: how many files the compiled ones are in.
+    """
+
+    compiled: tuple[Model, ...] = ()
+    cached: tuple[Model, ...] = ()
+    alone: tuple[Model, ...] = ()
+    programs: int = 0
+
+
+@dataclass(frozen=True)
+class _Member:
+    model: Model
+    recipe: Recipe
+    function: str
+
+    def order(self) -> dict[str, Any]:
+        """What the isolated process needs to know."""
+        return {
+            "model": str(self.model.path.absolute()),
+            "dims": dict(self.model.dims),
+            "function": self.function,
+            "declaration": declaration_of(self.model, self.function),
+        }
+
+
+@dataclass(frozen=True)
+class _Shop:
+    cache: Cache
+    isolated: Isolated
+    recompute: bool
+    timeout: float
+
+
+def has_compiled(model: Model, *, flags: Sequence[str], cache: Cache) -> bool:
+    """Whether :func:`compile_iree`, given this cache object, finds a model's program there, alone or with others.
+
+    Raises:
+        UsageError: the compiler is not installed.
+    """
+    recipe = recipe_of(model, flags)
+    if cache.get(recipe.key):
+        return True
+    if cache.get(recipe.shared_key):
+        cache.shared[recipe.key] = recipe.shared_key
+        return True
+    return False
+
+
+def compile_together(
+    models: Sequence[Model],
+    *,
+    flags: Sequence[str],
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool = False,
+    timeout: float | None,
+    log_folder: Path,
+) -> Together:
+    """Compile small models so that :func:`compile_iree`, given the same cache object, finds each of them there.
+
+    Nothing that is wrong with a model, or with the flags, is told here: the model is left for compile_iree, which then
+    says it as ever.
+
+    Args:
+        models: any; of the same content only one is compiled.
+        flags: as for compile_iree.
+        cache: where the programs are kept.
+        isolated: where the compiler runs; as many groups at once as it has workers.
+        recompute: make them anew though the cache holds them.
+        timeout: seconds that compiling one model may take, or None.
+        log_folder: for what the compiler prints, a file a group.
+
+    Raises:
+        UsageError: the compiler is not installed.
+        StorageError: the programs cannot be kept.
+        KeyboardInterrupt: Ctrl-C; what was being compiled is stopped, and the pool closed.
+    """
+    cached: list[Model] = []
+    alone: list[Model] = []
+    members: dict[str, _Member] = {}
+    for number, model in enumerate(models):
+        recipe = recipe_of(model, flags)
+        if recipe.key in members:
+            continue
+        if not recompute and has_compiled(model, flags=flags, cache=cache):
+            cached.append(model)
+        elif _may_join(model):
+            members[recipe.key] = _Member(model, recipe, f"{model.function}.{number}")
+        else:
+            alone.append(model)
+    groups = _groups(list(members.values()), isolated.workers)
+    shop = _Shop(cache, isolated, recompute, min(timeout or _TIMEOUT_S, _TIMEOUT_S))
+    done: list[str] = []
+    programs = 0
+    with concurrent.futures.ThreadPoolExecutor(isolated.workers, thread_name_prefix="group") as pool:
+        futures = [
+            pool.submit(_compile, group, shop, log_folder / f"group-{number}.log")
+            for number, group in enumerate(groups, 1)
+        ]
+        try:
+            for future in _as_they_end(futures):
+                for stored in future.result():
+                    programs += 1
+                    done += [member.recipe.key for member in stored]
+        except HilError as error:
+            for future in futures:
+                future.cancel()
+            if isinstance(error, StorageError):
+                raise
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            isolated.close()
+            raise
+    alone += [member.model for key, member in members.items() if key not in done]
+    return Together(tuple(members[key].model for key in done), tuple(cached), tuple(alone), programs)
+
+
+def _as_they_end(futures: Sequence[concurrent.futures.Future[_T]]) -> Iterator[concurrent.futures.Future[_T]]:
+    """Each future when it is done; waits in slices so that Ctrl-C is heard on every platform."""
+    pending = set(futures)
+    while pending:
+        ended, pending = concurrent.futures.wait(pending, 0.5, concurrent.futures.FIRST_COMPLETED)
+        yield from ended
+
+
+def _may_join(model: Model) -> bool:
+    if model.format != "onnx" or len(model.files) > 1 or not _PLAIN.fullmatch(model.function):
+        return False
+    with contextlib.suppress(CompileFailed):
+        declaration_of(model, model.function)
+        return model.path.stat().st_size <= _MODEL_BYTES
+    return False
+
+
+def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
+    """Groups of equal weight, one a worker or more; none where each worker would have one model at most."""
+    if len(members) <= workers:
+        return []
+    sizes = [member.model.path.stat().st_size for member in members]
+    needed = max(-(-len(members) // _GROUP_MODELS), -(-sum(sizes) // _GROUP_BYTES))
+    count = max(needed, min(workers, len(members) // 2))
+    by_size = [member for _, member in sorted(zip(sizes, members, strict=True), key=lambda pair: -pair[0])]
+    return [by_size[first::count] for first in range(count)]
+
+
+def _compile(group: Sequence[_Member], shop: _Shop, log: Path) -> list[list[_Member]]:
+    """Compile a group and keep what comes of it: the members of each program.
+
+    Raises:
+        UsageError, CompileFailed: the flags are wrong, for whatever model.
+        StorageError: the programs cannot be kept.
+    """
+    by_name = {member.function: member for member in group}
+    open_groups = [list(group)]
+    stored = []
+    while open_groups:
+        members = open_groups.pop()
+        if len(members) < 2:
+            continue
+        with _scratch(shop.cache) as folder:
+            args = {
+                "members": [member.order() for member in members],
+                "flags": list(members[0].recipe.flags),
+                "folder": str(folder.absolute()),
+                "log": str(log.absolute()),
+            }
+            try:
+                programs = shop.isolated.call(
+                    "hil.controller.backends.compilers.iree_group_build:build_group",
+                    args,
+                    timeout=shop.timeout,
+                    log=log,
+                )
+            except IsolatedCrash:  # while importing: iree-compile has a process of its own
+                open_groups += [members[::2], members[1::2]]
+                continue
+            except IsolatedError:
+                continue
+            for program in programs:
+                inside = [by_name[function] for function in program["functions"]]
+                _store(folder / program["file"], inside, program["said"], shop)
+                stored.append(inside)
+    return stored
+
+
+def _store(program: Path, members: Sequence[_Member], said: str, shop: _Shop) -> None:
+    names = ", ".join(f"{member.model.name} as {member.function}" for member in members)
+    log = f"compiled together by one iree-compile: {names}\n{said}"
+
+    def make(folder: Path) -> None:
+        try:
+            os.link(program, folder / MAIN)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(program, folder / MAIN)
+        (folder / LOG).write_text(log)
+
+    for member in members:
+        meta = {**member.recipe.meta, FUNCTION: member.function}
+        shop.cache.get_or_make(member.recipe.shared_key, meta, make, shop.recompute)
+        shop.cache.shared[member.recipe.key] = member.recipe.shared_key
+
+
+@contextlib.contextmanager
+def _scratch(cache: Cache) -> Iterator[Path]:
+    """A folder where files can be linked into the cache; where that cannot be written, storing will say so."""
+    try:
+        place = cache.making()
+    except StorageError:
+        place = scratch.place()
+    with tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

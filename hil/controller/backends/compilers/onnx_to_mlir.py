@@ -1,0 +1,271 @@
+"""ONNX into MLIR's torch dialect, with node names kept as locations and large weights kept out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.errors import CompileFailed
+
+# Weights beyond this go into a parameter file of their own: protobuf and the compiler both end at 2 GB, and
+# compiling a program around a gigabyte of constants takes several times its memory.
+_EXTERNAL_FROM_BYTES = 256 << 20
+# Of those, tensors below this stay in the program: shapes, indices, scales, whose values the compiler wants to see.
+_EXTERNAL_FROM_ELEMENTS = 1 << 16
+# The oldest opset that the importer's lowerings are written for.
+_OPSET = 17
+PARAMETER_SCOPE = "model"
+
+
+def convert(
+    path: Path, dims: Mapping[str, int], declaration: str | None, out: Path, parameters: Path, text: Path | None
+) -> None:
+    """Write a model as MLIR bytecode.
+
+    Args:
+        path: the ONNX file, its external data beside it.
+        dims: sizes of symbolic dimensions.
+        declaration: stored as the function's ``iree.abi.declaration``, which IREE itself leaves out for ONNX.
+        out: the bytecode.
+        parameters: where large weights go, if the model has any; scope ``model``.
+        text: also write the module as text here.
+
+    Raises:
+        CompileFailed: the model uses what IREE's importer does not know.
+    """
+    from iree.compiler import ir
+
+    model = _prepared(path, dims)
+    heavy = _heavy(model)
+    importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
+    module = importer._m
+    if heavy:
+        _save_parameters(importer, path.parent, parameters)
+    with out.open("wb") as file:
+        module.write_bytecode(file)
+    if text is not None:
+        text.write_text(module.get_asm(enable_debug_info=True, large_elements_limit=64, large_resource_limit=64))
+
+
+def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
+    """Add a model to a module, as a function beside those of others.
+
+    The locations of its nodes read ``function/node``, and nothing else in the module has its names.
+
+    Args:
+        module: an ``ir.Module``; unchanged where an error is raised.
+        path: the ONNX file; its weights go into the module.
+        dims: sizes of symbolic dimensions.
+        function: what to call it; unique in the module.
+        declaration: stored as the function's ``iree.abi.declaration``.
+
+    Raises:
+        CompileFailed: the model uses what IREE's importer does not know, or its weights are too large for a module.
+    """
+    from iree.compiler import ir
+
+    from hil.controller.models.importers.onnx import nodes_of
+
+    model = _prepared(path, dims)
+    if _heavy(model):
+        raise CompileFailed("the model's weights need a file of their own")
+    model.graph.name = function
+    for node in nodes_of(model.graph.node):
+        node.name = f"{function}/{node.name}"
+    own = _imported(model, module.context, declaration, None)._m
+    operations = list(own.regions[0].blocks[0].operations)
+    # The importer writes some operators as private functions, under names that another model's may have too.
+    for operation in operations:
+        name = ir.StringAttr(operation.attributes["sym_name"]).value
+        if name != function:
+            ir.SymbolTable.replace_all_symbol_uses(name, f"{function}.{name}", own)
+            ir.SymbolTable.set_symbol_name(operation, f"{function}.{name}")
+    for operation in operations:
+        module.body.append(operation)
+
+
+def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None) -> Any:
+    """The importer of a prepared model, its work done in a module of its own.
+
+    ``heavy``: the folder of the model's external data, and the file for its large weights.
+    """
+    from iree.compiler import ir
+    from iree.compiler.extras import onnx_importer
+
+    try:
+        info = onnx_importer.ModelInfo(model)
+        module = info.create_module(context=context).operation
+        if heavy:
+            importer = _with_parameters(info, module, *heavy)
+        else:
+            importer = onnx_importer.NodeImporter.define_function(info.main_graph, module)
+        importer.import_all()
+        if declaration is not None:
+            with context:
+                reflection = ir.DictAttr.get({"iree.abi.declaration": ir.StringAttr.get(declaration)})
+                importer._p.attributes["iree.reflection"] = reflection
+        module.verify()
+    except onnx_importer.OnnxImportError as error:
+        raise CompileFailed(
+            f"IREE's ONNX importer refused the model: {_first_line(error)}", detail=str(error)
+        ) from error
+    except ir.MLIRError as error:
+        raise CompileFailed(f"the model makes no valid MLIR: {_first_line(error)}", detail=str(error)) from error
+    return importer
+
+
+def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
+    """The model with sizes fixed, functions inlined, a known opset, shapes inferred and every node named."""
+    from onnx import version_converter
+
+    from hil.controller.models.importers.onnx import light_copy
+
+    model = loaded(path, dims)
+    # Before the converter adds nodes of its own: names are numbered as they are everywhere else.
+    name_nodes(model)
+    opset = next((item for item in model.opset_import if item.domain in ("", "ai.onnx")), None)
+    if opset is not None and opset.version < _OPSET:
+        try:
+            model = version_converter.convert_version(model, _OPSET)
+        except Exception as error:  # what cannot be converted may still be importable as it is
+            print(f"note: stays at opset {opset.version}: {_first_line(error)}", flush=True)
+    infer(model, light_copy(model))
+    name_nodes(model)
+    return model
+
+
+def loaded(path: Path, dims: Mapping[str, int]) -> Any:
+    """The model with sizes fixed, small external weights read and local functions inlined."""
+    import onnx
+    from onnx import inliner
+
+    from hil.controller.models.importers.onnx import fix_dims
+
+    model = onnx.load(path, load_external_data=False)
+    initialised = {tensor.name for tensor in model.graph.initializer}
+    fix_dims([value for value in model.graph.input if value.name not in initialised], dims)
+    _load_small(model, path.parent)
+    model.graph.name = model.graph.name or "main_graph"
+    return inliner.inline_local_functions(model) if model.functions else model
+
+
+def name_nodes(model: Any) -> None:
+    """Give every node, those of subgraphs too, a name that no other has."""
+    from hil.controller.models.importers.onnx import nodes_of
+
+    taken: set[str] = set()
+    for number, node in enumerate(nodes_of(model.graph.node)):
+        name = base = node.name or f"{node.op_type}_{number}"
+        again = 1
+        while name in taken:
+            name, again = f"{base}_{again}", again + 1
+        node.name = name
+        taken.add(name)
+
+
+def infer(model: Any, light: Any) -> None:
+    """Infer shapes on a copy without weights, and write them into the model."""
+    import onnx
+
+    try:
+        inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except Exception as error:
+        print(f"note: shapes could not be inferred: {_first_line(error)}", flush=True)
+        return
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(inferred.graph.value_info)
+    for mine, theirs in zip(model.graph.output, inferred.graph.output, strict=True):
+        mine.CopyFrom(theirs)
+    # Subgraphs get their shapes with the nodes that hold them.
+    for node, shaped in zip(model.graph.node, inferred.graph.node, strict=True):
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            node.CopyFrom(shaped)
+
+
+def size_of(tensor: Any) -> int:
+    """Bytes of a tensor's data, wherever they are."""
+    from onnx import TensorProto
+
+    from hil.core.packing import SUB_BYTE_BITS
+    from hil.core.tensors import dtype_of
+    from hil.formats.ort_values import ONNX_TYPES
+
+    name = next((name for name, number in ONNX_TYPES.items() if number == tensor.data_type), "string")
+    if tensor.data_type == TensorProto.STRING or name == "string":
+        return int(tensor.ByteSize())
+    bits = SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
+    return -(-int(math.prod(tensor.dims)) * bits // 8)
+
+
+def _heavy(model: Any) -> bool:
+    return sum(map(size_of, model.graph.initializer)) > _EXTERNAL_FROM_BYTES
+
+
+def _load_small(model: Any, folder: Path) -> None:
+    """Read external data into the model, but for the large weights of a heavy one."""
+    from onnx.external_data_helper import load_external_data_for_tensor
+
+    from hil.controller.models.importers.onnx import tensors_of
+
+    heavy = _heavy(model)
+    kept_out = {tensor.name for tensor in model.graph.initializer if heavy and _is_external(tensor)}
+    for tensor in tensors_of(model):
+        if tensor.data_location == 1 and tensor.name not in kept_out:
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = 0
+            del tensor.external_data[:]
+
+
+def _is_external(tensor: Any) -> bool:
+    return bool(math.prod(tensor.dims) >= _EXTERNAL_FROM_ELEMENTS)
+
+
+def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> Any:
+    from iree.compiler.tools.import_onnx import importer_externalization_overrides as overrides
+
+    settings = overrides.ParamData(
+        param_bit_threshold=None,
+        num_elements_threshold=_EXTERNAL_FROM_ELEMENTS,
+        params_scope=PARAMETER_SCOPE,
+        data_dir=str(folder),
+        param_path=str(parameters),
+        input_index_threshold=None,
+    )
+    return overrides.IREENodeImporter.define_function(info.main_graph, module, settings)
+
+
+def _save_parameters(importer: Any, folder: Path, parameters: Path) -> None:
+    """Write the archive; external data is mapped, so that the weights are never in memory all at once."""
+    from iree import runtime
+
+    index = runtime.ParameterIndex()
+    tensors = importer._gi.initializer_map
+    for name, symbol in importer.globals:
+        index.add_buffer(symbol, raw_of(tensors[name], folder))
+    index.create_archive_file(str(parameters))
+
+
+def raw_of(tensor: Any, folder: Path) -> Any:
+    """A tensor's data as uint8; external data, whose file lies in ``folder``, are mapped."""
+    from onnx import numpy_helper
+
+    from hil.core.packing import SUB_BYTE_BITS, pack
+    from hil.core.tensors import dtype_name
+
+    if tensor.data_location == 1:
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        length = int(fields.get("length", 0)) or size_of(tensor)
+        return np.memmap(folder / fields["location"], np.uint8, "r", int(fields.get("offset", 0)), (length,))
+    array = numpy_helper.to_array(tensor)
+    if dtype_name(array.dtype) in SUB_BYTE_BITS:
+        return pack(array)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

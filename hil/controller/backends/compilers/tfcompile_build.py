@@ -1,0 +1,209 @@
+"""What happens in isolated processes: tfcompile itself, then Zig's C++ compiler and linker on what it wrote.
+
+Zig because one package compiles and links for every target, with an old enough C library, and so that nothing has to be
+installed on the machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hil.controller.backends.compilers.tfcompile_command import CLASS, ERROR, HEADER, OBJECTS
+from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
+from hil.controller.storage.isolated import signal_name
+from hil.core.python_module import module_command
+from hil.core.scratch import temporary_folder
+from hil.errors import CompileCrashed, CompileFailed, UsageError
+
+GLUE = "glue.cc"
+_FLAGS = "-std=c++17 -O2 -g0 -fPIC -w -fvisibility=hidden -ffunction-sections -fdata-sections -fno-sanitize=all".split()
+_LINK_FLAGS = "-shared -s -Wl,--gc-sections -Wl,-z,defs".split()
+# Abseil's part that the wheel lacks; its headers come first.
+_OWN = Path(__file__).parent / "xla_runtime"
+# Runtime sources that are large, and of no use to most programs: `dot_lib_f32.cc`, `sort_lib.cc`.
+_LIBRARY = re.compile(r"(?P<name>\w+?_lib)(?:_(?P<variant>\w+))?")
+_INCLUDED = re.compile(r'#include "xla/backends/cpu/runtime/(\w+_lib)\.h"')
+# What the program's header calls of them: `TypedMatMul<float, ...`, `EigenConv2D<Eigen::half>`.
+_CALLED = re.compile(r"internal::(?:TypedMatMul|EigenConv(?P<rank>\dD))<(?P<type>[\w:]+(?:<\w+>)?)")
+_TYPES = {
+    "float": "f32",
+    "double": "f64",
+    "Eigen::half": "f16",
+    "int32_t": "s32",
+    "int8_t": "s8",
+    "std::complex<float>": "c64",
+    "std::complex<double>": "c128",
+}
+# LLVM says this and goes on, for any CPU of the family or into an abort.
+_UNKNOWN_CPU = re.compile(r"'(?P<cpu>[^']*)' is not a recognized processor for this target")
+_ERROR = re.compile(r"(?:error: |undefined symbol: |ld\.lld: )(?P<what>.*)")
+
+_GLUE = """\
+// The functions of a program of hil's runtime xla-aot, around the class that tfcompile generated.
+#include "{header}"
+#define HIL_API extern "C" __attribute__((visibility("default")))
+
+using Program = {name};
+
+static Program* of(void* program) {{ return static_cast<Program*>(program); }}
+
+HIL_API const char* hil_xla_signature() {{ return {signature}; }}
+// Its arguments are set by the caller, and its memory is its own until the process ends.
+HIL_API void* hil_xla_new() {{ return new Program(Program::AllocMode::RESULTS_PROFILES_AND_TEMPS_ONLY); }}
+HIL_API int64_t hil_xla_argument_size(void* program, int index) {{
+  return index < of(program)->num_args() ? of(program)->arg_size(index) : -1;
+}}
+HIL_API int64_t hil_xla_result_size(void* program, int index) {{
+  return index < of(program)->num_results() ? of(program)->result_size(index) : -1;
+}}
+HIL_API void hil_xla_set(void* program, int index, void* data) {{ of(program)->set_arg_data(index, data); }}
+HIL_API int hil_xla_run(void* program) {{ return of(program)->Run(); }}
+HIL_API void* hil_xla_result(void* program, int index) {{ return of(program)->result_data(index); }}
+"""
+
+
+def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> None:
+    """Run tfcompile on the graph and config of one folder; header and objects go to another.
+
+    Raises:
+        CompileFailed: tfcompile refused the graph (the message is its own), or LLVM does not know the CPU.
+        CompileCrashed: it died.
+    """
+    for name in (GRAPH, CONFIG):
+        shutil.copyfile(Path(source) / name, Path(folder) / name)
+    command = module_command("hil.controller.backends.compilers.tfcompile_command", folder, triple, cpu)
+    code, said = _run(command, Path(log))
+    if unknown := _UNKNOWN_CPU.search(said):
+        raise CompileFailed(
+            f"tfcompile: no CPU {unknown['cpu']!r} is known for {triple}",
+            hint="--target-cpu as LLVM calls it; without it: any CPU of the family",
+        )
+    refused = Path(folder) / ERROR
+    if refused.exists():
+        told = [line.strip() for line in refused.read_text().splitlines() if line.strip()]
+        raise CompileFailed(f"tfcompile: {' '.join(told)[:400]}", detail=_end(said))
+    if code:
+        died = f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
+        raise CompileCrashed(f"tfcompile died {died}", detail=_end(said))
+
+
+def compile_source(source: str, target: str, folder: str, log: str) -> None:
+    """Compile one source of the runtime in TensorFlow's wheel to ``object.o``.
+
+    Raises:
+        CompileFailed: the C++ compiler refused it.
+    """
+    _zig(["-c", source, "-o", f"{folder}/object.o", *_FLAGS], target, Path(log))
+
+
+def link(program: str, signature: str, objects: Sequence[str], target: str, library: str, log: str) -> None:
+    """Link a program's glue, its objects and the runtime's into a shared library.
+
+    Args:
+        program: the folder that :func:`compile_graph` wrote.
+        signature: what the library says of itself.
+        objects: of the runtime.
+        target: as Zig calls it.
+        library: the file to write.
+        log: what the compiler prints.
+
+    Raises:
+        CompileFailed: the compiler or the linker refused it.
+    """
+    with temporary_folder("hil-link-") as scratch:
+        glue = Path(scratch) / GLUE
+        glue.write_text(glue_of(signature))
+        made = [str(Path(program) / name) for name in OBJECTS]
+        parts = [str(glue), *made, *objects, f"-I{program}", *_FLAGS, *_LINK_FLAGS]
+        _zig([*parts, "-o", library], target, Path(log))
+
+
+def glue_of(signature: str) -> str:
+    """The C++ source of a program's functions.
+
+    Args:
+        signature: what the library says of itself, in printable ASCII; what it names may come from anybody's file.
+    """
+    # Of such text JSON's string is C++'s as well.
+    return _GLUE.format(header=HEADER, name=CLASS, signature=json.dumps(signature))
+
+
+def needed_sources(header: str) -> list[Path]:
+    """The runtime's sources that a program needs, by the header that tfcompile wrote."""
+    included, variants = needed_variants(header)
+    return [source for source in runtime_sources() if is_needed(source.stem, included, variants)]
+
+
+def needed_variants(header: str) -> tuple[set[str], set[str]]:
+    """The large libraries that a program's header includes, and the variants (``f32``, ``f16_2d``) that it calls.
+
+    Of a type that is not known here every variant is taken: ``*``.
+    """
+    variants = set()
+    for called in _CALLED.finditer(header):
+        known = _TYPES.get(called["type"])
+        variants.add("_".join(filter(None, (known, (called["rank"] or "").lower()))) if known else "*")
+    return set(_INCLUDED.findall(header)), variants
+
+
+def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
+    """Whether a source of this name is needed; small ones always are."""
+    match = _LIBRARY.fullmatch(stem)
+    if match is None or match["name"] == "rng_state_lib":
+        return True
+    if match["name"] not in included:
+        return False
+    return match["variant"] is None or match["variant"] in variants or "*" in variants
+
+
+def runtime_sources() -> list[Path]:
+    """Every source of XLA's runtime: those of TensorFlow's wheel, and what it lacks."""
+    sources = sorted((package_folder("tensorflow") / "xla_aot_runtime_src").rglob("*.cc"))
+    if not sources:
+        raise UsageError("this TensorFlow came without the sources of XLA's runtime", hint="use the wheel from PyPI")
+    return [*sources, *sorted(_OWN.glob("*.cc"))]
+
+
+def package_folder(name: str) -> Path:
+    """Where a package lies; it is not imported.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    spec = importlib.util.find_spec(name)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        return Path(place)
+    raise UsageError(f"tfcompile needs {name}, which is not installed here", hint="pip install 'hil[tfcompile]'")
+
+
+def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
+    tensorflow = package_folder("tensorflow")
+    includes = [f"-I{folder}" for folder in (_OWN, tensorflow / "include", tensorflow / "xla_aot_runtime_src")]
+    package_folder("ziglang")
+    command = module_command("ziglang", "c++", "-target", target, *includes, *arguments)
+    with temporary_folder("hil-zig-") as scratch:
+        code, said = _run(command, log, Path(scratch))
+    if code:
+        errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(said)))
+        raise CompileFailed(
+            f"the C++ compiler failed: {'; '.join(errors[:3]) or f'exit code {code}'}", detail=_end(said)
+        )
+
+
+def _run(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple[int, str]:
+    print("$", *command, flush=True)
+    start = log.stat().st_size
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
+    with log.open("rb") as file:
+        file.seek(start)
+        return code, file.read().decode(errors="replace")
+
+
+def _end(said: str) -> str:
+    return "\n".join(said.splitlines()[-40:])

@@ -1,0 +1,259 @@
+"""The same inputs through a CPU: what a board's answer is compared with."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from hil.controller.backends.references.expected import expected_result
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.registry import pick, registered
+from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+from hil.core.artifacts import Model
+from hil.core.digest import digest_of
+from hil.core.results import RunResult
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, dtype_name, to_bytes
+from hil.errors import (
+    CompileCrashed,
+    CompileFailed,
+    HilError,
+    ReferenceFailed,
+    StageError,
+    StageTimeout,
+    UsageError,
+)
+
+__all__ = [
+    "Reference",
+    "default_references",
+    "expected_result",
+    "refer",
+    "refer_each",
+    "refer_with_fallback",
+    "references",
+]
+
+# Raise this when what a reference computes changes without its version changing.
+_VERSION = 2
+
+
+class Compute(Protocol):
+    """Runs a model on the tensors of one folder and writes its outputs, in order, into another."""
+
+    def __call__(
+        self,
+        model: Model,
+        inputs: Path,
+        outputs: Path,
+        *,
+        cache: Cache,
+        isolated: Isolated,
+        recompute: bool,
+        timeout: float | None,
+        log: Path,
+    ) -> None:
+        """Compute. Raises ReferenceFailed where the reference cannot run the model."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An oracle.
+
+    Attributes:
+        formats: of the models that it takes.
+        source: who speaks, with version; the key of what is cached.
+        compute: does the work; folders as :mod:`hil.controller.storage.tensor_folder` writes them.
+    """
+
+    formats: tuple[str, ...]
+    source: Callable[[], str]
+    compute: Compute
+
+
+def references() -> dict[str, Reference]:
+    """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
+    from hil.controller.backends.references import (
+        iree_llvm_cpu,
+        onnx_reference,
+        onnxruntime,
+        tensorflow,
+        tflite,
+        torch_eager,
+    )
+
+    built_in = {
+        "onnxruntime": Reference(("onnx",), onnxruntime.source, onnxruntime.compute),
+        "onnx-reference": Reference(("onnx",), onnx_reference.source, onnx_reference.compute),
+        "iree-llvm-cpu": Reference(("onnx", "mlir"), iree_llvm_cpu.source, iree_llvm_cpu.compute),
+        "torch-eager": Reference(("pt2",), torch_eager.source, torch_eager.compute),
+        "tensorflow": Reference(("tf", "keras"), tensorflow.source, tensorflow.compute),
+        "tflite": Reference(("tflite",), tflite.source, tflite.compute),
+        "tflite-builtin": Reference(("tflite",), tflite.source_builtin, tflite.compute_builtin),
+    }
+    return registered("hil.references", built_in)
+
+
+# Who is asked, in this order, when the user names no reference. ONNX's evaluator comes before IREE because it shares
+# nothing with the program under test; it is plain numpy, and slow.
+_ORDER = {
+    "onnx": ("onnxruntime", "onnx-reference", "iree-llvm-cpu"),
+    "mlir": ("iree-llvm-cpu",),
+    "pt2": ("torch-eager",),
+    "tf": ("tensorflow",),
+    "keras": ("tensorflow",),
+    # LiteRT's reference kernels lack some operators.
+    "tflite": ("tflite", "tflite-builtin"),
+}
+
+
+def default_references(model: Model) -> list[str]:
+    """The references to ask when none is named: none for a model that only a board can run."""
+    return list(_ORDER.get(model.format, ())[:1])
+
+
+def refer(
+    name: str,
+    model: Model,
+    inputs: Mapping[str, Array],
+    *,
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    timeout: float | None,
+    log: Path,
+) -> RunResult:
+    """What one reference makes of a model and its inputs, computed or from the cache.
+
+    Args:
+        name: the reference's.
+        model: what was imported.
+        inputs: every input by name.
+        cache: where results are kept, by model, inputs and the reference's version.
+        isolated: where it is computed.
+        recompute: compute even though the cache has it.
+        timeout: seconds, or None.
+        log: what is printed meanwhile is appended here.
+
+    Raises:
+        UsageError: no such reference, or one that does not take this format.
+        ReferenceFailed: it cannot run this model, or not with these inputs.
+        StageTimeout: it took too long.
+    """
+    reference = pick("reference", references(), name)
+    if model.format not in reference.formats:
+        fitting = [other for other, entry in references().items() if model.format in entry.formats]
+        raise UsageError(
+            f"the reference {name} cannot run {model.format} models",
+            hint=f"one of {', '.join(fitting)}" if fitting else "give what you expect: --expected out.npy",
+        )
+    source = reference.source()
+    key = Cache.key(
+        "reference",
+        source=source,
+        model=model.digest,
+        function=model.function,
+        dims=dict(model.dims),
+        inputs=[
+            [key, dtype_name(item.dtype), list(item.shape), digest_of(to_bytes(item))] for key, item in inputs.items()
+        ],
+        version=_VERSION,
+    )
+
+    def make(folder: Path) -> None:
+        with temporary_folder("hil-reference-") as given:
+            save_tensors(Path(given), inputs)
+            try:
+                reference.compute(
+                    model,
+                    Path(given),
+                    folder,
+                    cache=cache,
+                    isolated=isolated,
+                    recompute=recompute,
+                    timeout=timeout,
+                    log=log,
+                )
+            except IsolatedTimeout as error:
+                text = f"the reference {name} {error.message}"
+                raise StageTimeout(text, stage="refer", detail=error.detail) from error
+            except IsolatedCrash as error:
+                raise ReferenceFailed(f"the reference {name} died: {error.message}", detail=error.detail) from error
+            except IsolatedFailure as error:
+                raise ReferenceFailed(f"the reference {name} failed: {error.message}", detail=error.detail) from error
+            except (CompileFailed, CompileCrashed) as error:
+                raise ReferenceFailed(f"the reference {name}: {error.message}", detail=error.detail) from error
+            except HilError:
+                raise
+            except Exception as error:  # a package's own reference may raise anything
+                text = f"the reference {name} failed: {type(error).__name__}: {error}"
+                raise ReferenceFailed(text, detail=traceback.format_exc()) from error
+
+    entry, cached = cache.get_or_make(key, {"reference": source, "model": model.name}, make, recompute)
+    return RunResult(source, load_tensors(entry), provenance={"reference": name, "version": source, "cached": cached})
+
+
+def refer_each(
+    names: Sequence[str], model: Model, inputs: Mapping[str, Array], **settings: Any
+) -> tuple[list[RunResult], dict[str, StageError]]:
+    """What each of several references makes of a model; one that fails hides no other's answer.
+
+    Args:
+        names: the references'.
+        model, inputs, settings: as for :func:`refer`.
+
+    Returns:
+        The answers, in order; and name -> error of the references that could not answer.
+
+    Raises:
+        UsageError: as :func:`refer`.
+        ReferenceFailed: none could; where there is only one, what that one raises.
+        StageTimeout: there is only one, and it took too long.
+    """
+    answers: list[RunResult] = []
+    failed: dict[str, StageError] = {}
+    for name in dict.fromkeys(names):
+        try:
+            answers.append(refer(name, model, inputs, **settings))
+        except StageError as error:
+            failed[name] = error
+    if not answers and len(failed) == 1:
+        raise next(iter(failed.values()))
+    if not answers:
+        said = "; ".join(f"{name}: {error.message}" for name, error in failed.items())
+        detail = "\n".join(f"{name}:\n{error.detail}" for name, error in failed.items() if error.detail)
+        raise ReferenceFailed(
+            f"none of the references can run this model ({said})",
+            hint="give what you expect: --expected out.npy",
+            detail=detail,
+        )
+    return answers, failed
+
+
+def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: Any) -> RunResult:
+    """What the first reference that can answer makes of a model: see :func:`refer` for the arguments.
+
+    ONNX Runtime is asked first, then ONNX's own evaluator, then IREE on this CPU. Where it was not the first,
+    ``provenance["fallback"]`` tells why, as a list of [name, reason].
+
+    Raises:
+        ReferenceFailed: none could.
+        StageTimeout: one took too long.
+    """
+    refused: list[list[str]] = []
+    for name in _ORDER.get(model.format, ()):
+        try:
+            result = refer(name, model, inputs, **settings)
+        except ReferenceFailed as error:
+            refused.append([name, error.message])
+            continue
+        return replace(result, provenance={**result.provenance, "fallback": refused}) if refused else result
+    said = "; ".join(f"{name}: {reason}" for name, reason in refused)
+    raise ReferenceFailed(
+        f"no reference can run this model ({said})" if said else f"a {model.format} model has no reference",
+        hint="give what you expect: --expected out.npy",
+    )

@@ -1,0 +1,62 @@
+"""What the user expects, in place of a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.inputs import as_array, parse_input
+from hil.core.results import RunResult
+from hil.core.tensors import Array, TensorSpec
+from hil.errors import UsageError
+
+# What iree-run-module takes for an output that is not to be looked at.
+_IGNORED = ("(ignored)", "(null)")
+# More than any model has: where its outputs are unknown, files are taken in order.
+_MANY = 1000
+
+
+def expected_result(
+    given: Sequence[str | Path] | Mapping[str, Array], outputs: Sequence[TensorSpec] | None
+) -> RunResult:
+    """Expected outputs as a result to compare with.
+
+    Args:
+        given: name -> tensor, or texts as ``--input`` takes (``y.npy``, ``NAME=y.npy``, ``all.npz``, ``NAME=y.pb``,
+            ``4xf32=1 2 3 4``): by the output's name, or in order.
+        outputs: the model's, or None where only the board can tell: then they are called output0, output1, ...
+
+    Returns:
+        The outputs that were given, in the model's order. Dtype and shape are left to the comparison: to differ there
+        is a result, not wrong usage. The places of those to ignore (``(ignored)``) are its provenance's ``ignored``.
+
+    Raises:
+        UsageError: a file cannot be read, or is of no output of the model's.
+    """
+    specs = list(outputs) if outputs is not None else [TensorSpec(f"output{i}", "", ()) for i in range(_MANY)]
+    found: dict[str, Array] = {}
+    if isinstance(given, Mapping):
+        named = {spec.name: spec for spec in specs}
+        for name, value in given.items():
+            if outputs is not None and name not in named:
+                raise UsageError(f"the model has no output {name!r}", hint=f"it has {', '.join(map(str, specs))}")
+            found[name] = as_array(f"expected output {name!r}", value, named.get(name))
+        return RunResult("expected", _ordered(found, specs), provenance={"expected": ["given as arrays"]})
+    texts = [str(item) for item in given]
+    ignored: list[str] = []
+    for text in texts:
+        open_ = [spec for spec in specs if spec.name not in (*found, *ignored)]
+        if text in _IGNORED and open_:
+            ignored.append(open_[0].name)
+        else:
+            found |= parse_input(text, open_)
+    provenance: dict[str, Any] = {"expected": texts}
+    if ignored:
+        provenance["ignored"] = [place for place, spec in enumerate(specs) if spec.name in ignored]
+    return RunResult(f"expected ({', '.join(texts)})", _ordered(found, specs), provenance=provenance)
+
+
+def _ordered(found: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    known = [spec.name for spec in specs if spec.name in found]
+    return {name: found[name] for name in dict.fromkeys([*known, *found])}

@@ -1,0 +1,61 @@
+"""TensorFlow itself, without XLA, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hil.controller.models.conversions import needed_version
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.core.artifacts import Model
+
+
+def source() -> str:
+    """Who speaks."""
+    return f"tensorflow {needed_version('tensorflow', 'tensorflow')}"
+
+
+def compute(
+    model: Model,
+    inputs: Path,
+    outputs: Path,
+    *,
+    cache: Cache,
+    isolated: Isolated,
+    recompute: bool,
+    timeout: float | None,
+    log: Path,
+) -> None:
+    """Run the model in an isolated process."""
+    arguments = {"model": str(model.path.absolute()), "function": model.function, "dims": dict(model.dims)}
+    folders = {"inputs": str(inputs), "outputs": str(outputs)}
+    isolated.call(f"{__name__}:run", arguments | folders, timeout=timeout, log=log)
+
+
+def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: str) -> None:
+    """Run a model on the tensors of one folder, into another; called in the isolated process.
+
+    Raises:
+        ReferenceFailed: TensorFlow cannot run it.
+    """
+    import tensorflow as tf
+
+    from hil.controller.models.tensorflow.lower import array_of, named_outputs
+    from hil.controller.models.tensorflow.source import open_model
+    from hil.controller.models.tensorflow.variables import new_value
+    from hil.controller.models.tensorflow.words import words
+    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.errors import ReferenceFailed
+
+    opened = open_model(model, function, dims)
+    assigned = opened.assigned
+    arrays = load_tensors(Path(inputs)).values()
+    tensors = [tf.constant(array, spec.dtype) for array, spec in zip(arrays, opened.specs, strict=True)]
+    try:
+        returned = opened.call(tensors)
+    except Exception as error:
+        raise ReferenceFailed(f"TensorFlow failed to run the model: {words(error)}", detail=str(error)) from error
+    names = getattr(opened.model, "output_names", ())
+    results = {name: array_of(tf.convert_to_tensor(leaf)) for name, leaf in named_outputs(returned, names)}
+    state = {new_value(name): array_of(variable.read_value()) for name, variable in assigned.items()}
+    save_tensors(Path(outputs), results | state)

@@ -1,0 +1,232 @@
+"""`hil board logs`, `shell`, `reset`, `deploy`, `clean` and `reset-fence`: hands on a board."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hil.controller.backends.runtime_registry import RUNTIMES
+from hil.controller.cli.board_options import address_of, agent_at, board_place, chosen_place, say, shell_at
+from hil.controller.cli.options import json_option
+
+if TYPE_CHECKING:
+    from hil.controller.devices.board_resolver import BoardChoice
+
+
+@click.command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
+@board_place
+@click.option("--lines", default=200, show_default=True, type=click.IntRange(1), help="How many of the last ones.")
+@json_option
+def logs(as_json: bool, lines: int, **settings: Any) -> None:
+    """Print what a board's agent wrote, whether it still runs or not.
+
+    Over SSH that is the agent's log file; of an agent that listens by itself, what its programs wrote to stderr.
+    """
+    from hil.controller.cli.screen import print_json
+    from hil.controller.devices.ssh.address import is_ssh_address
+
+    choice = chosen_place(settings)
+    if is_ssh_address(address_of(choice)):
+        from hil.controller.devices.deploy import logs as agents_log
+
+        with shell_at(choice) as there:
+            text = agents_log(there, choice.config.connection.folder, lines=lines).splitlines()
+    else:
+        with agent_at(choice) as (_, client):
+            client.describe()
+            client.open_session("hil board logs", wait_s=5.0, on_wait=say)
+            text = client.logs()[-lines:]
+    if not text:
+        say(f"{choice.name}: nothing was written there; an agent's log begins when it is started the first time")
+    if as_json:
+        print_json({"schema": 1, "board": choice.name, "lines": text})
+    for line in () if as_json else text:
+        click.echo(line)
+
+
+@click.command(epilog="Example: hil board shell root@192.168.7.2 -- dmesg -T")
+@board_place
+@click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
+def shell(argv: tuple[str, ...], **settings: Any) -> int:
+    """Open a shell on a board, or run a COMMAND there, with the host key verified; ends with its exit code."""
+    choice = chosen_place(settings)
+    with shell_at(choice) as there:
+        return there.interactive(argv)
+
+
+@click.command(epilog="Example: hil board reset rpi5 --action cycle")
+@board_place
+@click.option(
+    "--action",
+    type=click.Choice(["reset", "off", "on", "cycle"]),
+    help="What to do (default: reset where the config has it, else cycle).",
+)
+@click.option("--no-wait", is_flag=True, help="Do not wait until the board answers again.")
+@json_option
+def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
+    """Reset a board, or switch its power, by what its config's [power] says, and wait until it answers again."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.devices.health.power import answering, switch
+
+    choice = chosen_place(settings)
+    power = choice.config.power
+    action = action or ("reset" if power.can("reset") or not power.can("cycle") else "cycle")
+    wait = not no_wait and action != "off"
+    before = _boot_id(choice) if wait and action != "on" and power.can(action) else ""
+    start = time.monotonic()
+    said = switch(power, action, board=choice.name)
+    if wait:
+        answering(lambda: _after(choice, before), power.boot_s)
+    seconds = time.monotonic() - start
+    if as_json:
+        print_json(
+            {"schema": 1, "board": choice.name, "action": action, "answers": wait, "seconds": seconds, "said": said}
+        )
+    else:
+        click.echo(f"{choice.name}: {action} done" + (f", it answers again after {seconds:.1f} s" if wait else ""))
+
+
+def _boot_id(choice: BoardChoice) -> str:
+    """Which boot a board is in; "" where it does not say, or does not answer."""
+    from hil.errors import BoardError
+
+    try:
+        return _answer(choice)
+    except BoardError:
+        return ""
+
+
+def _after(choice: BoardChoice, before: str) -> None:
+    """Raises BoardUnreachable until the board answers from another boot than the one before."""
+    from hil.errors import BoardUnreachable
+
+    if before and _answer(choice) == before:
+        raise BoardUnreachable(
+            "the board still runs as before the reset", board=choice.name, hint="does its hook work?"
+        )
+    if not before:
+        _answer(choice)
+
+
+def _answer(choice: BoardChoice) -> str:
+    """A board's boot id, by the cheapest way there is to it."""
+    from hil.controller.devices.ssh.address import is_ssh_address
+
+    if is_ssh_address(address_of(choice)):
+        with shell_at(choice) as there:
+            return there.run(["cat", "/proc/sys/kernel/random/boot_id"], check=False).text
+    with agent_at(choice) as (_, client):
+        return str(client.describe(timeout=5.0).machine.boot_id)
+
+
+@click.command(epilog="Example: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime")
+@board_place
+@click.option(
+    "--runtime",
+    "runtimes",
+    multiple=True,
+    type=click.Choice(RUNTIMES),
+    help="What it is to run programs with; repeats (default: the board's).",
+)
+@json_option
+def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
+    """Put hil's agent on a board and start it; nothing is sent where it is there already."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.devices.deploy import ensure_agent, status
+
+    choice = chosen_place(settings)
+    folder = choice.config.connection.folder
+    start = time.monotonic()
+    with shell_at(choice) as there:
+        wanted = runtimes or (choice.config.runtime,)
+        place = ensure_agent(there, folder=folder, runtimes=wanted, board=choice.name, say=say)
+        now = status(there, folder, board=choice.name)
+    seconds = time.monotonic() - start
+    if as_json:
+        found = {
+            "folder": place.folder,
+            "build": place.build,
+            "runtimes": now.runtimes,
+            "pushed_bytes": place.pushed_bytes,
+        }
+        print_json({"schema": 1, "board": choice.name, **found, "used_bytes": now.used_bytes, "seconds": seconds})
+        return
+    sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
+    click.echo(f"{choice.name}: agent {place.build} with {', '.join(now.runtimes)} runs in {place.folder}")
+    click.echo(f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s")
+
+
+@click.command(epilog="Example: hil board clean root@192.168.7.2")
+@board_place
+@click.option("--force", is_flag=True, help="Even if somebody uses the agent.")
+@json_option
+def clean(as_json: bool, force: bool, **settings: Any) -> None:
+    """End hil's agent on a board and remove all that hil put there."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.devices.deploy import clean as remove
+    from hil.controller.devices.deploy import status
+
+    choice = chosen_place(settings)
+    folder = choice.config.connection.folder
+    with shell_at(choice) as there:
+        before = status(there, folder, board=choice.name)
+        removed = remove(there, folder, board=choice.name, force=force)
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "board": choice.name,
+                "folder": before.folder,
+                "removed": removed,
+                "freed_bytes": before.used_bytes,
+            }
+        )
+    elif removed:
+        click.echo(f"{choice.name}: {before.folder} removed, {before.used_bytes / 1e6:.0f} MB freed")
+    else:
+        click.echo(f"{choice.name}: there was nothing of hil's in {before.folder}")
+
+
+@click.command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
+@board_place
+@click.option(
+    "--store",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The --store of an agent on this machine, which must not run; in place of a board.",
+)
+@click.option("--force", is_flag=True, help="Even if somebody uses the agent.")
+@json_option
+def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any) -> None:
+    """Let a board's count of fences begin anew: its file is damaged, or somebody has counted to its end.
+
+    The agent is ended first; the next use of the board starts it. Whoever held the board by an older fence may come in
+    again until a higher one is used, so see to it that nobody does. A farm goes on with its own count.
+    """
+    from hil.controller.cli.screen import print_json
+    from hil.controller.devices.deploy import reset_fence as reset_there
+    from hil.controller.devices.ssh.address import is_ssh_address
+    from hil.controller.storage.local_store import reset_fence as reset_here
+    from hil.errors import UsageError
+
+    if store is not None:
+        settings.pop("addr")
+        name = str(store)
+        reset_here(store)
+    else:
+        choice = chosen_place(settings)
+        name = choice.name
+        if not is_ssh_address(address_of(choice)):
+            raise UsageError(
+                f"hil does not know where the agent of {name} keeps its state",
+                hint="stop it, and name its folder with --store; a simulator that hil starts by itself keeps none",
+            )
+        with shell_at(choice) as there:
+            reset_there(there, choice.config.connection.folder, board=name, force=force)
+    if as_json:
+        print_json({"schema": 1, "board": name, "fence": 0})
+    else:
+        click.echo(f"{name}: its fences begin anew")

@@ -1,0 +1,1 @@
+"""Boards: found, connected to, given an agent, used and looked after."""

@@ -1,0 +1,318 @@
+"""What an agent answers, checked before anything else sees it: it may be damaged, of another version, or hostile.
+
+Each function takes a message as it came and raises :class:`hil.errors.ProtocolBroken` where no sane agent would send
+it, so that nothing behind this module needs to ask.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hil.core import tensors
+from hil.core.tensors import Array, TensorSpec
+from hil.errors import BoardLost, HilError, ProtocolBroken
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
+
+KIB, MIB = 1 << 10, 1 << 20
+# The largest answer of each method. What is larger never comes into memory: gRPC ends the call.
+MESSAGE_LIMITS = {
+    ("Board", "Describe"): 256 * KIB,
+    ("Board", "Clock"): KIB,
+    ("Board", "Logs"): 4 * MIB,
+    ("Board", "Counters"): 64 * KIB,
+    ("Sessions", "Hold"): 64 * KIB,
+    ("Blobs", "Missing"): 4 * MIB,
+    ("Blobs", "Put"): KIB,
+    ("Blobs", "Get"): 2 * MIB,
+    ("Programs", "Load"): 4 * MIB,
+    ("Programs", "Invoke"): 16 * MIB,
+    ("Programs", "Unload"): KIB,
+}
+# A log is read to this many characters and lines, then the rest is left out.
+LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
+READINGS_MOST = 1000
+_RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST = 100, 1000, 10_000
+_RANK_MOST = 32
+_ELEMENTS_MOST = 1 << 48
+_NAME_MOST = 4096
+_TTL_MOST_S = 3600.0
+# gRPC takes nothing else in metadata.
+_TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
+# Outputs of a program that says their shapes may be so much larger than it says: some runtimes only warn of that.
+_SLACK_BYTES = 64 * MIB
+
+
+def service_config() -> str:
+    """:data:`MESSAGE_LIMITS` as gRPC reads it."""
+    methods = [
+        {"name": [{"service": f"{wire.PACKAGE}.{service}", "method": method}], "maxResponseMessageBytes": most}
+        for (service, method), most in MESSAGE_LIMITS.items()
+    ]
+    return json.dumps({"methodConfig": methods})
+
+
+def most_bytes() -> int:
+    """The most that one call's outputs, or one blob, may take here: half of this machine's memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
+
+
+def expected_bytes(specs: Sequence[TensorSpec] | None) -> int:
+    """The most that outputs with these specs may take; where a size is not known, :func:`most_bytes`."""
+    if specs is None or not all(spec.dtype and spec.dtype != "string" and spec.is_static for spec in specs):
+        return most_bytes()
+    known = sum(tensors.nbytes_of(spec.dtype, [int(dim or 0) for dim in spec.shape]) for spec in specs)
+    return min(known * 2 + _SLACK_BYTES, most_bytes())
+
+
+def broken(what: str) -> ProtocolBroken:
+    """The error of an answer."""
+    return ProtocolBroken(
+        f"the agent's answer makes no sense: {what}",
+        hint="is the agent of the same version of hil, and the link to it sound? `hil board check` tells",
+    )
+
+
+def given(reply: Any) -> Any:
+    """An answer, where there is one: a call may end well without."""
+    if reply is None:
+        raise broken("there is none")
+    return reply
+
+
+def check_description(reply: pb.DescribeReply) -> None:
+    """Check what an agent says of its board."""
+    if not reply.HasField("machine"):
+        raise broken("it says nothing of the machine")
+    _few(reply.runtimes, _RUNTIMES_MOST, "runtimes")
+    _names([one.name for one in reply.runtimes], "runtimes")
+    _readings(reply.readings)
+    _finite(reply.holder.held_s, "how long the board is held")
+
+
+def check_opened(reply: pb.SessionOpened, fence: int) -> None:
+    """Check the answer to opening a session with a fence; 0 is none."""
+    if not _TOKEN.fullmatch(reply.token):
+        raise broken("a session's token is a short text without spaces")
+    if not 0 < reply.ttl_s <= _TTL_MOST_S:
+        raise broken(f"a session does not last {reply.ttl_s:g} s")
+    if fence and reply.fence != fence:
+        raise broken(f"the session has the fence {reply.fence}, not {fence}")
+
+
+def waiting_text(reply: pb.SessionWaiting) -> str:
+    """Who has the board, for people."""
+    holder = reply.holder
+    _finite(holder.held_s, "how long the board is held")
+    return f"{holder.owner} has the board ({holder.purpose}) for {holder.held_s:.0f} s"
+
+
+def missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, int]:
+    """The blobs that a board lacks, each with how many of its bytes are there."""
+    missing = {blob.digest: int(blob.have_bytes) for blob in reply.missing}
+    if len(missing) != len(reply.missing) or not missing.keys() <= set(asked):
+        raise broken("it lacks blobs that it was not asked for")
+    return missing
+
+
+def check_offset(offset: int, size: int) -> None:
+    """Check how much of a blob of that size a board says it has."""
+    if offset > size:
+        raise broken(f"it has {offset} bytes of a blob of {size}")
+
+
+def check_stored(replies: Iterable[pb.PutReply], sent: Sequence[str]) -> None:
+    """Check that each blob is acknowledged, in order."""
+    stored = []
+    for reply in replies:
+        stored.append(reply.digest)
+        if stored != list(sent[: len(stored)]):
+            raise broken("it stored a blob that was not sent")
+    if len(stored) != len(sent):
+        raise broken("it does not say that it stored what was sent")
+
+
+def blob_size(reply: Any) -> int:
+    """The size of a blob that is going to come."""
+    if not isinstance(reply, pb.GetReply) or reply.WhichOneof("kind") != "start":
+        raise broken("a blob's data comes before its size")
+    return _fitting(int(reply.start.size), most_bytes(), "a blob")
+
+
+def room_for(size: int) -> Array:
+    """Memory for bytes that are announced; it is taken only as they come.
+
+    Raises:
+        ProtocolBroken: this machine has not as much.
+    """
+    try:
+        return np.empty(size, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise broken(f"data of {size >> 20} MiB is more than this machine can hold") from error
+
+
+def data_of(message: Any, room: int) -> memoryview:
+    """The bytes of a data message, which have to fit."""
+    if not isinstance(message, memoryview):
+        raise broken("it sent something else in place of data that it announced")
+    if not 0 < message.nbytes <= room:
+        raise broken("it sent other data than it announced")
+    return message
+
+
+def specs_of(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, ...]:
+    """Inputs or outputs of a program."""
+    _few(messages, _TENSORS_MOST, what)
+    specs = tuple(map(wire.spec_from_message, messages))
+    _names([spec.name for spec in specs], what, empty=True)
+    for spec in specs:
+        _dtype(spec.dtype, known=False)
+        _shape([dim if isinstance(dim, int) else 1 for dim in spec.shape])
+        if not spec.dtype and spec.shape:
+            raise broken(f"{spec.name[:100]!r} has a shape but no dtype")
+        if any(isinstance(dim, str) and len(dim) > _NAME_MOST for dim in spec.shape):
+            raise broken("a dimension's name is too long")
+    sizes = (tensors.nbytes_of(one.dtype, _known(one)) for one in specs if one.dtype not in ("", "string"))
+    _fitting(sum(sizes), most_bytes(), what)
+    return specs
+
+
+def check_loaded(reply: pb.LoadReply) -> None:
+    """Check what a program is called, now that it is loaded; its tensors are for :func:`specs_of`."""
+    if not 0 < len(reply.program_id) <= _NAME_MOST or len(reply.function) > _NAME_MOST:
+        raise broken("a loaded program has no name")
+    if reply.load_ns < 0 or reply.worker_pid < 0:
+        raise broken("a program was not loaded in negative time")
+
+
+def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: int) -> pb.InvokeDone:
+    """The head of a call's answer.
+
+    Args:
+        message: as it came.
+        iterations: how many times there must be.
+        names: of the program's outputs, in order; None where they are not known.
+        most: the most bytes that the outputs may take together.
+    """
+    if isinstance(message, memoryview) or message.WhichOneof("kind") != "done":
+        raise broken("data comes before the answer that it belongs to")
+    done: pb.InvokeDone = message.done
+    if not len(done.start_ns) == len(done.end_ns) == iterations:
+        raise broken(f"it tells {len(done.start_ns)} starts and {len(done.end_ns)} ends of {iterations} iterations")
+    found = [tensor.name for tensor in done.outputs]
+    if names is not None and found != list(names):
+        raise broken(f"it gives the outputs {_listed(found)}, and the program has {_listed(names)}")
+    _names(found, "outputs", empty=True)
+    _fitting(sum(map(_size_of, done.outputs)), most, "the outputs")
+    _few(done.placement.parts, _PARTS_MOST, "parts of a program")
+    for part in done.placement.parts:
+        _few(part.names, _TENSORS_MOST, "nodes")
+    _readings(done.state.readings)
+    return done
+
+
+def output_of(message: pb.Tensor, streamed: Any = None) -> Array:
+    """The tensor of an output whose data has come; ``streamed`` is the buffer that it came into."""
+    try:
+        return wire.tensor_from_message(message, streamed)
+    except (HilError, ValueError, MemoryError, OverflowError) as error:
+        raise broken(f"output {message.name[:100]!r}: {error}") from error
+
+
+def check_files(names: Iterable[str]) -> None:
+    """Check the names of a profile's files: files of these names are going to be written here."""
+    for name in names:
+        if not _FILE.fullmatch(name):
+            raise broken(f"a profile's file cannot be called {name[:100]!r}")
+
+
+def check_digests(message: Any, computed: Sequence[str]) -> None:
+    """Check that what came of a call's outputs is what was sent."""
+    if isinstance(message, memoryview) or message.WhichOneof("kind") != "digests":
+        raise broken("it sent more data than it announced")
+    if list(message.digests.digests) != list(computed):
+        raise BoardLost("the outputs were damaged on their way from the board")
+
+
+def check_sample(sample: pb.CounterSample) -> None:
+    """Check one look at a board's counters."""
+    _readings(sample.readings)
+
+
+def _size_of(tensor: pb.Tensor) -> int:
+    """How many bytes an output takes, which must be those of its dtype and shape."""
+    _dtype(tensor.dtype, known=True)
+    _shape(tensor.shape)
+    kind = tensor.WhichOneof("payload")
+    if kind not in ("inline", "streamed"):
+        raise broken(f"output {tensor.name[:100]!r} has no data")
+    size = len(tensor.inline) if kind == "inline" else int(tensor.streamed)
+    if tensor.dtype == "string":
+        needed, least = size, 4 * math.prod(tensor.shape)
+        if size < least:
+            raise broken(f"output {tensor.name[:100]!r} is shorter than its shape")
+    else:
+        needed = tensors.nbytes_of(tensor.dtype, tensor.shape)
+    if size != needed:
+        raise broken(f"output {tensor.name[:100]!r} has {size} bytes, and its shape takes {needed}")
+    return size
+
+
+def _dtype(name: str, *, known: bool) -> None:
+    if name not in tensors.DTYPES and (known or name):
+        raise broken(f"there is no dtype {name[:100]!r}")
+
+
+def _shape(dims: Sequence[int]) -> None:
+    if len(dims) > _RANK_MOST:
+        raise broken(f"a tensor has {len(dims)} dimensions")
+    if math.prod(max(dim, 1) for dim in dims) > _ELEMENTS_MOST:
+        raise broken("a tensor is larger than any machine")
+
+
+def _known(spec: TensorSpec) -> list[int]:
+    return [dim if isinstance(dim, int) else 1 for dim in spec.shape]
+
+
+def _readings(readings: Sequence[pb.Reading]) -> None:
+    _few(readings, READINGS_MOST, "readings")
+    for reading in readings:
+        if not reading.name:
+            raise broken("a reading has no name")
+        _finite(reading.value, f"the reading {reading.name[:100]!r}")
+
+
+def _finite(value: float, what: str) -> None:
+    if not math.isfinite(value):
+        raise broken(f"{what} is {value}")
+
+
+def _few(items: Sequence[Any], most: int, what: str) -> None:
+    if len(items) > most:
+        raise broken(f"it tells of {len(items)} {what}")
+
+
+def _names(names: Sequence[str], what: str, *, empty: bool = False) -> None:
+    if len(set(names)) != len(names):
+        raise broken(f"two of the {what} have one name")
+    if any(len(name) > _NAME_MOST or not (name or empty) for name in names):
+        raise broken(f"one of the {what} has no name, or one too long")
+
+
+def _fitting(size: int, most: int, what: str) -> int:
+    if size > most:
+        raise broken(f"{what} of {size >> 20} MiB, where at most {most >> 20} can be")
+    return size
+
+
+def _listed(names: Sequence[str]) -> str:
+    text = ", ".join(repr(name[:40]) for name in names[:5])
+    return f"{text} and {len(names) - 5} more" if len(names) > 5 else text or "none"

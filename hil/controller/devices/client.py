@@ -1,0 +1,325 @@
+"""The agent's protocol as calls.
+
+Programs may be run from several threads at a time, each with a stream of its own; all else is for one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from hil import errors
+from hil.controller.devices import answers
+from hil.controller.devices.connection import AgentConnection, Target
+from hil.controller.devices.guard import Guard
+from hil.controller.devices.profile_pass import ProfilePass
+from hil.controller.devices.streams import STALL_S, Invocation, InvokeStream
+from hil.core import clock, digest, tensors
+from hil.core.ordered_executor import StreamHasher
+from hil.core.tensors import Array, TensorSpec
+from hil.core.timeline import Span
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
+
+__all__ = ["AgentClient", "Loaded", "Target"]
+
+_CALL_S = 60.0
+# Past an order's own limit the agent should have answered; then the agent itself is given up.
+_GRACE_S = 15.0
+# The slowest link, and the slowest disk of a board, that are worth waiting for.
+_SLOWEST_LINK_BYTES_S, _SLOWEST_DISK_BYTES_S = 10_000, 2_000_000
+_INT64 = range(-(1 << 63), 1 << 63)
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program that is loaded on the board."""
+
+    program_id: str
+    function: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    load_ns: int
+    worker_pid: int
+
+
+class AgentClient(AgentConnection):
+    """The calls that an agent answers.
+
+    Args:
+        target: where it is.
+        board: how errors call it.
+        over: see :class:`AgentConnection`.
+
+    Attributes:
+        payload_bytes_sent: bytes of blobs sent so far.
+    """
+
+    def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
+        super().__init__(target, board, over=over)
+        self._unloading: Any = None
+        self._outputs: dict[str, tuple[str, ...]] = {}
+        self.payload_bytes_sent = 0
+
+    def pings(self, count: int = 8) -> list[clock.Ping]:
+        """Ping the board's clock."""
+        with self._seam():
+            return self._pings(count, _CALL_S)
+
+    def missing(self, digests: Sequence[str]) -> dict[str, int]:
+        """The blobs that the board lacks, each with how many of its bytes an earlier upload left there."""
+        with self._seam():
+            reply = self._stub.Missing(pb.MissingRequest(digests=digests), timeout=_CALL_S, metadata=self._token())
+            return answers.missing_blobs(answers.given(reply), digests)
+
+    def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Progress | None = None) -> None:
+        """Send blobs: digest -> (file, offset to go on from). The board verifies each.
+
+        Raises:
+            LoadFailed: the board has no room.
+            BoardLost: the link broke; what came is kept there for the next try.
+        """
+
+        sizes = {name: path.stat().st_size for name, (path, _) in blobs.items()}
+        # Whole chunks go on, or wait until the board's disk has what came before.
+        stall_s = STALL_S + sum(sizes.values()) / _SLOWEST_DISK_BYTES_S
+
+        def messages(guard: Guard) -> Iterator[Any]:
+            for name, (path, offset) in blobs.items():
+                yield pb.PutRequest(start=pb.PutStart(digest=name, size=sizes[name], offset=offset))
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    while piece := file.read(wire.CHUNK):
+                        # Counted first: a broken link ends this generator where it yields, sent or not.
+                        self.payload_bytes_sent += len(piece)
+                        for message in wire.data_messages(memoryview(piece)):
+                            guard.within(stall_s)
+                            yield message
+                        if progress:
+                            progress(len(piece))
+            guard.within(stall_s)
+
+        with self._seam():
+            for name, (_, offset) in blobs.items():
+                answers.check_offset(offset, sizes[name])
+            metadata = self._token()
+            with self._guarded(lambda guard: self._stub.Put(messages(guard), metadata=metadata), stall_s) as (
+                _,
+                replies,
+            ):
+                answers.check_stored(replies, list(blobs))
+
+    def get(self, name: str) -> memoryview:
+        """Read a blob from the board and verify it.
+
+        Raises:
+            BoardLost: what came is not what the digest says, or did not come in time.
+        """
+        hasher = StreamHasher(digest.algorithm_of(name))
+        at = 0
+        request, metadata = pb.GetRequest(digest=name), self._token()
+        with (
+            self._seam(),
+            self._guarded(lambda _: self._stub.Get(request, metadata=metadata), STALL_S) as (guard, replies),
+        ):
+            size = answers.blob_size(next(replies, None))
+            deadline = time.monotonic() + STALL_S + size / _SLOWEST_LINK_BYTES_S
+            view = memoryview(answers.room_for(size).data)
+            for message in replies:
+                data = answers.data_of(message, size - at)
+                view[at : at + data.nbytes] = data
+                hasher.update(view[at : at + data.nbytes])
+                at += data.nbytes
+                guard.within(min(STALL_S, deadline - time.monotonic()))
+        if at != view.nbytes or hasher.digest() != name:
+            raise errors.BoardLost(f"what the board sent is not {name}", board=self.board)
+        return view
+
+    def load(
+        self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
+    ) -> Loaded:
+        """Load a program whose blobs the board has: name -> digest.
+
+        Raises:
+            LoadFailed, RunCrashed, StageTimeout: as the board says.
+        """
+        request = pb.LoadRequest(
+            files=[pb.ProgramFile(name=name, digest=value) for name, value in files.items()],
+            main=main,
+            runtime=runtime,
+            device=device,
+            function=function,
+            timeout_s=timeout,
+        )
+        self._wait_unloaded()
+        with self._seam("load"):
+            reply = self._stub.Load(request, timeout=timeout + _GRACE_S, metadata=self._token())
+            answers.check_loaded(answers.given(reply))
+            inputs, outputs = (answers.specs_of(getattr(reply, what), what) for what in ("inputs", "outputs"))
+        self._outputs[reply.program_id] = tuple(spec.name for spec in outputs)
+        return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid)
+
+    def unload(self, program_id: str) -> None:
+        """End a program. Nobody waits until it has ended, but the next call that is about programs."""
+        self._wait_unloaded()
+        self._outputs.pop(program_id, None)
+        request = pb.UnloadRequest(program_id=program_id)
+        with self._seam():
+            self._unloading = self._stub.Unload.future(request, timeout=_CALL_S, metadata=self._token())
+
+    def _wait_unloaded(self) -> None:
+        unloading, self._unloading = self._unloading, None
+        if unloading is not None:
+            # A board that is gone has no programs, and the next call will tell.
+            with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
+                unloading.result()
+
+    def invoke(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        into: Mapping[str, Array] | None = None,
+        state: bool = False,
+        most_bytes: int | None = None,
+    ) -> Invocation:
+        """Run a program once warm, ``iterations`` times, and fetch the last outputs.
+
+        Args:
+            program_id: of :meth:`load`.
+            inputs: name -> tensor, in the program's order.
+            warmup: untimed runs before.
+            iterations: timed runs.
+            timeout: seconds for warm-up and iterations together.
+            into: arrays that large outputs are written into (by output name), where they fit.
+            state: have the board say how it is after the run, too.
+            most_bytes: the most that the outputs can take; None where nothing is known of them.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            RunFailed, RunCrashed, StageTimeout: as the board says.
+            BoardLost, SessionEnded: the board or the session went away; the run may have happened.
+        """
+        start = pb.InvokeStart(
+            program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
+        )
+        return self._call(start, inputs, into or {}, self._outputs.get(program_id), most_bytes)
+
+    def profile(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        tool: str = "",
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+    ) -> ProfilePass:
+        """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
+
+        Args:
+            program_id: of :meth:`load`.
+            inputs: name -> tensor, in the program's order.
+            tool: digest of the tool that the board's runtime lacks (``profile_tool`` in Describe); "" where it has it.
+            warmup: runs before those that count; the files hold them too.
+            iterations: runs that count.
+            timeout: seconds for all of it.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            RunFailed: the runtime cannot profile, or its profiler failed, or what it says of its clock makes no sense.
+            RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`invoke`.
+        """
+        start = pb.InvokeStart(
+            program_id=program_id,
+            warmup=warmup,
+            iterations=iterations,
+            timeout_s=timeout,
+            profile=pb.ProfilePass(tool=tool),
+        )
+        call = self._call(start, inputs, {}, None, None)
+        with self._seam("run"):
+            answers.check_files(call.outputs)
+        files = {name: memoryview(array.data) for name, array in call.outputs.items()}
+        return ProfilePass(
+            files=files,
+            clock_pairs=_clock_pairs(bytes(files.pop(clock.CLOCK_FILE, b'{"pairs": []}'))),
+            host=Span("profile", *call.host_ns),
+            board=Span("profile", *call.board_ns),
+            warmup=warmup,
+            iterations=iterations,
+        )
+
+    def _call(
+        self,
+        start: pb.InvokeStart,
+        inputs: Mapping[str, Array],
+        into: Mapping[str, Array],
+        names: Sequence[str] | None,
+        most_bytes: int | None,
+    ) -> Invocation:
+        self._wait_unloaded()
+        thread = threading.get_ident()
+        streams: list[memoryview] = []
+        left = wire.INLINE_TOTAL
+        for name, array in inputs.items():
+            data = tensors.to_bytes(array)
+            dtype = tensors.dtype_name(array.dtype)
+            message, streamed = wire.tensor_to_message(name, dtype, array.shape, data, min(left, wire.INLINE_MAX))
+            start.inputs.append(message)
+            if streamed:
+                streams.append(data)
+            else:
+                left -= data.nbytes
+        with self._seam("run"):
+            stream = self._invokes.get(thread)
+            if stream is None or stream.broken:
+                stream = self._invokes[thread] = InvokeStream(self._stub, self._token())
+            most = answers.most_bytes() if most_bytes is None else most_bytes
+            return stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
+
+    def counters(self, period_s: float) -> Any:
+        """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
+
+        Its errors are gRPC's own: whoever reads it is beside the run, never part of it.
+
+        Args:
+            period_s: 0.01 to 60.
+        """
+        return self._stub.Counters(pb.CountersRequest(period_ms=round(period_s * 1000)), metadata=self._token())
+
+    def logs(self, program_id: str = "") -> list[str]:
+        """What workers wrote to stderr so far; of very much of it, the beginning."""
+        lines: list[str] = []
+        left = answers.LOG_CHARACTERS
+        with self._seam():
+            replies = self._stub.Logs(pb.LogsRequest(program_id=program_id), timeout=_CALL_S, metadata=self._token())
+            for line in replies:
+                left -= len(line.text) + 1
+                if left < 0 or len(lines) >= answers.LOG_LINES:
+                    replies.cancel()
+                    return [*lines, "... and more, which was left out"]
+                lines.append(line.text)
+        return lines
+
+
+def _clock_pairs(content: bytes) -> tuple[tuple[int, int], ...]:
+    try:
+        pairs = tuple((int(file_ns), int(board_ns)) for file_ns, board_ns in json.loads(content)["pairs"])
+        if not all(time_ns in _INT64 for pair in pairs for time_ns in pair):
+            raise ValueError("a time that no clock has")
+        return pairs
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise errors.RunFailed(f"the profile's {clock.CLOCK_FILE} cannot be read: {error}") from error

@@ -1,0 +1,340 @@
+"""A connection to an agent and the session on it: the seam where gRPC's errors become hil's, once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import os
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import tenacity
+
+from hil import errors
+from hil.controller.devices import answers
+from hil.controller.devices.guard import Guard
+from hil.controller.devices.streams import SILENCE_S, Hold, InvokeStream
+from hil.core import clock
+from hil.protocol import wire, wire_errors
+from hil.protocol.listening import check_tls_files, check_token_way
+from hil.protocol.v1 import agent_pb2 as pb
+
+TTL_S = 15.0
+_CONNECT_S = 10.0
+# An agent that is there may take longer to say what it is: at first it imports its runtimes.
+_ANSWER_S = 60.0
+_WHOLE_S = 10.0
+_LOOK_S = 5.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an agent is reached.
+
+    Attributes:
+        address: ``unix:PATH`` or ``HOST:PORT``.
+        token: presented to the agent, "" for none.
+        ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
+        faults: whether it is a simulator that was started here with faults. One that no program could meet is the
+            user's bad usage, and only the agent sees it; no other agent may say so.
+    """
+
+    address: str
+    token: str = ""
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    faults: bool = False
+
+
+class AgentConnection:
+    """A connection to one agent and the session on it.
+
+    Args:
+        target: where it is.
+        board: how errors call it.
+        over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
+    """
+
+    def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
+        self.board = board
+        self._lease_over = over
+        self._target = target
+        self._channel = agent_channel(target)
+        self._stub = wire.Stub(self._channel)
+        self._closed = False
+        self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
+        self._hold: Hold | None = None
+        self._invokes: dict[int, InvokeStream] = {}
+
+    def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
+        """Who the board is; waits for the connection at most ``timeout`` seconds.
+
+        Raises:
+            BoardUnreachable: nobody answers there.
+        """
+        try:
+            try:
+                reply = self._ask(timeout)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or not self._is_connected():
+                    raise
+                reply = self._ask_again(timeout)
+        except grpc.RpcError as error:
+            lost = self._translated(error)
+            if type(lost) is errors.BoardLost:
+                raise errors.BoardUnreachable(
+                    f"no agent answers at {self._target.address}: {error.details()}",
+                    board=self.board,
+                    hint="is the agent running there? start one with: python -m hil.agent --listen ... --store ...",
+                ) from error
+            raise lost from error
+        with self._seam():
+            reply = answers.given(reply)
+        if reply.protocol != wire.PROTOCOL:
+            raise errors.BoardError(
+                f"the agent speaks protocol {reply.protocol}, this hil {wire.PROTOCOL}",
+                board=self.board,
+                hint="put the same version of hil on both sides",
+            )
+        with self._seam():
+            answers.check_description(reply)
+        return reply  # type: ignore[no-any-return]
+
+    def _ask(self, timeout: float) -> pb.DescribeReply:
+        deadline = time.monotonic() + timeout
+
+        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
+        @tenacity.retry(
+            retry=tenacity.retry_if_exception(_was_cut),
+            stop=tenacity.stop_after_delay(timeout),
+            wait=tenacity.wait_fixed(0.1),
+            reraise=True,
+        )
+        def ask() -> pb.DescribeReply:
+            left = max(deadline - time.monotonic(), 0.1)
+            reply: pb.DescribeReply = self._stub.Describe(
+                pb.DescribeRequest(), timeout=left, metadata=self._metadata, wait_for_ready=True
+            )
+            return reply
+
+        return ask()
+
+    def _ask_again(self, waited: float) -> pb.DescribeReply:
+        """Ask an agent that is busy, for as long as it tells the time meanwhile: one that hangs does not."""
+        call = self._stub.Describe.future(pb.DescribeRequest(), timeout=_ANSWER_S, metadata=self._metadata)
+        try:
+            patience = max(SILENCE_S - waited, _LOOK_S)
+            while True:
+                self._pings(1, patience)
+                patience = SILENCE_S
+                with contextlib.suppress(grpc.FutureTimeoutError):
+                    return call.result(_LOOK_S)  # type: ignore[no-any-return]
+        finally:
+            call.cancel()
+
+    def _pings(self, count: int, limit_s: float) -> list[clock.Ping]:
+        """Ping the board's clock; raises gRPC's errors."""
+        asked: queue.SimpleQueue[pb.ClockPing | None] = queue.SimpleQueue()
+        taken = []
+        replies = self._stub.Clock(iter(asked.get, None), timeout=limit_s, metadata=self._metadata)
+        try:
+            for _ in range(count):
+                sent = clock.now_ns()
+                asked.put(pb.ClockPing())
+                if (pong := next(replies, None)) is None:
+                    raise answers.broken("it tells the time less often than it was asked")
+                taken.append(clock.Ping(sent, pong.clock_ns, clock.now_ns()))
+        finally:
+            asked.put(None)
+        next(replies, None)
+        return taken
+
+    def _is_connected(self) -> bool:
+        """Whether an agent is at the other end, though it may be busy; one that hangs does not get so far."""
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(1.0)
+        except grpc.FutureTimeoutError:
+            return False
+        finally:
+            ready.cancel()
+        return True
+
+    def open_session(
+        self,
+        purpose: str,
+        *,
+        fence: int = 0,
+        wait_s: float = 60.0,
+        ttl_s: float = TTL_S,
+        on_wait: Callable[[str], None],
+    ) -> int:
+        """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile.
+
+        Raises:
+            BoardBusy: it was not free in time.
+        """
+        opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
+        with self._seam():
+            # A call that waits for an agent which is heard no more ends with the channel.
+            end = functools.partial(wire.close_channel, self._channel)
+            self._hold = Hold(self._stub, self._metadata, opening, on_wait, end)
+        given: int = self._hold.fence
+        return given
+
+    def close_session(self) -> None:
+        """Give the device back."""
+        for stream in list(self._invokes.values()):
+            stream.close()
+        self._invokes.clear()
+        if self._hold:
+            self._hold.close()
+            self._hold = None
+
+    def close(self) -> None:
+        """End session and connection."""
+        self.close_session()
+        self._closed = True
+        wire.close_channel(self._channel)
+
+    def _token(self) -> list[tuple[str, str]]:
+        return [*self._metadata, (wire.SESSION_KEY, self._hold.token if self._hold else "")]
+
+    @contextlib.contextmanager
+    def _seam(self, stage: str = "") -> Iterator[None]:
+        if self._closed:
+            raise errors.BoardLost("the connection was closed", stage=stage, board=self.board)
+        if self._hold and self._hold.silent:
+            raise self._silent().located(stage=stage)
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._translated(error, stage).located(stage=stage, board=self.board) from error
+        except errors.HilError as error:
+            raise error.located(stage=stage, board=self.board) from error.__cause__
+
+    @contextlib.contextmanager
+    def _guarded(self, start: Callable[[Guard], Any], limit_s: float) -> Iterator[tuple[Guard, Any]]:
+        """Start a stream whose other side has to go on within ``limit_s``, and then as the guard is told."""
+        guard = Guard()
+        guard.within(limit_s)
+        call = start(guard)
+        guard.cancel = call.cancel
+        try:
+            yield guard, call
+        except grpc.RpcError as error:
+            if guard.expired:
+                raise errors.BoardLost("the board did not answer in time", board=self.board) from error
+            raise
+        finally:
+            guard.close()
+            call.cancel()
+
+    def _silent(self) -> errors.HilError:
+        detail = f"nothing was heard from its agent for {SILENCE_S:g} s"
+        return errors.BoardLost("the board stopped answering", board=self.board, detail=detail)
+
+    def _translated(self, error: grpc.RpcError, stage: str = "") -> errors.HilError:
+        """The hil error that a gRPC error stands for: the far side's own where it sent one."""
+        if found := wire_errors.of_call(error, among=wire_errors.AGENT_KINDS, whole=self._whole):
+            if isinstance(found, errors.UsageError) and not self._target.faults:
+                found = _refused(found, stage)
+            if isinstance(found, errors.SessionEnded):
+                found = self._ended() or found
+            elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
+                found = errors.SessionEnded(f"the lease ended: {why}")
+            return found.located(board=self.board)
+        code = error.code()
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return errors.BoardRefused(
+                f"the agent refused us: {error.details()}",
+                board=self.board,
+                hint="its token belongs in the file that token_file in the config's [connection] names, or in "
+                "HIL_AGENT_TOKEN",
+            )
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return errors.BoardError("what answers there is no agent of hil", board=self.board)
+        if self._hold and self._hold.silent:
+            return self._silent()
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED or (
+            code is grpc.StatusCode.INTERNAL and "deserializ" in (error.details() or "")
+        ):
+            return answers.broken(f"it is too large, or no message of the protocol ({error.details()})")
+        if (ended := self._ended()) is not None:
+            return ended.located(board=self.board)
+        how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
+        return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
+
+    def _whole(self, log: str) -> str:
+        """All of an error that was cut; "" where the agent cannot be asked for it."""
+        pieces: list[str] = []
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._token())
+            for line in lines:
+                pieces.append(line.text)
+                if sum(map(len, pieces)) > wire_errors.WHOLE_MAX:
+                    lines.cancel()
+        return "".join(pieces)[: wire_errors.WHOLE_MAX]
+
+    def _ended(self) -> errors.SessionEnded | None:
+        """The error of a session that somebody ended, with the reason; None where nobody did, as far as is known."""
+        if why := self._lease_over():
+            return errors.SessionEnded(f"the lease ended: {why}")
+        if self._hold and self._hold.over:
+            return errors.SessionEnded(f"the session was ended: {self._hold.over}")
+        return None
+
+
+def _refused(error: errors.HilError, stage: str) -> errors.HilError:
+    """What an agent calls bad usage, as it is here: the user's words were checked before, so it is not the user's."""
+    kinds = {"load": errors.LoadFailed, "run": errors.RunFailed}
+    kind = kinds.get(stage, errors.ProtocolBroken)
+    return kind(error.message, hint=error.hint, detail=error.detail)
+
+
+def _was_cut(error: BaseException) -> bool:
+    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def agent_channel(target: Target) -> grpc.Channel:
+    """Open a channel to an agent; nothing is sent before the first call.
+
+    Raises:
+        UsageError: a TLS file cannot be read, half of TLS was given, or the token would go in the clear.
+    """
+    check_tls_files(cert=target.cert, key=target.key, ca=target.ca)
+    if target.token:
+        hint = "ca in the config's [connection] names the authority of the agent's certificate"
+        check_token_way(target.address, encrypted=target.ca is not None, hint=hint)
+    # A pool of its own, or a new client of an address shares the dying connection of an older one.
+    options = [
+        *wire.GRPC_OPTIONS,
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.service_config", answers.service_config()),
+    ]
+    if target.ca is None:
+        return grpc.insecure_channel(target.address, options)
+    try:
+        key = target.key.read_bytes() if target.key else None
+        certificate = target.cert.read_bytes() if target.cert else None
+        credentials = grpc.ssl_channel_credentials(target.ca.read_bytes(), key, certificate)
+    except OSError as error:
+        raise errors.UsageError(f"a TLS file cannot be read: {error}") from error
+    return grpc.secure_channel(target.address, credentials, options)
+
+
+def _me() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

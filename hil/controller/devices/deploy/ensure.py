@@ -1,0 +1,268 @@
+"""Having an agent on a board: what is there is asked, what is missing is sent, and it is started."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.devices.deploy.agent_package import own_files, own_title
+from hil.controller.devices.deploy.install import Plan, install
+from hil.controller.devices.deploy.packages import FORMAT, File, Package, archive_of, package_id, write_package
+from hil.controller.devices.deploy.platforms import Interpreter
+from hil.controller.devices.deploy.probe import Seen, ask
+from hil.controller.devices.deploy.progress import megabytes
+from hil.controller.devices.deploy.trouble import COMMAND_HINT, STAGE, NoAgentHere, NoPython, NoWheels, at_home
+from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group
+from hil.controller.storage.cache import Cache
+from hil.core.scratch import temporary_folder
+from hil.errors import BoardBusy, BoardError
+
+if TYPE_CHECKING:
+    from hil.controller.devices.ssh.shell import Shell
+
+Say = Callable[[str], None]
+
+_OLDEST_PYTHON = (3, 10)
+_TRIED_PYTHON = (3, 13)
+_NEWEST_PYTHON = (3, 14)
+# Beside the packages: bytecode, the log, and room for a first program.
+_MARGIN_BYTES = 16 << 20
+# A Unix socket's path, by Linux's own limit.
+_LONGEST_SOCKET = 107
+_POLL_S = 0.5
+# Somebody else's deploy over a slow link, and somebody else's session with another agent.
+_WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
+_WAITING = {
+    "locked": "another deploy to this board is under way; waiting for it",
+    "busy": "the agent of another version on this board is in use; waiting for its session to end",
+}
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class AgentPlace:
+    """An agent that runs on a board.
+
+    Attributes:
+        socket: its Unix socket there.
+        folder: hil's folder there.
+        build: the agent's content id, which Describe tells too.
+        python: the interpreter that it runs on.
+        pushed_bytes: what was sent to the board.
+    """
+
+    socket: str
+    folder: str
+    build: str
+    python: str
+    pushed_bytes: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an agent is to be made of, wherever it will run.
+
+    Attributes:
+        files: hil's own.
+        agent: the packages that it needs.
+        runtimes: the runtimes that are asked for.
+    """
+
+    files: dict[str, File]
+    agent: Group
+    runtimes: tuple[Group, ...]
+
+    @staticmethod
+    def of(runtimes: Sequence[str]) -> Recipe:
+        """The recipe of this hil, with these runtimes."""
+        return Recipe(own_files(), agent_group(), tuple(runtime_group(name) for name in dict.fromkeys(runtimes)))
+
+    @property
+    def digest(self) -> str:
+        """What two agents have in common that may stand for each other, their runtimes aside."""
+        parts = [str(FORMAT), package_id(own_title(), hashlib.sha256(archive_of(self.files)).hexdigest())]
+        parts += sorted(one.loose for one in self.agent.wanted)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def runtime_names(self) -> tuple[str, ...]:
+        """The runtimes, with the version where only one will do: ``iree=3.13.0``."""
+        return tuple(sorted(group.name for group in self.runtimes))
+
+    def joined(self, others: Sequence[str]) -> Recipe:
+        """With the runtimes too that a board has already: two users must not take each other's away."""
+        have = {group.name.partition("=")[0] for group in self.runtimes}
+        names = [name for name in (one.partition("=")[0] for one in others) if name not in have]
+        return replace(self, runtimes=self.runtimes + tuple(runtime_group(name) for name in names))
+
+
+def ensure_agent(shell: Shell, *, folder: str, runtimes: tuple[str, ...], board: str, say: Say) -> AgentPlace:
+    """Have an agent of this hil run on a board: one round trip where it does already.
+
+    Args:
+        shell: the board's.
+        folder: hil's folder there; "" is ``.hil`` in the login's home, as relative ones lie there too.
+        runtimes: those that the agent must have; it keeps those that it was given before.
+        board: its name for messages.
+        say: told what goes on where it takes long.
+
+    Raises:
+        NoAgentHere: no agent can run there: no Python (NoPython), or no wheels for it (NoWheels).
+        BoardBusy: an agent of another build is there, and somebody goes on using it.
+        BoardError: the folder cannot be used, the disk is full, the agent does not start.
+        BoardLost: the board stopped answering.
+        StorageError: there is no room here for what is to be sent.
+    """
+    return put_agent(shell, Recipe.of(runtimes), folder=folder, board=board, say=say)
+
+
+def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
+    """Have an agent of a recipe run on a board; raises as :func:`ensure_agent`."""
+    # When the deploy began to wait for each thing. Not set back: two things may go on taking turns.
+    since: dict[str, float] = {}
+    pushed_bytes = 0
+    status = ""
+    while True:
+        seen = ask(shell, "probe", folder, recipe.digest, *recipe.runtime_names, board=board)
+        if seen.running:
+            return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], seen.python, pushed_bytes)
+        with at_home(), temporary_folder("hil-own-") as place:
+            plan, packages = _plan(seen, recipe, Path(place), board, say)
+            missing = [package for package in packages if package.id not in seen.packages]
+            # While another deploy is at work it sends what we would: ask first whether it is done.
+            sent = [] if status == "locked" else missing
+            if sent:
+                _check_room(seen, sent, board)
+                say(f"pushing {_named(sent)}")
+            if status == "":
+                say("starting the agent")
+            answer = install(shell, plan, sent, board=board, say=say)
+        if answer["status"] == "ok":
+            pushed_bytes += sum(package.size for package in sent)
+            return AgentPlace(answer["socket"], plan.folder, plan.build, plan.python, pushed_bytes)
+        if answer["status"] not in _WAIT_S:
+            raise _failed(answer, seen, board)
+        status = answer["status"]
+        _wait(status, since, board, say)
+
+
+def _wait(status: str, since: dict[str, float], board: str, say: Say) -> None:
+    if status not in since and status in _WAITING:
+        say(_WAITING[status])
+    if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
+        raise BoardBusy(
+            "another deploy to the board does not end"
+            if status != "busy"
+            else "an agent of another version is on the board, and somebody uses it",
+            board=board,
+            stage=STAGE,
+            hint="try again once they are done; `hil board clean --force` ends what runs there",
+        )
+    time.sleep(_POLL_S)
+
+
+def _plan(seen: Seen, recipe: Recipe, own: Path, board: str, say: Say) -> tuple[Plan, list[Package]]:
+    """What to install, and the packages that it is made of; none where all of it is there already."""
+    if seen.complete and seen.installed:
+        was = seen.installed
+        return Plan(seen.folder, was.build, was.recipe, was.runtimes, was.python, was.packages), []
+    _check_folder(seen, board)
+    if seen.installed:
+        recipe = recipe.joined(seen.installed.runtimes)
+    interpreter, packages = _choose(seen, recipe, board, say)
+    packages = [write_package(own_title(), recipe.files, own), *packages]
+    names = tuple(package.id for package in packages)
+    build = hashlib.sha256("\n".join([interpreter.path, *sorted(names)]).encode()).hexdigest()[:16]
+    return Plan(seen.folder, build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
+
+
+def _choose(seen: Seen, recipe: Recipe, board: str, say: Say) -> tuple[Interpreter, list[Package]]:
+    """The board's best Python for which there are packages, and these."""
+    cache = Cache()
+    refused: NoWheels | None = None
+    for interpreter in usable_interpreters(seen, board):
+        try:
+            groups = (recipe.agent, *recipe.runtimes)
+            return interpreter, packages_for(interpreter, groups, board=board, say=say, cache=cache)
+        except NoWheels as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def usable_interpreters(seen: Seen, board: str) -> list[Interpreter]:
+    """The Pythons of a board that can run an agent, the best first.
+
+    Raises:
+        NoPython: there is none.
+        NoAgentHere: the board does not run Linux.
+    """
+    if seen.system not in ("", "Linux"):
+        raise NoAgentHere(f"the agent needs Linux, and the board runs {seen.system}", board=board, stage=STAGE)
+    good = [one for one in seen.interpreters if _OLDEST_PYTHON <= one.version <= _NEWEST_PYTHON and not one.problem]
+    if not good:
+        told = [f"{one.text}, {one.path}" + (f": {one.problem}" if one.problem else "") for one in seen.interpreters]
+        told += [f"{path}: {words}" for path, words in seen.broken]
+        raise NoPython(
+            "the board has no Python 3.10 or newer that the agent could run on",
+            board=board,
+            stage=STAGE,
+            hint=f"install one (python3 and its standard library), or: {COMMAND_HINT}",
+            detail="\n".join(told),
+        )
+    here = tuple(sys.version_info[:2])
+    # This machine's own version first: what is installed here is sure to be published for it.
+    return sorted(good, key=lambda one: (one.version != here, one.version > _TRIED_PYTHON, -one.version[1]))
+
+
+def _check_folder(seen: Seen, board: str) -> None:
+    hint = 'name a folder that will do in the board\'s config: [connection] folder = "/..."'
+    problem = ""
+    if seen.unusable:
+        problem = f"cannot be used: {seen.unusable}"
+    elif seen.noexec:
+        problem = "is on a file system from which nothing can be run (noexec)"
+    elif len(f"{seen.folder}/run/agent.sock".encode()) > _LONGEST_SOCKET:
+        problem = "has too long a path for a Unix socket in it"
+    elif ":" in seen.folder or not seen.folder.isprintable():
+        problem = "has a name that cannot be used in a path list"
+    if problem:
+        raise BoardError(f"hil's folder on the board, {seen.folder}, {problem}", board=board, stage=STAGE, hint=hint)
+
+
+def _check_room(seen: Seen, packages: Sequence[Package], board: str) -> None:
+    needed = sum(package.disk_bytes for package in packages) + _MARGIN_BYTES
+    if seen.free_bytes is not None and seen.free_bytes < needed:
+        have = megabytes(seen.free_bytes)
+        raise BoardError(
+            f"the agent needs {megabytes(needed)} in {seen.folder} on the board, which has {have} left",
+            board=board,
+            stage=STAGE,
+            hint='make room there, or name another folder in the board\'s config: [connection] folder = "/..."',
+        )
+
+
+def _failed(answer: dict[str, Any], seen: Seen, board: str) -> BoardError:
+    full = answer.get("errno") in (errno.ENOSPC, errno.EDQUOT)
+    return BoardError(
+        f"the board's disk is full: {seen.folder}" if full else f"putting the agent there failed: {answer.get('why')}",
+        board=board,
+        stage=STAGE,
+        hint="make room there; what has arrived is kept"
+        if full
+        else "`hil board clean` removes what is there; the next run puts it there anew",
+        detail=answer.get("log", ""),
+    )
+
+
+def _named(packages: Sequence[Package]) -> str:
+    ordered = sorted(packages, key=lambda package: -package.size)
+    names = ", ".join(f"{package.title} ({megabytes(package.size)})" for package in ordered[:_NAMED])
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return f"{names}{more}, {megabytes(sum(package.size for package in packages))}"

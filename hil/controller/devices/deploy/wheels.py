@@ -1,0 +1,266 @@
+"""Wheels for a board's platform: which ones, and fetching them on the host with pip, once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache as once
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from hil.controller.devices.deploy.packages import FORMAT, Package, read_index, write_wheels
+from hil.controller.devices.deploy.platforms import Interpreter, pip_options, platform_tags
+from hil.controller.devices.deploy.progress import Progress
+from hil.controller.devices.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
+from hil.controller.storage.cache import Cache
+from hil.core.python_module import module_command
+from hil.core.scratch import temporary_folder
+from hil.errors import BoardError, StorageError, UsageError
+
+# ExecuTorch's library is linked against PyTorch's: of that, only what is built without CUDA can be loaded everywhere.
+_EXECUTORCH = ("executorch", "torch", "flatbuffers")
+_CPU_BUILDS = {"torch"}
+_CPU_HINT = (
+    "PyPI's torch needs CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds that PyTorch's "
+    "installation page names"
+)
+# What each runtime adds. One that is not here, a vendor's, has to be on the board already.
+_RUNTIMES = {
+    "iree": ("iree-base-runtime",),
+    "onnxruntime": ("onnxruntime",),
+    "tflite": ("ai-edge-litert",),
+    "executorch": _EXECUTORCH,
+}
+# Compiler and runtime of IREE belong together: no other version than this machine's will do.
+_EXACT = {"iree-base-runtime"}
+# What a package of ours needs beside those that hil names itself.
+_BESIDES = ("typing-extensions",)
+# pip itself gives a dead connection up; this ends what hangs. PyTorch's wheel has 427 MB.
+_FETCH_S = 3600.0
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
+_LEAST = re.compile(r">=\s*([0-9.]+)")
+_NONE_FITS = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_NO_NETWORK = re.compile(
+    r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|connection (?:error|broken)"
+)
+
+# What pip says of its search when it is asked for details: where it looked, and that an index refused to answer (a page
+# that an index does not have is a package that it does not have).
+_LOOKED = re.compile(r"Looking in indexes: |[1-9]\d* location\(s\) to search")
+_UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A distribution that a board needs: the versions that will do, and the one that this machine has itself."""
+
+    name: str
+    range: str
+    here: str = ""
+
+    @property
+    def exact(self) -> str:
+        """The requirement of this machine's own version, where there is one."""
+        return f"{self.name}=={self.here}" if self.here else self.loose
+
+    @property
+    def loose(self) -> str:
+        """The requirement of any version that will do."""
+        return f"{self.name}=={self.here}" if self.name in _EXACT and self.here else f"{self.name}{self.range}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Distributions that are fetched together: the agent's own, or those of a runtime.
+
+    ``name`` says what was asked for: two groups of the same name serve the same.
+    """
+
+    name: str
+    wanted: tuple[Wanted, ...]
+
+
+def agent_group() -> Group:
+    """What every agent needs."""
+    wanted = tuple(_wanted(name, allowed) for name, allowed in sorted(_requirements()["agent"].items()))
+    return Group("agent", wanted + tuple(_wanted(name, "") for name in _BESIDES))
+
+
+def runtime_group(runtime: str) -> Group:
+    """What a runtime adds to an agent: nothing, where hil knows no package of it."""
+    # A runtime's extra names the versions of what it brings; where several name a package, they say the same.
+    allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
+    wanted = tuple(_wanted(name, allowed.get(name, "")) for name in _RUNTIMES.get(runtime, ()))
+    pins = [one.loose for one in wanted if one.name in _EXACT]
+    return Group("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
+
+
+def packages_for(
+    interpreter: Interpreter, groups: Iterable[Group], *, board: str, say: Callable[[str], None], cache: Cache
+) -> list[Package]:
+    """The packages of some groups for a board's Python, from the cache or else fetched with pip.
+
+    Raises:
+        NoWheels: one of them is not published for that platform.
+        BoardError: they could not be fetched, or not even be looked for.
+        StorageError: there is no room for them here.
+    """
+    found: list[Package] = []
+    for group in groups:
+        if not group.wanted:
+            continue
+        parts = [[one.exact, one.loose] for one in group.wanted]
+        key = Cache.key(
+            "board-wheels",
+            format=FORMAT,
+            wanted=parts,
+            python=list(interpreter.version),
+            platforms=platform_tags(interpreter),
+        )
+        meta = {"packages": group.name, "for": interpreter.text}
+
+        def make(folder: Path, group: Group = group) -> None:
+            what = f"fetching {group.name.partition('=')[0]} for {interpreter.text}"
+            say(what)
+            with temporary_folder("hil-wheels-") as place:
+                _fetch(interpreter, group, Path(place), board, Progress(say, what))
+                write_wheels(sorted(Path(place).glob("*.whl")), folder)
+
+        folder, _ = cache.get_or_make(key, meta, make)
+        found += read_index(folder)
+    return found
+
+
+def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str, progress: Progress) -> None:
+    """Fetch a group's wheels: of this machine's own versions, or where one does not fit, the newest that will do."""
+    if not platform_tags(interpreter):
+        raise NoWheels(f"no packages are published for {interpreter.text}", board=board, stage=STAGE, hint=COMMAND_HINT)
+    loose: set[str] = set()
+    while True:
+        chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
+        command = module_command("pip", "download", "--no-input", "--disable-pip-version-check")
+        # Without retries pip does not say that its index cannot be reached.
+        command += [
+            "-vv",
+            "--progress-bar=raw",
+            "--retries=3",
+            "--no-deps",
+            f"--dest={folder}",
+            *pip_options(interpreter),
+            *chosen,
+        ]
+        code, said = _call(command, progress)
+        if code == 0:
+            return
+        if code < 0:
+            raise BoardError(
+                f"the agent's packages could not be fetched within {_FETCH_S:g} s",
+                board=board,
+                stage=STAGE,
+                hint="see that pip reaches its package index",
+            )
+        if _FULL.search(said):
+            raise StorageError(
+                f"there is no room in {folder.parent} for the packages that the board is to get",
+                board=board,
+                stage=STAGE,
+                hint="make room there, or name another folder for what is fetched: TMPDIR",
+            )
+        missing = _NONE_FITS.search(said)
+        name = missing[1].lower().replace("_", "-") if missing else ""
+        one = next((one for one in group.wanted if one.name == name), None)
+        if one is None or one.loose in chosen or _unreached(said):
+            raise _not_had(name, one.loose if one else name, said, interpreter, board)
+        loose.add(name)
+
+
+def _unreached(said: str) -> bool:
+    """Whether an index did not answer: then nobody knows what it has."""
+    return bool(_NO_NETWORK.search(said) or _UNFETCHED.search(said))
+
+
+def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter, board: str) -> BoardError:
+    """Why a package was not to be had: nobody publishes it, or there was nowhere to look.
+
+    Args:
+        name: the package; "" where pip did not come as far as that.
+        requirement: the versions of it that would do.
+        said: what pip said.
+        interpreter, board: whom it was for.
+    """
+    where = {"board": board, "stage": STAGE, "detail": said.strip()[-4000:]}
+    looked = _LOOKED.search(said)
+    if name and looked and not _unreached(said):
+        hint = _CPU_HINT if name in _CPU_BUILDS else COMMAND_HINT
+        return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, **where)
+    if "No module named pip" in said:
+        hint = "pip is missing beside hil: python -m ensurepip"
+    else:
+        hint = f"the first deploy for a platform needs a package index: see pip's words below; or {COMMAND_HINT}"
+    if name and not looked:
+        text = f"{requirement} for {interpreter.text} is not at hand, and pip may not look into a package index"
+        return BoardError(text, hint=f"PIP_NO_INDEX, or no-index in pip's configuration, forbids it: {hint}", **where)
+    return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, **where)
+
+
+def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
+    """Run pip; its exit code, negative where it was ended for taking too long, and what it said of its troubles."""
+    searched: list[str] = []
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+        ) as process,
+    ):
+        guard = threading.Timer(_FETCH_S, process.kill)
+        guard.start()
+        try:
+            assert process.stdout
+            for line in process.stdout:
+                if at := _PROGRESS.match(line):
+                    progress.at(int(at[1]), int(at[2]))
+                elif _LOOKED.match(line) or _UNFETCHED.match(line):
+                    searched.append(line)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            guard.cancel()
+        said.seek(0)
+        return code, "".join(searched) + said.read()
+
+
+def _wanted(name: str, allowed: str) -> Wanted:
+    try:
+        here = version(name)
+    except PackageNotFoundError:
+        here = ""
+    if name in _CPU_BUILDS:
+        least = _LEAST.search(allowed)
+        release = here.partition("+")[0] or (least[1] if least else "")
+        return Wanted(name, f"=={release}+cpu", f"{release}+cpu")
+    return Wanted(name, allowed, here)
+
+
+@once
+def _requirements() -> dict[str, dict[str, str]]:
+    """hil's own requirements: extra ("" for none) -> distribution -> the versions that will do."""
+    try:
+        lines = requires("hil") or []
+    except PackageNotFoundError as error:
+        raise UsageError(
+            "hil is not installed here, so its agent cannot be deployed", hint="pip install hil"
+        ) from error
+    found: dict[str, dict[str, str]] = {"": {}, "agent": {}, "sim": {}}
+    for line in lines:
+        parts = _REQUIREMENT.fullmatch(line)
+        if parts:
+            found.setdefault(parts[3] or "", {})[parts[1].lower().replace("_", "-")] = parts[2]
+    return found

@@ -1,0 +1,199 @@
+"""A worker's way to its board: opened once and kept, mended when it broke; and the board as the farm is shown it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.links.factory import open_link
+from hil.controller.devices.links.link import Link, Say
+from hil.controller.devices.ssh.address import is_ssh_address
+from hil.controller.farm import leased
+from hil.controller.farm.host.board_file import lease_text, public_text
+from hil.controller.farm.host.labels import labels_of
+from hil.controller.farm.host.posts import Post, Site
+from hil.controller.farm.labgrid import borrowed
+from hil.controller.farm.words import MOST_FENCE, BoardCard, Grant
+from hil.core.boards import BoardConfig
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
+
+_HOLD_S = 3.0
+
+
+@dataclass
+class Way:
+    """The way to one board.
+
+    Args:
+        post: which.
+        site: its host's.
+        say: told what goes on where it takes long.
+
+    Attributes:
+        config: the board's; with what labgrid has of it, where it is labgrid's.
+        info: what its agent said last; empty while nothing is known.
+    """
+
+    post: Post
+    site: Site
+    say: Say
+    config: BoardConfig = field(init=False)
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config = self.post.load()
+        self._public = public_text(self.config)
+        self._held = contextlib.ExitStack()
+        self._borrowed = False
+        self._link: Link | None = None
+        self._client: AgentClient | None = None
+
+    @property
+    def agentless(self) -> bool:
+        """Whether programs are run there by command: nothing keeps others from the board then."""
+        return self.config.command.kind == "command"
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the board is labgrid's, which only whoever owns it here may hold."""
+        return bool(self.config.labgrid.place)
+
+    def card(self) -> BoardCard:
+        """The board as it is known now."""
+        return BoardCard(
+            name=self.post.name,
+            site=self.site.site,
+            host=self.site.host,
+            labels=labels_of(self.config, self.info),
+            config=self._public,
+            hw_type=self.config.hw_type,
+            fence=self.fence,
+            powered=self.config.power.can("cycle"),
+            machine=leased.machine_id(),
+        )
+
+    @property
+    def target(self) -> Target | None:
+        """Where the agent is reached from here; None where there is none, or no way to it."""
+        return self._link.target if self._link else None
+
+    @property
+    def fence(self) -> int:
+        """The highest that the board has seen, as far as it was asked; one that makes no sense is not told."""
+        fence = int(self.info.get("fence", 0))
+        return fence if fence < MOST_FENCE else 0
+
+    def look(self) -> None:
+        """Find out how the board is, opening the way to it where that is not done.
+
+        Raises:
+            BoardError: nobody answers, or no agent can be there.
+            UsageError: the config is wrong.
+        """
+        if self.agentless:
+            self._borrow()
+            return
+        for mended in (False, True):
+            try:
+                client = self._open()
+                self.info = MessageToDict(client.describe(), preserving_proto_field_name=True)
+            except (BoardLost, BoardUnreachable, SessionEnded):
+                self.close()
+                if mended:
+                    raise
+            else:
+                return self._check_fence()
+
+    def _check_fence(self) -> None:
+        fence = int(self.info.get("fence", 0))
+        if fence >= MOST_FENCE:
+            raise BoardError(
+                f"its agent has kept the fence {fence}, to which no board comes by being used",
+                board=self.post.name,
+                hint=f"hil board reset-fence {self.post.name} mends it",
+            )
+
+    def bring(self, runtime: str, say: Say) -> bool:
+        """See to it that the board's agent has a runtime, where we put agents on it: over SSH. To be called when the
+        board is ours; whether its agent may be another one now.
+
+        Raises:
+            BoardError: the board cannot be reached, or the runtime cannot be brought there.
+        """
+        if self._client is None:
+            self.look()
+        has = {one["name"] for one in self.info.get("runtimes", ()) if not one.get("error")}
+        if not runtime or self._client is None or runtime in has or not is_ssh_address(self.config.connection.address):
+            return False
+        self.close()
+        self._open(runtime, say)
+        self.look()
+        return True
+
+    def take(self, grant: Grant) -> None:
+        """Take the board with a lease's fence and give it back at once: from now on nobody has it by an older one.
+
+        Raises:
+            BoardError: it cannot be had; where its fence is higher, :attr:`fence` tells.
+        """
+        for mended in (False, True):
+            if self._client is None:
+                self.look()
+            if self._client is None:
+                return
+            try:
+                purpose = f"farm job {grant.job}"
+                self._client.open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
+                self._client.close_session()
+                return
+            except BoardBusy:
+                with contextlib.suppress(HilError):
+                    self.look()
+                raise
+            except (BoardLost, BoardUnreachable, SessionEnded):
+                self.close()
+                if mended:
+                    raise
+
+    def is_held(self, fence: int) -> bool:
+        """Whether somebody has the board by this fence."""
+        if self._client is None:
+            return False
+        seen = self._client.describe()
+        return seen.HasField("holder") and seen.holder.fence == fence
+
+    def text(self, grant: Grant) -> str:
+        """The board's config for a lease's job."""
+        address = self.target.address if self.target else ""
+        return lease_text(self.config, address, grant.fence, leased.lease_text(self.card(), grant))
+
+    def hang_up(self) -> None:
+        """End the link; it is opened again when it is needed."""
+        if self._client is not None:
+            self._client.close()
+        if self._link is not None:
+            self._link.close()
+        self._client = self._link = None
+
+    def close(self) -> None:
+        """Give up the way, and the board where labgrid has it."""
+        self.hang_up()
+        self._held.close()
+        self._borrowed = False
+        self.config = self.post.load()
+
+    def _borrow(self) -> None:
+        if not self._borrowed:
+            self.config = self._held.enter_context(borrowed(self.config, self.site.host))
+            self._borrowed = True
+
+    def _open(self, runtime: str = "", say: Say | None = None) -> AgentClient:
+        if self._client is None:
+            self._borrow()
+            self._link = open_link("", self.config, runtime=runtime, say=say or self.say)
+            self._client = AgentClient(self._link.target, self.post.name)
+        return self._client

@@ -1,0 +1,1 @@
+"""Models: read from files, converted, changed by flows, and their inputs."""

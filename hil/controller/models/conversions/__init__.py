@@ -1,0 +1,167 @@
+"""Models of one format made into another, in a process of their own, once: PyTorch into MLIR, Keras into TFLite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hil.controller.models.compile_errors import compiling
+from hil.controller.storage.cache import Cache, digests_in
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.versions import version
+from hil.core.artifacts import Model
+from hil.core.digest import digest_of
+from hil.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How a model of one format becomes one of another.
+
+    Attributes:
+        convert: ``module:function``, called in a process of its own with ``path`` (the model's file), ``function`` (its
+            entry point), ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further
+            files beside it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it
+            raises becomes one.
+        by: who does it, as results say it.
+        packages: whose versions the result depends on.
+        suffix: of the file.
+        extra: of hil, which installs the packages.
+        version: raise it when the result changes without those.
+    """
+
+    convert: str
+    by: str
+    packages: tuple[str, ...]
+    suffix: str
+    extra: str
+    version: int = 1
+
+
+_TORCH = "hil.controller.models.conversions.torch_program"
+_TENSORFLOW = "hil.controller.models.conversions.tensorflow_program"
+
+
+def _from_tensorflow(function: str, by: str, suffix: str, *packages: str) -> Conversion:
+    name = f"{_TENSORFLOW}:{function}"
+    return Conversion(name, by, ("tensorflow", *packages), suffix, "tensorflow", version=2)
+
+
+# (format, format) -> how. What is not here is not converted.
+CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
+    {
+        ("pt2", "mlir"): Conversion(
+            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch", version=2
+        ),
+        ("pt2", "onnx"): Conversion(
+            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", version=2
+        ),
+        ("tf", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler"),
+        ("keras", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler", "keras"),
+        ("tf", "tflite"): _from_tensorflow("to_tflite", "tflite converter", ".tflite"),
+        ("keras", "tflite"): _from_tensorflow("to_tflite", "tflite converter", ".tflite", "keras"),
+    }
+)
+CONVERT_TIMEOUT_S = 1800.0
+# What to try where torch-mlir, or IREE after it, does not know an operator.
+ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
+# What a conversion may write beside the model: large weights, and this, which says of each name in the locations of
+# MLIR what kind of operator or module it is, in the model's order (JSON).
+OP_TYPES = "op_types.json"
+_BESIDE = (".data", ".irpa", OP_TYPES)
+
+
+def can_convert(have: str, want: str) -> bool:
+    """Whether models of one format can be made into another."""
+    return (have, want) in CONVERSIONS
+
+
+def convert(
+    model: Model, want: str, *, cache: Cache, isolated: Isolated, recompute: bool, timeout: float | None, log: Path
+) -> tuple[Model, str]:
+    """A model in another format, made or from the cache.
+
+    Args:
+        model: what was imported.
+        want: the format.
+        cache: where results are kept, by content and versions.
+        isolated: where the work is done: frameworks crash, and import for seconds.
+        recompute: do it though the cache has it.
+        timeout: seconds, or None for half an hour.
+        log: what the framework prints is appended here.
+
+    Returns:
+        The model, with the same name, inputs and outputs, and who made it, with version.
+
+    Raises:
+        UsageError: there is no such conversion, or the framework is not installed.
+        CompileFailed, CompileCrashed, StageTimeout: it did not work; ``detail`` is the framework's own words.
+        StorageError: the result cannot be kept.
+    """
+    if model.format == want:
+        return model, ""
+    conversion = CONVERSIONS.get((model.format, want))
+    if conversion is None:
+        raise UsageError(f"{model.path.name} cannot be made into {want}: it is {model.format}")
+    by = f"{conversion.by} {needed_version(conversion.packages[0], conversion.extra)}"
+    key = Cache.key(
+        "conversion",
+        model=model.digest,
+        function=model.function,
+        dims=dict(model.dims),
+        convert=conversion.convert,
+        versions=[needed_version(package, conversion.extra) for package in conversion.packages],
+        version=conversion.version,
+    )
+    name = f"model{conversion.suffix}"
+
+    def make(folder: Path) -> None:
+        arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
+        arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
+        who = conversion.by
+        with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
+            isolated.call(conversion.convert, arguments, timeout=timeout or CONVERT_TIMEOUT_S, log=log)
+
+    entry, _ = cache.get_or_make(key, {"model": model.name, "converted by": by}, make, recompute)
+    digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}
+    files = {file: entry / file for file in digests}
+    # One digest of them all: large weights lie beside the model.
+    digest = digest_of("\n".join(f"{file}\0{digests[file]}" for file in sorted(digests)).encode())
+    return replace(model, format=want, path=entry / name, files=files, digest=digest), by
+
+
+def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
+    """The model as ONNX, in which it can be taken apart and looked into; a PyTorch program's nodes bear module paths.
+
+    Args:
+        model: what was imported.
+        cache, isolated, log: as for :func:`convert`.
+
+    Raises:
+        UsageError: there is no way to make it one.
+        CompileFailed, CompileCrashed, StageTimeout: it did not work.
+    """
+    if model.format != "onnx" and not can_convert(model.format, "onnx"):
+        raise UsageError(
+            f"{model.path.name} is {model.format}: only ONNX models can be taken apart, and what converts to ONNX",
+            hint="name the ONNX file it was made from",
+        )
+    return convert(model, "onnx", cache=cache, isolated=isolated, recompute=False, timeout=None, log=log)[0]
+
+
+def needed_version(package: str, extra: str) -> str:
+    """The version of a package that an extra of hil brings.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    for name in (package, f"{package}-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise UsageError(f"this needs {package}, which is not installed here", hint=f"pip install 'hil[{extra}]'")

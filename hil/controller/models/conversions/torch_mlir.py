@@ -1,0 +1,138 @@
+"""torch-mlir's importer, with module paths as locations and large weights kept out. It imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from iree.compiler import ir
+from iree.compiler.extras import fx_importer
+
+from hil.controller.models.conversions.torch_names import marked
+
+# As for ONNX (:mod:`hil.controller.backends.compilers.onnx_to_mlir`): weights beyond this go into a file of their own,
+# but for small tensors, whose values the compiler wants to see.
+_EXTERNAL_FROM_BYTES = 256 << 20
+_EXTERNAL_FROM_ELEMENTS = 1 << 16
+PARAMETERS = "params.irpa"
+PARAMETER_SCOPE = "model"
+
+
+# torch-mlir lowers most of ATen by itself, and better than torch decomposes it; of these it expects what they are made
+# of. The list is that of torch-mlir's own exporter, which IREE's wheel leaves out.
+_DECOMPOSED = (
+    "_adaptive_avg_pool2d _euclidean_dist _log_softmax _native_batch_norm_legit _native_batch_norm_legit_functional "
+    "_native_batch_norm_legit_no_training _prelu_kernel _to_copy _unsafe_index addmm binary_cross_entropy dot "
+    "embedding_dense_backward full grid_sampler_2d im2col index_copy index_copy_ lift_fresh_copy log_sigmoid_forward "
+    "masked_fill native_group_norm native_layer_norm nll_loss_backward nll_loss_forward norm select_backward "
+    "slice_backward soft_margin_loss split split_with_sizes squeeze t unsafe_split upsample_bilinear2d"
+).split()
+
+
+# What torch would decompose by default, though torch-mlir's own way is the better or the only one.
+_KNOWN = ("roll", "fft_rfft")
+
+
+def decomposed(program: Any) -> Any:
+    """A program in the operators that torch-mlir knows."""
+    known = {operator for name in _KNOWN for operator in _overloads(name)}
+    table = {op: how for op, how in torch.export.default_decompositions().items() if op not in known}
+    wanted = torch._decomp.get_decompositions([getattr(torch.ops.aten, name) for name in _DECOMPOSED])
+    return program.run_decompositions({**table, **wanted})
+
+
+def _overloads(name: str) -> list[Any]:
+    packet = getattr(torch.ops.aten, name)
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+def imported(program: Any, function: str, folder: Path) -> Any:
+    """The module of a decomposed and marked program.
+
+    Args:
+        program: an ``ExportedProgram``.
+        function: what to call its function.
+        folder: where ``params.irpa`` goes, if there are weights for it.
+    """
+    weights = [*program.state_dict.values(), *(value for value in program.constants.values() if _is_tensor(value))]
+    heavy = sum(weight.nbytes for weight in weights) > _EXTERNAL_FROM_BYTES
+    hooks = _Outside() if heavy else None
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # lines of Python, where a node has no name
+    importer = fx_importer.FxImporter(context=ir.Context(), hooks=hooks, graph_node_importer_cls=_Located)
+    importer.import_program(program, func_name=function, func_visibility="public")
+    if hooks is not None:
+        hooks.save(folder / PARAMETERS)
+    return importer.module_op
+
+
+class _Names(fx_importer.ContextCache):  # type: ignore[misc]  # the package has no types
+    """Locations that name modules, not lines of Python."""
+
+    def get_node_location(self, node: Any) -> Any:
+        name = marked(node)
+        return ir.Location.name(name, context=self._c) if name else None
+
+
+class _Located(fx_importer.GraphNodeImporter):  # type: ignore[misc]  # the package has no types
+    def __init__(self, importer: Any, context: Any, cache: Any, block: Any) -> None:
+        super().__init__(importer, context, _Names(context), block)
+
+
+class _Outside(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the package has no types
+    """Large weights become globals whose values are in an archive."""
+
+    def __init__(self) -> None:
+        self._module: Any = None
+        self._weights: dict[str, Any] = {}
+
+    def prepare_module(self, module_op: Any) -> None:
+        """Remember where globals go."""
+        self._module = module_op
+
+    def resolve_literal(self, gni: Any, literal: Any, info: Any) -> Any:
+        """A load of the global that stands for a large tensor; None for others."""
+        if not _is_tensor(literal) or literal.numel() < _EXTERNAL_FROM_ELEMENTS or literal.dtype == torch.uint8:
+            return None
+        context = self._module.context
+        name = next((name for name, weight in self._weights.items() if weight is literal), "")
+        vtensor = gni._cc.tensor_to_vtensor_type(literal)
+        # The torch dialect has signed integers, what is below it signless ones.
+        with context:
+            element = fx_importer.TORCH_DTYPE_TO_MLIR_TYPE[literal.dtype]()
+            if ir.IntegerType.isinstance(element):
+                element = ir.IntegerType.get_signless(ir.IntegerType(element).width)
+            kind = ir.RankedTensorType.get(list(literal.shape), element, loc=ir.Location.unknown())
+        if not name:
+            name = f"weight{len(self._weights)}" if info is None else str(info.input_spec.target)
+            self._weights[name] = literal
+            with ir.InsertionPoint.at_block_begin(self._module.regions[0].blocks[0]), ir.Location.unknown(context):
+                ir.Operation.create(
+                    "util.global",
+                    attributes={
+                        "sym_name": ir.StringAttr.get(name),
+                        "sym_visibility": ir.StringAttr.get("private"),
+                        "type": ir.TypeAttr.get(kind),
+                        "initial_value": ir.Attribute.parse(
+                            f'#stream.parameter.named<"{PARAMETER_SCOPE}"::"{name}"> : {kind}'
+                        ),
+                    },
+                )
+        attributes = {"global": ir.FlatSymbolRefAttr.get(name, context)}
+        loaded = ir.Operation.create("util.global.load", results=[kind], attributes=attributes).result
+        return ir.Operation.create("torch_c.from_builtin_tensor", results=[vtensor], operands=[loaded]).result
+
+    def save(self, file: Path) -> None:
+        """Write the archive, each weight from the memory that it lies in."""
+        from iree import runtime
+
+        index = runtime.ParameterIndex()
+        for name, weight in self._weights.items():
+            data = weight.detach().cpu().contiguous()
+            index.add_buffer(name, data.reshape(-1).view(torch.uint8).numpy())
+        index.create_archive_file(str(file))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

@@ -1,0 +1,177 @@
+"""PyTorch's exported programs into MLIR's torch dialect, and into ONNX. For isolated processes: it imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.conversions import ONNX_HINT, OP_TYPES
+from hil.controller.models.conversions.torch_names import mark, name_onnx_nodes
+from hil.controller.models.importers.pt2 import Sizes, changed, is_tensor, new_values, output_names, user_inputs
+from hil.controller.models.importers.pt2_archive import load_program
+from hil.controller.storage.error_text import first_line
+from hil.core.tensors import TensorSpec
+from hil.errors import CompileFailed, UsageError
+
+_OPSET = 20
+# Beyond this the weights of an ONNX model go into a file beside it: one protobuf file cannot exceed 2 GB.
+_EXTERNAL_FROM_BYTES = 256 << 20
+
+
+def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
+    """Write a program as MLIR bytecode, each operator at a location that names its module.
+
+    What a call would change (buffers, inputs) stays as it was saved, and its new value is returned after the outputs.
+    Large weights go into ``params.irpa`` beside it.
+
+    Args:
+        path: the .pt2 file.
+        function: what to call the function.
+        output: the file to write.
+        dims: sizes of symbolic dimensions; where they settle all of them, the result has none.
+
+    Raises:
+        ImportFailed: it cannot be read.
+        CompileFailed: torch-mlir's importer does not know something that the program does.
+    """
+    from iree.compiler import ir
+
+    from hil.controller.models.conversions.torch_mlir import decomposed, imported
+    from hil.formats.iree_values import declaration
+
+    program = load_program(path)
+    types = mark(program)
+    inputs, outputs = _specs(path, program, dims)
+    try:
+        program = decomposed(_sized(program, inputs))
+        module = imported(returning_all(program), function, Path(output).parent)
+        module.verify()
+        with module.context:
+            signature = ir.StringAttr.get(declaration(function, inputs, outputs))
+            _function(module, function).attributes["iree.reflection"] = ir.DictAttr.get(
+                {"iree.abi.declaration": signature}
+            )
+    except UsageError as error:  # a dtype that MLIR has no name for
+        raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
+    except Exception as error:  # the importer asserts, and raises whatever Python does
+        raise CompileFailed(
+            f"torch-mlir cannot import {Path(path).name}: {first_line(error)}",
+            hint=ONNX_HINT,
+            detail=str(error),
+        ) from error
+    with Path(output).open("wb") as file:
+        module.write_bytecode(file)
+    (Path(output).parent / OP_TYPES).write_text(json.dumps(types))
+
+
+def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
+    """Write a program as ONNX, each node named by its module; weights of 256 MB and more go into a file beside it.
+
+    Inputs, outputs and symbolic dimensions have the names that :mod:`hil.controller.models.importers.pt2` gives them.
+
+    Args:
+        path: the .pt2 file.
+        function: what to call the graph.
+        output: the file to write.
+        dims: sizes of symbolic dimensions; where they settle all of them, the result has none.
+
+    Raises:
+        ImportFailed: it cannot be read.
+        CompileFailed: torch's exporter has no translation for an operator.
+    """
+    import onnx
+    import torch
+
+    program = load_program(path)
+    sizes = Sizes(program)
+    inputs, outputs = _specs(path, program, dims)
+    if pairs := [spec for spec in (*inputs, *outputs) if spec.dtype.startswith("complex")]:
+        raise CompileFailed(f"torch.onnx makes pairs of floats of complex tensors: {pairs[0]} would be another tensor")
+    heavy = sum(weight.nbytes for weight in program.state_dict.values()) > _EXTERNAL_FROM_BYTES
+    try:
+        exported = torch.onnx.export(
+            returning_all(_sized(program, inputs).run_decompositions(_batch_norm())),
+            dynamo=True,
+            opset_version=_OPSET,
+            input_names=[spec.name for spec in inputs],
+            output_names=[spec.name for spec in outputs],
+            verbose=False,
+        )
+        assert exported is not None
+        exported.rename_axes(sizes.names)
+        exported.save(output, external_data=heavy)
+    except Exception as error:  # the exporter raises many kinds, one inside the other
+        raise CompileFailed(
+            f"torch.onnx cannot export {Path(path).name}: {first_line(_cause(error))}", detail=str(error)
+        ) from error
+    model = onnx.load(output, load_external_data=False)
+    model.graph.name = function
+    name_onnx_nodes(model)
+    onnx.save(model, output)
+
+
+def _specs(path: str, program: Any, dims: Mapping[str, int]) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
+    """The tensors that a program takes and returns, as the importer tells them."""
+    sizes = Sizes(program)
+    sizes.fix(Path(path).name, dims)
+    taken = [sizes.spec(path, name, spec.arg, "input") for name, spec in user_inputs(program) if is_tensor(spec.arg)]
+    given = [sizes.spec(path, name, arg, "output") for name, arg in output_names(program) if is_tensor(arg)]
+    given += [sizes.spec(path, name, spec.arg, "the new value") for name, spec in new_values(program)]
+    return [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in taken], [
+        TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in given
+    ]
+
+
+def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
+    """The program traced again with inputs of these shapes, where it was exported for any."""
+    import torch
+
+    if not program.range_constraints or not all(spec.is_static for spec in inputs):
+        return program
+    examples = iter([torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs])
+    flat = [next(examples) if is_tensor(spec.arg) else spec.arg.value for _, spec in user_inputs(program)]
+    args, kwargs = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+    with torch.fx.traceback.preserve_node_meta():
+        return torch.export.export(program.module(check_guards=False), args, kwargs)
+
+
+def returning_all(program: Any) -> Any:
+    """The program without state: it returns its tensors, no constants, and then the new values of what it changed."""
+    import torch
+    from torch.export.graph_signature import OutputKind, OutputSpec
+
+    specs = program.graph_signature.output_specs
+    kept = [at for at, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg)]
+    kept += changed(program)
+    returned = next(node for node in program.graph.nodes if node.op == "output")
+    returned.args = (tuple(returned.args[0][at] for at in kept),)
+    specs[:] = [OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in kept]
+    program.module_call_graph[0].signature.out_spec = torch.utils._pytree.tree_structure(tuple(range(len(kept))))
+    program.graph.eliminate_dead_code()
+    return program
+
+
+def _function(module: Any, name: str) -> Any:
+    from iree.compiler import ir
+
+    for operation in module.regions[0].blocks[0].operations:
+        attributes = operation.operation.attributes
+        if "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == name:
+            return operation.operation
+    raise LookupError(name)
+
+
+def _batch_norm() -> Any:
+    """Batch norm in training, which the exporter would write as one that uses the running statistics."""
+    import torch
+
+    kinds = ("_native_batch_norm_legit", "_native_batch_norm_legit_functional")
+    return torch._decomp.get_decompositions([getattr(torch.ops.aten, kind) for kind in kinds])
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -1,0 +1,176 @@
+"""onnxruntime.quantization; called in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.core.scratch import temporary_folder
+from hil.errors import ImportFailed
+
+_QUANTISED = {
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "DynamicQuantizeLSTM",
+    "MatMulInteger",
+    "ConvInteger",
+}
+
+
+def quantize_static(
+    model: str,
+    output: str,
+    external: bool,
+    samples: Sequence[str],
+    per_channel: bool,
+    reduce_range: bool,
+    activations: str,
+    method: str,
+) -> None:
+    """Weights and activations to int8, as QDQ, the activations' ranges learnt from samples.
+
+    Args:
+        model, output: ONNX files.
+        external: whether weights are kept beside the file.
+        samples: folders of tensors.
+        per_channel: a scale for each output channel of a weight, not one for all of it.
+        reduce_range: weights of 7 bits, for x86 CPUs that saturate sums of two products (AVX2 without VNNI).
+        activations: ``int8`` or ``uint8``.
+        method: ``minmax`` or ``percentile``: how a range is made of what was seen.
+
+    Raises:
+        ImportFailed: there is nothing to quantise, or a setting has no such value.
+    """
+    from onnxruntime import quantization as ort
+
+    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types: its class is Any
+        def __init__(self) -> None:
+            self.folders = iter(samples)
+
+        def get_next(self) -> Any:
+            from hil.controller.storage.tensor_folder import load_tensors
+
+            folder = next(self.folders, None)
+            return None if folder is None else load_tensors(Path(folder))
+
+    # Entropy is left out: quantize_static gives it as many bins as steps, so that it does the same as min and max.
+    methods = {
+        "minmax": ort.CalibrationMethod.MinMax,
+        "percentile": ort.CalibrationMethod.Percentile,
+    }
+    chosen = _one_of("method", method, methods)
+    activation_type = _one_of("activations", activations, {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8})
+
+    def quantise(prepared: Path) -> None:
+        ort.quantize_static(
+            prepared,
+            output,
+            Reader(),
+            quant_format=ort.QuantFormat.QDQ,
+            per_channel=per_channel,
+            reduce_range=reduce_range,
+            activation_type=activation_type,
+            weight_type=ort.QuantType.QInt8,
+            calibrate_method=chosen,
+            use_external_data_format=external,
+        )
+
+    _quantise(model, output, external, quantise)
+
+
+def quantize_dynamic(
+    model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool, reduce_range: bool, weights: str
+) -> None:
+    """Weights to int8; activations when the model runs, each tensor by the range it has then.
+
+    Args:
+        model, output, external, samples, per_channel, reduce_range: as :func:`quantize_static`; no samples are needed.
+        weights: ``int8`` or ``uint8``.
+
+    Raises:
+        ImportFailed: there is nothing to quantise, or a setting has no such value.
+    """
+    from onnxruntime import quantization as ort
+
+    weight_type = _one_of("weights", weights, {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8})
+
+    def quantise(prepared: Path) -> None:
+        ort.quantize_dynamic(
+            prepared,
+            output,
+            per_channel=per_channel,
+            reduce_range=reduce_range,
+            weight_type=weight_type,
+            use_external_data_format=external,
+        )
+
+    _quantise(model, output, external, quantise)
+
+
+def _quantise(model: str, output: str, external: bool, quantise: Callable[[Path], None]) -> None:
+    from hil.controller.models.importers.onnx import nodes_of
+
+    if before := _quantised(model):
+        raise ImportFailed(f"it is quantised already: it has {', '.join(sorted(before))}")
+    with temporary_folder("hil-quantise-") as folder:
+        prepared = Path(folder) / "prepared.onnx"
+        _prepare(model, prepared, external)
+        quantise(prepared)
+    _drop_stale_shapes(output)
+    if not _quantised(output):
+        import onnx
+
+        operators = sorted({node.op_type for node in nodes_of(onnx.load(model, load_external_data=False).graph.node)})
+        raise ImportFailed(f"there is nothing in it that can be quantised; its operators: {', '.join(operators)}")
+
+
+def _prepare(model: str, prepared: Path, external: bool) -> None:
+    """What onnxruntime's documentation asks for beforehand: a tensor whose shape is not known is not quantised."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    # Symbolic inference does not know every operator, and releases differ in what a failed optimisation leaves.
+    tries = ((), ("skip_symbolic_shape",), ("skip_symbolic_shape", "skip_optimization"))
+    for skipped in tries:
+        options = {"save_as_external_data": external, "all_tensors_to_one_file": True, **dict.fromkeys(skipped, True)}
+        try:
+            quant_pre_process(model, prepared, **options)
+        except Exception as error:
+            if skipped == tries[-1]:
+                raise
+            print(f"preparing the model failed ({error}): the next try does less")
+        else:
+            return
+
+
+def _drop_stale_shapes(path: str) -> None:
+    """Forget shapes of tensors that are no more, or that the outputs state themselves.
+
+    The quantiser leaves those of the model that it began with: the symbols in them would contradict sizes that are
+    written in their place later.
+    """
+    import onnx
+
+    read = onnx.load(path, load_external_data=False)
+    made = {name for node in read.graph.node for name in node.output} - {value.name for value in read.graph.output}
+    kept = [value for value in read.graph.value_info if value.name in made]
+    del read.graph.value_info[:]
+    read.graph.value_info.extend(kept)
+    onnx.save(read, path)
+
+
+def _quantised(path: str) -> set[str]:
+    """The operators of a model that only a quantised one has."""
+    import onnx
+
+    from hil.controller.models.importers.onnx import nodes_of
+
+    nodes = nodes_of(onnx.load(path, load_external_data=False).graph.node)
+    return {node.op_type for node in nodes} & _QUANTISED
+
+
+def _one_of(setting: str, value: str, known: dict[str, Any]) -> Any:
+    if value not in known:
+        raise ImportFailed(f"the setting {setting} is {value!r}", hint=f"one of {', '.join(known)}")
+    return known[value]

@@ -1,0 +1,124 @@
+"""PyTorch's quantisation of exported programs (pt2e), as XNNPACK computes it; called in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.importers.pt2 import is_tensor, user_inputs
+from hil.controller.models.importers.pt2_archive import load_program
+from hil.controller.storage.tensor_folder import load_tensors
+from hil.errors import ImportFailed
+from hil.formats.torch_values import to_torch
+
+_NAMESPACE = "quantized_decomposed"
+
+
+def quantize_static(
+    model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool
+) -> dict[str, Any]:
+    """Weights and activations to int8, the activations' ranges learnt from samples.
+
+    Args:
+        model, output: .pt2 files.
+        external: whether weights are kept beside the file: never.
+        samples: folders of tensors.
+        per_channel: a scale for each output channel of a weight, not one for all of it.
+
+    Returns:
+        ``quantise_s``: seconds that it took, without reading and exporting again.
+
+    Raises:
+        ImportFailed: there is nothing to quantise, or it is quantised already.
+    """
+    return _quantise(model, output, samples, per_channel, is_dynamic=False)
+
+
+def quantize_dynamic(
+    model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool
+) -> dict[str, Any]:
+    """Weights of linear layers to int8; activations when the model runs, each tensor by the range it has then.
+
+    Args:
+        model, output, external, per_channel: as :func:`quantize_static`, with what it returns and raises.
+        samples: folders of tensors: the first is what the model is exported with.
+    """
+    return _quantise(model, output, samples[:1], per_channel, is_dynamic=True)
+
+
+def _quantise(model: str, output: str, samples: Sequence[str], per_channel: bool, is_dynamic: bool) -> dict[str, Any]:
+    import torch
+    from executorch.backends.transforms.duplicate_dynamic_quant_chain import DuplicateDynamicQuantChainPass
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    program = load_program(model)
+    if _quantised(program):
+        raise ImportFailed(f"it is quantised already: it has {', '.join(_quantised(program))}")
+    calls = [_arguments(program, Path(folder)) for folder in samples]
+    config = get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=is_dynamic)
+    start = time.monotonic()
+    with torch.no_grad():
+        prepared = prepare_pt2e(program.module(check_guards=False), XNNPACKQuantizer().set_global(config))
+        for args, kwargs in calls:
+            prepared(*args, **kwargs)
+        converted = convert_pt2e(prepared)
+    DuplicateDynamicQuantChainPass()(converted)
+    seconds = time.monotonic() - start
+    args, kwargs = calls[0]
+    again = torch.export.export(converted, args, kwargs, dynamic_shapes=_dynamic_shapes(program))
+    if not _quantised(again):
+        found = sorted({str(node.target) for node in program.graph.nodes if node.op == "call_function"})
+        raise ImportFailed(f"there is nothing in it that can be quantised; its operators: {', '.join(found)}")
+    torch.export.save(again, output)
+    return {"quantise_s": seconds}
+
+
+def _quantised(program: Any) -> list[str]:
+    """The operators of a program that only a quantised one has."""
+    targets = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
+    return sorted({target for target in targets if target.startswith(_NAMESPACE)})
+
+
+def _arguments(program: Any, folder: Path) -> tuple[Any, Any]:
+    """A sample as a call's arguments and keywords."""
+    from torch.utils._pytree import tree_unflatten
+
+    given = load_tensors(folder)
+    flat = [to_torch(given[name]) if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
+    found: tuple[Any, Any] = tree_unflatten(flat, program.call_spec.in_spec)
+    return found
+
+
+def _dynamic_shapes(program: Any) -> Any:
+    """The program's own dynamic dimensions, in the form that ``torch.export.export`` takes."""
+    from torch.export import Dim
+    from torch.utils._pytree import tree_unflatten
+
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    dims: dict[str, Any] = {}
+
+    def dim(size: Any) -> Any:
+        expression = size.node.expr
+        if not expression.is_Symbol:
+            return Dim.AUTO  # one that follows from others
+        limits = program.range_constraints.get(expression)
+        name = str(expression)
+        bounds = {key: int(one) for key, one in (("min", limits.lower), ("max", limits.upper)) if one.is_Integer}
+        return dims.setdefault(name, Dim(name, **bounds))
+
+    flat = [
+        {axis: dim(size) for axis, size in enumerate(values[name].shape) if not isinstance(size, int)} or None
+        if is_tensor(spec.arg)
+        else None
+        for name, spec in user_inputs(program)
+    ]
+    if not any(flat):
+        return None
+    args, kwargs = tree_unflatten(flat, program.call_spec.in_spec)
+    return (*args, *kwargs.values())

@@ -1,0 +1,223 @@
+"""Recipes: what a flow does with a model before it is compiled, such as quantising it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.models.flows.calibration import calibration_samples, digest_of_samples
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.notes import FILE as NOTES
+from hil.controller.models.importers import import_model
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.registry import pick, registered
+from hil.controller.storage.tensor_folder import save_tensors
+from hil.controller.storage.versions import version
+from hil.core.artifacts import Model
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array
+from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from hil.controller.storage.run_context import RunContext
+
+RECIPE_TIMEOUT_S = 1800.0
+# The setting that says how many seeded random samples a model without any calibration data gets.
+_SAMPLES = "samples"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to change a model.
+
+    Attributes:
+        apply: ``module:function``, called in a process of its own with ``model`` (the file), ``output`` (the file to
+            write; external data beside it), ``external`` (whether the model keeps data outside its file, and so the
+            result must), ``samples`` (a list of folders, each one sample of every input as
+            :mod:`hil.controller.storage.tensor_folder` writes it) and every setting but ``samples``. Inputs and
+            outputs keep names, dtypes and shapes. It may return what it tells of its work as a JSON object, which
+            results then hold (:func:`hil.controller.models.flows.notes.recipe_notes`). Raises ImportFailed; whatever
+            else it raises becomes one.
+        settings: name -> default. What a flow gives must be of the default's type.
+        calibrated: whether it looks at samples; else ``samples`` is empty.
+        packages: whose versions the result depends on.
+        formats: of the models that it takes.
+        version: raise it when the result changes without those.
+    """
+
+    apply: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    calibrated: bool = False
+    packages: tuple[str, ...] = ("onnx", "onnxruntime")
+    formats: tuple[str, ...] = ("onnx",)
+    version: int = 1
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """Its own settings, and how many random samples a calibrated one takes."""
+        return {**self.settings, **({_SAMPLES: 16} if self.calibrated else {})}
+
+
+_INT8 = "hil.controller.models.flows.onnx_int8"
+_PT2E = "hil.controller.models.flows.pt2_int8"
+_PT2E_PACKAGES = ("torch", "torchao", "executorch")
+_BUILT_IN = MappingProxyType(
+    {
+        "float16": Recipe("hil.controller.models.flows.onnx_float16:to_float16"),
+        "static-int8": Recipe(
+            f"{_INT8}:quantize_static",
+            {"per_channel": False, "reduce_range": False, "activations": "int8", "method": "minmax"},
+            calibrated=True,
+        ),
+        # uint8: older releases of ONNX Runtime have no ConvInteger for int8 weights.
+        "dynamic-int8": Recipe(
+            f"{_INT8}:quantize_dynamic", {"per_channel": False, "reduce_range": False, "weights": "uint8"}
+        ),
+        # PyTorch's own way, for what XNNPACK computes in int8.
+        "pt2e-static-int8": Recipe(
+            f"{_PT2E}:quantize_static",
+            {"per_channel": True},
+            calibrated=True,
+            packages=_PT2E_PACKAGES,
+            formats=("pt2",),
+        ),
+        "pt2e-dynamic-int8": Recipe(
+            f"{_PT2E}:quantize_dynamic",
+            {"per_channel": True},
+            calibrated=True,
+            packages=_PT2E_PACKAGES,
+            formats=("pt2",),
+        ),
+    }
+)
+
+
+def recipes() -> dict[str, Recipe]:
+    """Every recipe by name: hil's own and those of the entry point group ``hil.recipes``."""
+    return registered("hil.recipes", _BUILT_IN)
+
+
+def check_settings(flow: Flow) -> dict[str, Any]:
+    """All settings of a flow's recipe, the defaults among them; empty for a flow without one.
+
+    Raises:
+        UsageError: there is no such recipe or setting, or a value is of the wrong type.
+    """
+    if not flow.recipe:
+        if flow.settings:
+            raise UsageError("settings without a recipe", hint='they are the recipe\'s: recipe = "static-int8"')
+        return {}
+    defaults = pick("recipe", recipes(), flow.recipe).all_settings
+    for name, value in flow.settings.items():
+        if name not in defaults:
+            taken = ", ".join(f"{key} = {default!r}" for key, default in defaults.items()) or "none"
+            raise UsageError(
+                f"the recipe {flow.recipe} has no setting {name!r}",
+                hint=f"{did_you_mean(name, defaults)}it takes {taken}",
+            )
+        if type(value) is not type(defaults[name]):
+            raise UsageError(
+                f"the setting {name} must be {type(defaults[name]).__name__}, not {value!r:.80}",
+                hint=f"such as {name} = {defaults[name]!r}",
+            )
+    if flow.settings.get(_SAMPLES, 1) < 1:
+        raise UsageError(f"the setting samples is {flow.settings[_SAMPLES]}: at least 1 is needed")
+    return {**defaults, **flow.settings}
+
+
+def apply_recipe(
+    flow: Flow,
+    path: Path,
+    inputs: Sequence[Mapping[str, Array]],
+    shop: RunContext,
+    log: Path,
+    *,
+    dims: Mapping[str, int] | None = None,
+) -> Path:
+    """A model as the flow's recipe makes it, made or from the cache.
+
+    Args:
+        flow: whose recipe.
+        path: the model.
+        inputs: calibration data, input name -> tensor for each sample; what a sample lacks is seeded random. Empty
+            takes ``<model>.calibration.npz`` beside the model, whose arrays have one axis more, the samples', in
+            front; where there is no such file, the setting ``samples`` many seeded random ones.
+        shop: its cache and isolated processes.
+        log: what the recipe prints is appended here.
+        dims: values of symbolic dimensions, for random samples. The model keeps its symbols.
+
+    Returns:
+        The new model's file, of the same name as ``path``; ``path`` itself where the flow has no recipe.
+
+    Raises:
+        UsageError: calibration data that the model does not take, or a recipe or setting that is none.
+        ImportFailed: the recipe cannot be applied to this model; ``detail`` is the tool's own words.
+        StageTimeout: it took longer than half an hour.
+    """
+    if not flow.recipe:
+        return path
+    settings = check_settings(flow)
+    recipe = recipes()[flow.recipe]
+    model = import_model(path, dims=dims, isolated=shop.isolated, cache=shop.cache)
+    if model.format not in recipe.formats:
+        taken = " and ".join(recipe.formats)
+        raise ImportFailed(
+            f"the recipe {flow.recipe} takes models of the format {taken}: {path.name} is {model.format}",
+            stage="import",
+        )
+    count = settings.pop(_SAMPLES, 0)
+    samples = calibration_samples(model, inputs, count) if recipe.calibrated else []
+    key = Cache.key(
+        "recipe",
+        name=path.name,
+        model=model.digest,
+        samples=digest_of_samples(samples),
+        recipe=flow.recipe,
+        settings=settings,
+        apply=recipe.apply,
+        versions={package: _version(package) for package in recipe.packages},
+        version=recipe.version,
+    )
+
+    def make(folder: Path) -> None:
+        with temporary_folder("hil-samples-") as given:
+            folders = [Path(given) / str(number) for number in range(len(samples))]
+            for one, sample in zip(folders, samples, strict=True):
+                save_tensors(one, sample)
+            arguments = {
+                "model": str(path.absolute()),
+                "output": str(folder / path.name),
+                "external": len(model.files) > 1,
+                "samples": [str(one) for one in folders],
+                **settings,
+            }
+            notes = _call(recipe, flow.recipe, model, arguments, shop, log)
+            if notes:
+                (folder / NOTES).write_text(json.dumps(notes))
+
+    meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
+    entry, _ = shop.cache.get_or_make(key, meta, make)
+    return entry / path.name
+
+
+def _call(recipe: Recipe, name: str, model: Model, arguments: dict[str, Any], shop: RunContext, log: Path) -> Any:
+    what = f"the recipe {name} cannot be applied to {model.path.name}"
+    try:
+        return shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
+    except IsolatedTimeout as error:
+        raise StageTimeout(f"the recipe {name} {error.message}", stage="import", detail=error.detail) from error
+    except (ImportFailed, IsolatedCrash, IsolatedFailure) as error:
+        raise ImportFailed(f"{what}: {error.message}", stage="import", hint=error.hint, detail=error.detail) from error
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError as error:
+        raise UsageError(f"a recipe needs the package {package}", hint=f"pip install {package}") from error

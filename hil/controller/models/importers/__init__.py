@@ -1,0 +1,257 @@
+"""Models as they come: read in a process of their own, described in one form."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.paths import is_file
+from hil.controller.storage.registry import pick, registered
+from hil.core.artifacts import Model
+from hil.core.digest import digest_file, digest_of
+from hil.core.files import within
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import TensorSpec, check_names
+from hil.errors import ImportFailed, LoadFailed, StageTimeout, UsageError
+
+IMPORT_TIMEOUT_S = 600.0
+# Raise this when what importing finds out changes: older results in the cache are then not used.
+_VERSION = 5
+_HEAD = 64
+# What makes a folder a SavedModel of TensorFlow.
+SAVED_MODEL = "saved_model.pb"
+_FOUND = "model.json"
+
+
+@dataclass(frozen=True)
+class Importer:
+    """How one format is read.
+
+    Attributes:
+        suffixes: of its files, with the dot.
+        recognises: whether a file that begins with these bytes is one, whatever its name.
+        describe: ``module:function``, called in a process of its own with ``path`` (str), ``function`` (str) and
+            ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists of
+            [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
+            ``external`` (names of further files, relative to the model's folder), ``producer`` (anything).
+            Raises ImportFailed or UsageError.
+    """
+
+    suffixes: tuple[str, ...]
+    recognises: Callable[[bytes], bool]
+    describe: str
+
+
+_BUILT_IN = {
+    "onnx": Importer((".onnx",), lambda head: False, "hil.controller.models.importers.onnx:describe"),
+    "mlir": Importer(
+        (".mlir", ".mlirbc", ".bc", ".stablehlo"),
+        lambda head: head.startswith(b"ML\xefR"),
+        "hil.controller.models.importers.mlir:describe",
+    ),
+    # A .vmfb is a flatbuffer with the identifier IREE, by default wrapped so that it is a ZIP archive as well.
+    "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], "hil.controller.models.importers.vmfb:describe"),
+    "tflite": Importer(
+        (".tflite",), lambda head: head[4:8] == b"TFL3", "hil.controller.models.importers.tflite:describe"
+    ),
+    # ExecuTorch's programs, by themselves or bundled with test cases; the digits are the schema's version.
+    "pte": Importer(
+        (".pte", ".bpte"),
+        lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
+        "hil.controller.models.importers.pte:describe",
+    ),
+    # Described so that whoever runs one as a model is told how it is run.
+    "hilb": Importer(
+        (".hilb",), lambda head: head.startswith(b"\x89HILB"), "hil.controller.workloads.bundles.opening:describe"
+    ),
+    "pt2": Importer((".pt2",), lambda head: False, "hil.controller.models.importers.pt2:describe"),
+    # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that.
+    "tf": Importer((".pb",), lambda head: False, "hil.controller.models.importers.tensorflow:describe_saved_model"),
+    "keras": Importer((".keras",), lambda head: False, "hil.controller.models.importers.tensorflow:describe_keras"),
+}
+
+
+def importers() -> dict[str, Importer]:
+    """Every importer by format: the built-in ones and those of the entry point group ``hil.importers``."""
+    return registered("hil.importers", _BUILT_IN)
+
+
+def import_model(
+    path: Path,
+    *,
+    function: str = "",
+    dims: Mapping[str, int] | None = None,
+    format: str | None = None,
+    isolated: Isolated | None = None,
+    cache: Cache | None = None,
+) -> Model:
+    """Read a model's entry point, inputs and outputs.
+
+    Args:
+        path: the model's file, or the folder of a SavedModel.
+        function: its entry point; "" is the only one.
+        dims: values for symbolic dimensions of its inputs.
+        format: ``onnx``, ``mlir``, ``vmfb``, ...; None goes by the file's name and first bytes.
+        isolated: where it is parsed; None starts a process for it.
+        cache: where the finding is kept; None keeps nothing.
+
+    Raises:
+        UsageError: no such file, not a model's name, no such function or dimension.
+        ImportFailed: the file cannot be read as a model, or uses what hil cannot pass.
+        StageTimeout: parsing took longer than ten minutes.
+    """
+    dims = dict(dims or {})
+    name = path.stem
+    if is_file(path / SAVED_MODEL):
+        name, path = path.name, path / SAVED_MODEL
+    _check_file(path)
+    for symbol, size in dims.items():
+        if size < 0:
+            raise UsageError(f"--dim {symbol}={size}: a dimension cannot be negative")
+    chosen = format or _format_of(path)
+    importer = pick("model format", importers(), chosen)
+    if path.stat().st_size == 0:
+        raise ImportFailed(f"{path.name} is empty")
+    digest = digest_file(path)
+    found, cached = _describe(importer, path, digest, function, dims, isolated, cache)
+    inputs, outputs = _specs(found["inputs"]), _specs(found["outputs"])
+    try:
+        check_names(inputs or (), outputs or ())
+    except LoadFailed as error:
+        raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
+    # A board is told the name, in UTF-8.
+    main = path.name.encode(errors="replace").decode()
+    files = {main: path} | {file: _external(path, file) for file in found["external"]}
+    digests = {main: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
+    return Model(
+        name=name,
+        format=chosen,
+        path=path,
+        files=files,
+        digest=_digest_of_all(main, digests),
+        function=found["function"],
+        inputs=inputs,
+        outputs=outputs,
+        ranges={name: (low, high) for name, (low, high) in found["ranges"].items()},
+        dims=dims,
+        producer=found["producer"],
+        cached=cached,
+    )
+
+
+def _digest_of_all(main: str, digests: Mapping[str, str]) -> str:
+    """One digest for all files. The main one may be called anything; the others the model itself calls by name."""
+    named = {name if name != main else "": digest for name, digest in digests.items()}
+    return digest_of("\n".join(f"{name}\0{named[name]}" for name in sorted(named)).encode())
+
+
+def _check_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UsageError(
+                f"{path} is a folder",
+                hint=f"name the model's file; a folder that is a model itself, a SavedModel, holds {SAVED_MODEL}",
+            )
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{path} is no plain file", hint="name the model's file")
+        with path.open("rb"):
+            pass
+    except FileNotFoundError as error:
+        raise UsageError(f"no such file: {path}") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _format_of(path: Path) -> str:
+    known = importers()
+    for name, importer in known.items():
+        if path.suffix.lower() in importer.suffixes:
+            return name
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    for name, importer in known.items():
+        if importer.recognises(head):
+            return name
+    suffixes = sorted(suffix for importer in known.values() for suffix in importer.suffixes)
+    raise UsageError(f"{path.name} is no kind of model that hil knows", hint=f"one of {', '.join(suffixes)}")
+
+
+def _describe(
+    importer: Importer,
+    path: Path,
+    digest: str,
+    function: str,
+    dims: Mapping[str, int],
+    isolated: Isolated | None,
+    cache: Cache | None,
+) -> tuple[dict[str, Any], bool]:
+    """What the importer says of the model, and whether the cache had it."""
+    # What a SavedModel consists of is what lies in its folder: the main file does not name it.
+    beside = (
+        sorted(str(file.relative_to(path.parent)) for file in path.parent.rglob("*"))
+        if path.name == SAVED_MODEL
+        else []
+    )
+    key = Cache.key(
+        "import",
+        digest=digest,
+        beside=beside,
+        describe=importer.describe,
+        function=function,
+        dims=dict(dims),
+        version=_VERSION,
+    )
+
+    def ask() -> dict[str, Any]:
+        with contextlib.ExitStack() as stack:
+            log = Path(stack.enter_context(temporary_folder("hil-import-"))) / "import.log"
+            pool = isolated or stack.enter_context(Isolated(1))
+            arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
+            try:
+                said: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
+            except IsolatedTimeout as error:
+                text = f"reading {path.name} {error.message}"
+                raise StageTimeout(text, stage="import", detail=error.detail) from error
+            except (IsolatedCrash, IsolatedFailure) as error:
+                raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
+            return said
+
+    def keep(folder: Path) -> None:
+        (folder / _FOUND).write_text(json.dumps(ask()))
+
+    if cache is None:
+        return ask(), False
+    entry, cached = cache.get_or_make(key, {"model": path.name}, keep)
+    found: dict[str, Any] = json.loads((entry / _FOUND).read_text())
+    return found, cached
+
+
+def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
+    return None if items is None else tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in items)
+
+
+def _external(model: Path, name: str) -> Path:
+    """The path of a file that a model names: beside or below the model, never elsewhere."""
+    parts = PurePosixPath(name.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+        raise ImportFailed(
+            f"{model.name} keeps data in {name!r}, outside its own folder",
+            hint="external data must lie beside the model or below it: save it again with a relative location",
+        )
+    file = model.parent / parts
+    if not file.is_file():
+        raise ImportFailed(
+            f"{model.name} keeps data in {name!r}, which is missing", hint=f"put the file at {model.parent / parts}"
+        )
+    try:
+        return within(model.parent, file)
+    except UsageError as error:
+        raise ImportFailed(f"{model.name} keeps data in {name!r}: {error.message}", hint=error.hint) from error

@@ -1,0 +1,173 @@
+"""MLIR modules, as text or bytecode, in any dialect that IREE's compiler takes: StableHLO, torch, TOSA, linalg."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.core.tensors import Dim
+from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.formats.iree_values import SCALAR_PREFIX, parse_type
+
+# The name of an input or output, and its type.
+Value = tuple[str, str]
+
+_TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
+_TORCH_NUMBERS = {"!torch.int": "i64", "!torch.float": "f64", "!torch.bool": "i1"}
+# The portable form of StableHLO has a function operation and types of its own: lowered as iree-compile would.
+_VHLO_PIPELINE = "builtin.module(iree-stablehlo-input-transformation-pipeline)"
+
+
+def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Parse a module and read the signature of one public function.
+
+    Inputs are named by the attribute ``iree.abi.name`` where they have it, else arg0, arg1, ...; outputs likewise, else
+    output0, ... . A dynamic dimension is a symbol such as ``arg0.dim1``.
+
+    Raises:
+        ImportFailed: it does not parse, has no public function, or one with arguments that are no tensors or with no
+            result.
+        UsageError: no such function or dimension; several functions and none chosen.
+    """
+    name = Path(path).name
+    module = parse(path)
+    functions = {function: types for function, types, _ in functions_in(module)}
+    if not functions:
+        raise ImportFailed(f"{name} has no public function")
+    listed = ", ".join(functions)
+    if function and function not in functions:
+        raise UsageError(f"{name} has no function {function!r}", hint=f"--function with one of: {listed}")
+    if not function and len(functions) > 1:
+        raise UsageError(f"{name} has several functions", hint=f"choose one with --function: {listed}")
+    chosen = function or next(iter(functions))
+    arguments, results = functions[chosen]
+    if not results:
+        raise ImportFailed(
+            f"the function {chosen!r} of {name} has no outputs", hint="a model that returns nothing cannot be checked"
+        )
+    symbols: set[str] = set()
+    inputs = [_spec(name, *item, dims, symbols) for item in arguments]
+    outputs = [_spec(name, *item, {}, set()) for item in results]
+    if unknown := sorted(set(dims) - symbols):
+        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
+        raise UsageError(f"{name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+    for spec in outputs:
+        spec[2] = [dim if isinstance(dim, int) else None for dim in spec[2]]
+    return {
+        "function": chosen,
+        "inputs": inputs,
+        "outputs": outputs,
+        "ranges": {},
+        "external": [],
+        "producer": {"functions": list(functions), "unseen_state": list(_mutable(module))},
+    }
+
+
+def functions(path: str) -> list[str]:
+    """The names of a module's public functions, in order.
+
+    Raises:
+        ImportFailed: it does not parse.
+    """
+    return [name for name, *_ in functions_in(parse(path))]
+
+
+def parse(path: str) -> Any:
+    """The module in a file.
+
+    Raises:
+        ImportFailed: it does not parse.
+    """
+    from iree.compiler import ir, passmanager
+
+    file = Path(path)
+    try:
+        module = ir.Module.parse(file.read_bytes(), context=ir.Context())
+        if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
+            with module.context:
+                passmanager.PassManager.parse(_VHLO_PIPELINE).run(module.operation)
+        return module
+    except ir.MLIRError as error:
+        lines = [line.removeprefix("error: ") for line in str(error).splitlines()[1:] if line.strip()]
+        first = (lines[0] if lines else str(error)).replace('"-":', "line ")
+        raise ImportFailed(f"{file.name} does not parse: {first[:400]}", detail=str(error)) from error
+
+
+def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Value]], Any]]:
+    """The public functions of a module: name, (inputs, outputs) in builtin types where there are such, operation."""
+    from iree.compiler import ir
+
+    for op in module.body.operations:
+        attributes = op.operation.attributes
+        if not op.operation.name.endswith(".func") or "function_type" not in attributes:
+            continue
+        visibility = _text(attributes["sym_visibility"]) if "sym_visibility" in attributes else "public"
+        if visibility not in ("", "public") or not op.operation.regions[0].blocks:
+            continue
+        kind = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
+        yield (
+            _text(attributes["sym_name"]),
+            (
+                _named(attributes, "arg_attrs", "arg", kind.inputs),
+                _named(attributes, "res_attrs", "output", kind.results),
+            ),
+            op.operation,
+        )
+
+
+def _mutable(module: Any) -> Iterator[str]:
+    """The module's globals that its functions may assign."""
+    for op in module.body.operations:
+        attributes = op.operation.attributes
+        if op.operation.name.endswith(".global") and "is_mutable" in attributes:
+            yield _text(attributes["sym_name"])
+
+
+def _text(attribute: Any) -> str:
+    """The text of an attribute.
+
+    Raises:
+        ImportFailed: it is none, or no UTF-8.
+    """
+    from iree.compiler import ir
+
+    try:
+        return str(ir.StringAttr(attribute).value)
+    except (RuntimeError, ValueError) as error:
+        raise ImportFailed("a name in the module is no text, or no UTF-8") from error
+
+
+def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:
+    from iree.compiler import ir
+
+    own = list(ir.ArrayAttr(attributes[key])) if key in attributes else []
+    names = []
+    for position, kind in enumerate(types):
+        given = ir.DictAttr(own[position]) if position < len(own) else {}
+        name = _text(given["iree.abi.name"]) if "iree.abi.name" in given else f"{default}{position}"
+        names.append((name, _builtin(str(kind))))
+    return names
+
+
+def _builtin(text: str) -> str:
+    """A type of the torch dialect as the builtin one that it becomes; any other as it is."""
+    if match := _TORCH_TENSOR.match(text):
+        sizes = [size.strip() for size in match["dims"].split(",") if size.strip()]
+        return f"tensor<{''.join(f'{size}x' for size in sizes)}{match['element']}>"
+    return _TORCH_NUMBERS.get(text, text)
+
+
+def _spec(file: str, name: str, text: str, dims: Mapping[str, int], symbols: set[str]) -> list[Any]:
+    try:
+        spec = parse_type(name, text)
+    except LoadFailed as error:
+        raise ImportFailed(f"{file}: {error.message}", hint=error.hint) from error
+    shape: list[Dim] = []
+    for axis, dim in enumerate(spec.shape):
+        symbol = f"{name}.dim{axis}"
+        if dim is None:
+            symbols.add(symbol)
+        shape.append(dims.get(symbol, symbol) if dim is None else dim)
+    return [spec.name.removeprefix(SCALAR_PREFIX), spec.dtype, shape]

@@ -1,0 +1,360 @@
+"""ONNX models: signature, external files and known ranges, read without loading external data."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import posixpath
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.core.tensors import DTYPES, Dim
+from hil.errors import ImportFailed, UsageError
+from hil.formats.ort_values import ONNX_TYPES
+
+_DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES}
+# Domains whose operators onnx itself defines. "" and ai.onnx are the same.
+_OWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
+# A tensor above this size is left out of what checker and shape inference see: they need its type alone.
+_SMALL_BYTES = 1 << 16
+_MOST_VERSION = (1 << 31) - 1
+# What inferring shapes may take, beside some copies of the model.
+_INFER_BYTES = 1 << 30
+_STATM = Path("/proc/self/statm")
+
+
+def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read a model's signature.
+
+    A dimension that the model leaves open without naming it is a symbol such as ``input.dim0``.
+
+    Raises:
+        ImportFailed: it is no ONNX model, is broken, uses an operator that does not exist, or takes or returns what is
+            no tensor.
+        UsageError: no such function or dimension.
+    """
+    from hil.controller.models.importers.onnx_ranges import known_ranges
+
+    file = Path(path)
+    model = _load(file)
+    graph = model.graph
+    if function not in ("", graph.name, "main_graph"):
+        raise UsageError(f"{file.name} has no function {function!r}", hint=f"an ONNX model has one: {graph.name!r}")
+    external = sorted({_location(file, tensor) for tensor in tensors_of(model) if tensor.data_location == 1})
+    _check_sizes(file, model)
+    foreign = _check_operators(file, model)
+    initialised = {tensor.name for tensor in graph.initializer} | {
+        item.values.name for item in graph.sparse_initializer
+    }
+    real_inputs = [value for value in graph.input if value.name not in initialised]
+    for kind, values in (("input", real_inputs), ("output", graph.output)):
+        for value in values:
+            _check_tensor(file, kind, value)
+    _fix(file, real_inputs, dims)
+    light = light_copy(model)
+    inferred = _infer(light)
+    if not foreign:
+        _check_structure(file, light)
+    outputs = [_spec(value) for value in inferred.graph.output]
+    return {
+        "function": graph.name or "main_graph",
+        "inputs": [_spec(value) for value in real_inputs],
+        "outputs": None if any(spec is None for spec in outputs) else outputs,
+        "ranges": known_ranges(inferred.graph, [value.name for value in real_inputs]),
+        "external": external,
+        "producer": {
+            "name": model.producer_name,
+            "version": model.producer_version,
+            "ir_version": model.ir_version,
+            "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
+        },
+    }
+
+
+def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
+    """Write sizes in place of the symbolic dimensions of value infos; returns every symbol that there was."""
+    symbols = set()
+    for value in values:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
+                continue
+            symbol = dim.dim_param or f"{value.name}.dim{axis}"
+            symbols.add(symbol)
+            if symbol in dims:
+                dim.dim_value = dims[symbol]
+            else:
+                dim.dim_param = symbol
+    return symbols
+
+
+def tensors_of(model: Any) -> Iterator[Any]:
+    """Every TensorProto of a model: initializers and attributes, in subgraphs and functions as well."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _node_tensors(node)
+
+
+def nodes_of(nodes: Any) -> Iterator[Any]:
+    """Every node, those of subgraphs after the node that holds them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from nodes_of(graph.node)
+
+
+def node_label(node: Any) -> str:
+    """How a message calls a node: by its name, else by what it makes."""
+    return f"node {node.name!r}" if node.name else f"the node that makes {', '.join(node.output) or 'nothing'}"
+
+
+def _load(file: Path) -> Any:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(file, format="protobuf", load_external_data=False)
+    except DecodeError as error:
+        size = file.stat().st_size
+        hint = "save its weights as external data: one protobuf file cannot exceed 2 GB" if size >= 1 << 31 else ""
+        raise ImportFailed(
+            f"{file.name} is no ONNX model, or is cut off or damaged", hint=hint, detail=str(error)
+        ) from error
+    if not model.HasField("graph") or not model.ir_version:
+        raise ImportFailed(f"{file.name} is no ONNX model: it holds no graph")
+    # What is no UTF-8, protobuf gives as bytes: nothing behind this could show it, or look it up.
+    if any(isinstance(text, bytes) for text in _texts(model)):
+        raise ImportFailed(f"{file.name} is damaged: a name in it is no UTF-8 text")
+    if not model.graph.output:
+        raise ImportFailed(f"{file.name} has no outputs", hint="a model that returns nothing cannot be checked")
+    return model
+
+
+def _texts(message: Any) -> Iterator[Any]:
+    """Every text of a message and of those in it; of a tensor only its name and where it lies."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message.name
+        for entry in message.external_data:
+            yield from (entry.key, entry.value)
+        return
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.type == field.TYPE_STRING:
+            yield from values
+        elif field.type == field.TYPE_MESSAGE:
+            for one in values:
+                yield from _texts(one)
+
+
+def _location(file: Path, tensor: Any) -> str:
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    location = fields.get("location", "")
+    if not location:
+        raise ImportFailed(f"{file.name}: tensor {tensor.name!r} is external but names no file")
+    return str(posixpath.normpath(location.replace("\\", "/")))
+
+
+def _check_sizes(file: Path, model: Any) -> None:
+    """External tensors must lie wholly within their files (a missing or escaping one is told by the caller)."""
+    for tensor in tensors_of(model):
+        if tensor.data_location != 1:
+            continue
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        location = _location(file, tensor)
+        data = file.parent / location
+        if location.startswith(("/", "..")) or not data.is_file():
+            continue
+        end = int(fields.get("offset", 0)) + int(fields.get("length", 0))
+        if end > data.stat().st_size:
+            raise ImportFailed(
+                f"{file.name} keeps tensor {tensor.name!r} in {location!r} up to byte {end}, "
+                f"but that file has only {data.stat().st_size} bytes",
+                hint="the data file is cut off: copy it again",
+            )
+
+
+def _check_operators(file: Path, model: Any) -> bool:
+    """Refuse operators that do not exist; true where ONNX Runtime knows one that onnx itself does not."""
+    from onnx import defs
+
+    foreign = False
+
+    newest = defs.onnx_opset_version()
+    local = {(function.domain, function.name) for function in model.functions}
+    versions = _opsets(file, model.opset_import)
+    if versions.get("", 0) > newest:
+        raise ImportFailed(
+            f"{file.name} uses opset {versions['']}; the newest that the installed onnx knows is {newest}",
+            hint="update the packages onnx and onnxruntime, or export the model with an older opset",
+        )
+    bodies = [(model.graph.node, versions)]
+    for function in model.functions:
+        bodies.append((function.node, _opsets(file, function.opset_import)))
+    for nodes, opsets in bodies:
+        for node in nodes_of(nodes):
+            domain = _domain(node.domain)
+            if (node.domain, node.op_type) in local or domain not in _OWN_DOMAINS:
+                continue
+            version = opsets.get(domain, versions.get(domain, 0))
+            if defs.has(node.op_type, domain=domain, max_inclusive_version=version):
+                continue
+            if not _ort_knows(node, version):
+                raise ImportFailed(
+                    f"{file.name}: {node_label(node)} uses the operator {node.op_type!r}, "
+                    f"which {domain or 'ai.onnx'} {version} does not have",
+                    hint="an operator of one's own needs a domain of its own, or a function in the model",
+                )
+            foreign = True
+    return foreign
+
+
+def _opsets(file: Path, imports: Any) -> dict[str, int]:
+    """Domain -> version.
+
+    Raises:
+        ImportFailed: a version is none.
+    """
+    for item in imports:
+        if not 0 <= item.version <= _MOST_VERSION:
+            raise ImportFailed(f"{file.name} uses opset {item.version} of {item.domain or 'ai.onnx'}: there is none")
+    return {_domain(item.domain): item.version for item in imports}
+
+
+def _ort_knows(node: Any, version: int) -> bool:
+    """ONNX Runtime puts a few operators of its own into ONNX's domain, in models that it has optimised."""
+    return version >= _ort_operators().get(node.op_type, _MOST_VERSION + 1)
+
+
+@functools.cache
+def _ort_operators() -> dict[str, int]:
+    """Those that ONNX Runtime has in ONNX's domain -> the opset that first had it."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as ort
+
+    first: dict[str, int] = {}
+    for schema in ort.get_all_operator_schema():
+        if not schema.domain:
+            first[schema.name] = min(schema.since_version, first.get(schema.name, _MOST_VERSION))
+    return first
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _check_tensor(file: Path, kind: str, value: Any) -> None:
+    what = value.type.WhichOneof("value")
+    if what != "tensor_type":
+        name = (what or "nothing").removesuffix("_type").replace("_", " ")
+        raise ImportFailed(f"{file.name}: {kind} {value.name!r} is of type {name}: hil passes tensors only")
+    number = value.type.tensor_type.elem_type
+    if number not in _DTYPES:
+        from onnx import TensorProto
+
+        name = TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
+        raise ImportFailed(f"{file.name}: {kind} {value.name!r} has elements of type {name}, which hil cannot pass")
+    if kind == "input" and not value.type.tensor_type.HasField("shape"):
+        raise ImportFailed(
+            f"{file.name}: input {value.name!r} has no shape, not even a number of dimensions",
+            hint="export the model with its inputs' shapes; symbolic dimensions are fine",
+        )
+
+
+def _fix(file: Path, inputs: Any, dims: Mapping[str, int]) -> None:
+    symbols = fix_dims(inputs, dims)
+    if unknown := sorted(set(dims) - symbols):
+        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
+        raise UsageError(f"{file.name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+
+
+def light_copy(model: Any) -> Any:
+    """A copy of a model with its large and external tensors turned into inputs: the same graph, types and shapes."""
+    import onnx
+
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    graph = light.graph
+    graph.name = graph.name or "main_graph"
+    declared = {value.name for value in graph.input}
+    heavy = [tensor for tensor in graph.initializer if tensor.data_location == 1 or tensor.ByteSize() > _SMALL_BYTES]
+    kept = [tensor for tensor in graph.initializer if tensor.data_location != 1 and tensor.ByteSize() <= _SMALL_BYTES]
+    for tensor in heavy:
+        if tensor.name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return light
+
+
+def _check_structure(file: Path, light: Any) -> None:
+    """Names, order, attributes, versions: what onnx's checker finds. (Shapes are not its business.)"""
+    import onnx
+
+    for value in (*light.graph.input, *light.graph.output):
+        value.type.tensor_type.shape.SetInParent()  # the checker wants one, the runtimes do not
+    if any(tensor.data_location == 1 for tensor in tensors_of(light)):
+        return  # in a subgraph or an attribute, where the checker would look for the file in the wrong folder
+    try:
+        onnx.checker.check_model(light)
+    # UnicodeDecodeError: of attributes' texts that are no UTF-8, in what it says.
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ImportFailed(f"{file.name} is not a valid ONNX model: {' '.join(lines)[:500]}") from error
+
+
+def _infer(light: Any) -> Any:
+    import onnx
+
+    try:
+        with _limited_memory(_INFER_BYTES + 4 * light.ByteSize()):
+            return onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except Exception:  # shapes are a help, not a condition: what cannot be inferred stays unknown
+        return light
+
+
+@contextlib.contextmanager
+def _limited_memory(size: int) -> Iterator[None]:
+    """Let this process take so much more memory than it has, and no more: a number in a model may say how many
+    dimensions a tensor has. Where the system does not tell how much it has, nothing is limited.
+    """
+    if not _STATM.exists():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = int(_STATM.read_text().split()[0]) * resource.getpagesize() + size
+    limits = [one for one in (wanted, soft, hard) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _spec(value: Any) -> list[Any] | None:
+    """[name, dtype, shape], or None where even the number of dimensions is unknown."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    shape: list[Dim] = []
+    for dim in kind.shape.dim:
+        is_size = dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0
+        shape.append(dim.dim_value if is_size else dim.dim_param or None)
+    return [value.name, _DTYPES[kind.elem_type], shape]
+
+
+def _graph_tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _node_tensors(node)
+
+
+def _node_tensors(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from ([attribute.t] if attribute.HasField("t") else [])
+        yield from attribute.tensors
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from _graph_tensors(graph)

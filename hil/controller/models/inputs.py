@@ -1,0 +1,322 @@
+"""What a model is run on: tensors that the user gave, checked against its signature, and seeded random ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.models.random_inputs import limits_of, random_tensor
+from hil.controller.storage.paths import exists
+from hil.controller.storage.tensor_files import load_pb
+from hil.core.files import read_file
+from hil.core.npy import Fits, Npz
+from hil.core.packing import SUB_BYTE_BITS, unpack
+from hil.core.tensors import (
+    Array,
+    TensorSpec,
+    dtype_name,
+    dtype_of,
+    from_bytes,
+    is_raw,
+    load_npy,
+    nbytes_of,
+    type_text,
+    typed,
+)
+from hil.errors import UsageError
+from hil.formats.iree_values import mlir_dtype
+
+_IREE_FORM = re.compile(r"(?P<dims>(?:\d{1,18}x)*)(?P<type>[a-z][A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
+_FORMS = "NAME=x.npy, NAME=x.npz:key, x.npz, NAME=test.pb, 4x8xf32=@x.bin, 4x8xf32=1 2 3"
+
+
+def make_inputs(
+    specs: Sequence[TensorSpec],
+    given: Mapping[str, Array] | Sequence[str],
+    *,
+    seed: int = 0,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    user_range: tuple[float, float] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> dict[str, Array]:
+    """Every input of a model, in order: those given, and random ones for the rest.
+
+    Args:
+        specs: the model's inputs.
+        given: name -> tensor, or texts of ``--input`` (:func:`parse_input`).
+        seed: of the random ones; the same seed and name give the same tensor on every machine.
+        ranges: input -> (low, high) where the model bounds it.
+        user_range: (low, high) for every random number; it goes before ``ranges``.
+        dims: values of symbolic dimensions; a given tensor's own shape settles them too.
+
+    Raises:
+        UsageError: a tensor's name, dtype or shape is not the model's, there are too many, or a dimension is open.
+    """
+    sizes = dict(dims or {})
+    by_name = {spec.name: spec for spec in specs}
+    if isinstance(given, Mapping):
+        chosen = {name: as_array(f"input {name!r}", value, by_name.get(name)) for name, value in given.items()}
+    else:
+        chosen = {}
+        for text in given:
+            for name, array in parse_input(
+                text, [spec for spec in specs if spec.name not in chosen], strict=True
+            ).items():
+                if name in chosen:
+                    raise UsageError(f"input {name!r} is given twice")
+                chosen[name] = array
+    for name, array in chosen.items():
+        if name not in by_name:
+            raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
+        _refuse_misfit(by_name[name], dtype_name(array.dtype), array.shape)
+        _bind(by_name[name], array.shape, sizes)
+    if unknown := [spec for spec in specs if not spec.dtype and spec.name not in chosen]:
+        raise UsageError(
+            f"the program does not say what tensor its input {unknown[0].name!r} is, and none is given",
+            hint="--input, one for each input in order: x.npy, or 4x8xf32=@x.bin, or 4x8xf32=1 2 3",
+        )
+    _refuse_open([spec for spec in specs if spec.name not in chosen], sizes)
+    return {
+        spec.name: chosen[spec.name]
+        if spec.name in chosen
+        else random_tensor(spec, _shape(spec, sizes), seed=seed, bounds=user_range or (ranges or {}).get(spec.name))
+        for spec in specs
+    }
+
+
+def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False) -> dict[str, Array]:
+    """The tensors that one ``--input`` says, by input name; those of ``--expected`` likewise.
+
+    ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key an input),
+    ``x.npy`` or ``@x.npy`` (the next input), and what iree-run-module takes: ``4x8xf32=@x.bin``, ``4x8xf32=1 2 3``,
+    ``4x8xf32=2`` (all the same), ``4x8xf32`` (all zero), ``7`` (a scalar); these may follow ``NAME=`` as well.
+
+    Args:
+        text: what was typed.
+        specs: the inputs (or outputs) that are still to be given, in order.
+        strict: refuse a tensor of another dtype or shape before room is made for it.
+
+    Raises:
+        UsageError: it is none of these, names no input, or its file cannot be read.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    # The longest name first: a name may hold an equals sign or look like a type.
+    for name in sorted(by_name, key=len, reverse=True):
+        if text.startswith(f"{name}="):
+            return {name: _value(text[len(name) + 1 :], by_name[name], strict)}
+    if text.endswith(".npz"):
+        return _npz(Path(text.removeprefix("@")), specs, strict)
+    if not _is_anonymous(text):
+        name, equals, _ = text.partition("=")
+        if equals:
+            raise UsageError(f"the model has no tensor {name!r} that is still to be given", hint=_signature(specs))
+    if not specs:
+        raise UsageError(f"{text[:80]!r} is one too many: every tensor of the model is given already")
+    return {specs[0].name: _value(text, specs[0], strict)}
+
+
+def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
+    """What the user gave, as numpy has it.
+
+    Args:
+        what: how a message calls it, such as ``input 'x'``.
+        value: an array, or what numpy can make one of.
+        spec: the tensor that it is for: raw bytes, as a .npz holds a bfloat16 tensor, are taken for its dtype.
+
+    Raises:
+        UsageError: it is none, or of a dtype that hil does not know.
+    """
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a ragged list, a tensor on a GPU: each says it in its own way
+        raise UsageError(f"{what} is no array: {error}", hint="give a numpy array") from error
+    if array.dtype.kind == "U":
+        array = array.astype(object)
+    elif spec is not None and spec.dtype:
+        array = typed(array, spec.dtype)
+    try:
+        dtype_name(array.dtype)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
+    return array
+
+
+def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:
+    if not spec.accepts(found, shape):
+        raise UsageError(
+            f"input {spec.name!r} takes {type_text(spec.dtype, spec.shape)}, got {type_text(found, shape)}",
+            hint="hil never converts what it is given: save it with this dtype and shape",
+        )
+
+
+def fits_spec(spec: TensorSpec, strict: bool) -> Fits:
+    """Whether an array in a file is exactly what a spec says; one that cannot be is refused where it is strict."""
+
+    def fits(found: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        name = spec.dtype if is_raw(found, spec.dtype) else dtype_name(found)
+        if strict:
+            _refuse_misfit(spec, name, shape)
+        return bool(spec.dtype) and spec.is_static and spec.accepts(name, shape)
+
+    return fits
+
+
+def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
+    """Learn what a symbolic dimension is from a tensor's shape."""
+    for dim, size in zip(spec.shape, shape, strict=bool(spec.dtype)):
+        if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+            raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
+
+
+def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
+    """Say of every dimension at once that nobody knows its size.
+
+    Raises:
+        UsageError: there is one.
+    """
+    told: list[str] = []
+    options: dict[str, None] = {}
+    for spec in specs:
+        open_dims = [dim for dim in spec.shape if not isinstance(dim, int) and not (dim and dim in sizes)]
+        if open_dims:
+            told.append(f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}")
+            options |= dict.fromkeys(f"--dim {dim}=1" if dim else f"--input {spec.name}=x.npy" for dim in open_dims)
+    if told:
+        names = [option.removeprefix("--dim ").removesuffix("=1") for option in options if option.startswith("--dim")]
+        what = f"dimension{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}" if names else "a dimension"
+        raise UsageError(f"{', '.join(told)}: {what} {'are' if len(names) > 1 else 'is'} open", hint=" ".join(options))
+
+
+def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in spec.shape)
+
+
+def _signature(specs: Sequence[TensorSpec]) -> str:
+    if not specs:
+        return "there is none"
+    if not specs[0].dtype:
+        return "the board alone knows the names: leave them out, and give the files in order"
+    shown = ", ".join(map(str, specs[:10]))
+    return f"there is {shown}{', ...' if len(specs) > 10 else ''}"
+
+
+def _is_anonymous(text: str) -> bool:
+    """Whether the text begins with a type, ``@``, a number or a file's name rather than ``NAME=``."""
+    form = _IREE_FORM.match(text)
+    return bool(form and mlir_dtype(form["type"])) or text.startswith("@") or "=" not in text
+
+
+def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
+    form = _IREE_FORM.match(text)
+    if form and mlir_dtype(form["type"]):
+        return _iree_value(form, spec, strict)
+    if _NUMBER.match(text) and not exists(text):
+        if not spec.dtype:
+            raise UsageError(f"{text[:80]!r} has no type, and {spec.name!r} is a tensor", hint=f"f32={text[:80]}")
+        return _elements(text, spec.dtype, (), spec)
+    file, _, key = text.removeprefix("@").partition(".npz:")
+    path = Path(f"{file}.npz" if key else file)
+    if path.suffix == ".npz":
+        with Npz(path) as archive:
+            if not key and len(archive.keys) > 1:
+                raise UsageError(f"{path} holds several arrays", hint=f"name one: {path}:{archive.keys[0]}")
+            key = key or next(iter(archive.keys), "key")
+            if key not in archive.keys:
+                raise UsageError(f"{path} has no {key!r}", hint=f"it holds {', '.join(archive.keys[:20]) or 'nothing'}")
+            return typed(archive.read(key, fits_spec(spec, strict)), spec.dtype)
+    if path.suffix == ".npy":
+        return load_npy(path, spec.dtype, fits=fits_spec(spec, strict))
+    if path.suffix == ".pb":
+        return load_pb(path)
+    raise UsageError(f"{text[:80]!r} is nothing that hil can read", hint=f"one of {_FORMS}")
+
+
+def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
+    shape = tuple(int(size) for size in form["dims"].split("x") if size)
+    name = mlir_dtype(form["type"]) or ""
+    # iree-run-module's i8 has no sign, and it takes bools for i8 too: the model's input tells which is meant.
+    if (form["type"].startswith("i") and spec.dtype == f"u{name}") or (name, spec.dtype) == ("int8", "bool"):
+        name = spec.dtype
+    value = form["value"]
+    if strict and not (value or "").startswith("@"):
+        _refuse_misfit(spec, name, shape)
+    if value is None:
+        return _zeros(shape, name)
+    if not value.startswith("@"):
+        return _elements(value, name, shape, spec)
+    path = Path(value[1:])
+    if path.suffix == ".npy":
+        return load_npy(path, name, fits=fits_spec(spec, strict))
+    try:
+        # A text's elements take what they take; others are not read beyond what they need.
+        data = read_file(path, None if name == "string" else nbytes_of(name, shape))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if name in SUB_BYTE_BITS and len(data) == -(-math.prod(shape) * SUB_BYTE_BITS[name] // 8):
+        return unpack(np.frombuffer(data, np.uint8), name, shape)
+    try:
+        return from_bytes(data, name, shape)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", hint=f"for {spec}") from error
+
+
+def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) -> Array:
+    words = re.sub(r"[\[\],;]", " ", text).split()
+    count = math.prod(shape)
+    if len(words) not in (1, count):
+        raise UsageError(f"{text[:80]!r} has {len(words)} values, {count} are needed", hint=f"for {spec}")
+    try:
+        values = [_element(word, name) for word in words]
+    except ValueError as error:
+        raise UsageError(f"{text[:80]!r} holds what is no {name}: {error}", hint=f"for {spec}") from error
+    flat = np.array(values, dtype=object if name == "string" else np.complex128 if "complex" in name else None)
+    if "int" in name:
+        low, high = limits_of(name)
+        if any(not low <= value <= high for value in values):
+            raise UsageError(f"{text[:80]!r} is out of range for {name}", hint=f"for {spec}")
+        flat = np.array(values, dtype=np.uint64 if name == "uint64" else np.int64)
+    filled = _zeros(shape, name)
+    filled[...] = flat.astype(dtype_of(name)).reshape(shape if flat.size == count else ())
+    return filled
+
+
+def _zeros(shape: tuple[int, ...], name: str) -> Array:
+    try:
+        return np.zeros(shape, dtype_of(name))
+    except (MemoryError, ValueError) as error:  # more than there is, or than numpy can count
+        raise UsageError(f"there is no room for {type_text(name, shape)}") from error
+
+
+def _element(word: str, name: str) -> Any:
+    if name == "string":
+        return word
+    if name == "bool":
+        if word.lower() not in ("0", "1", "true", "false"):
+            raise ValueError(word)
+        return word.lower() in ("1", "true")
+    if "int" in name:
+        return int(word, 0)
+    return complex(word) if "complex" in name else float(word)
+
+
+def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Array]:
+    by_name = {spec.name: spec for spec in specs}
+    with Npz(path) as archive:
+        names = dict(zip(archive.keys, archive.keys, strict=True))
+        if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in names):
+            # numpy's own names for arrays saved without any: in order.
+            if len(names) > len(specs):
+                raise UsageError(f"{path} holds {len(names)} arrays", hint=_signature(specs))
+            names = dict(zip(archive.keys, by_name, strict=False))
+        if unknown := [name for name in names.values() if name not in by_name]:
+            raise UsageError(f"the model has no tensor {unknown[0]!r}, which {path} holds", hint=_signature(specs))
+        return {
+            name: typed(archive.read(key, fits_spec(by_name[name], strict)), by_name[name].dtype)
+            for key, name in names.items()
+        }

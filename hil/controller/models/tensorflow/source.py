@@ -1,0 +1,257 @@
+"""TensorFlow's models as files, SavedModels and Keras's .keras: programs, so opened in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.tensorflow.lower import named_outputs, spec_of
+from hil.controller.models.tensorflow.structure import leaves, replace_leaves
+from hil.controller.models.tensorflow.variables import assigned, new_value
+from hil.controller.models.tensorflow.words import words
+from hil.core.tensors import Dim, TensorSpec
+from hil.errors import CompileFailed, ImportFailed, UsageError
+
+SAVED_MODEL = "saved_model.pb"
+# The signature that TensorFlow's own tools take where none is named.
+_DEFAULT = "serving_default"
+# Signatures that TensorFlow writes for itself.
+_OWN = ("__saved_model_init_op", "__saved_model_train_op")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function of a model, opened.
+
+    Attributes:
+        name: its own: a signature's key, a method's name, or ``call`` of a Keras model.
+        function: takes what ``structure`` holds tensors' specs of.
+        structure: (positional, named) arguments; the leaves are ``tf.TensorSpec``, of fixed shape where ``--dim`` fixed
+            it, or values that are passed as they are.
+        inputs: the tensors among them: names, dtypes, shapes with symbols.
+        functions: the names of all functions there are.
+        model: what holds the variables.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    structure: tuple[list[Any], dict[str, Any]]
+    inputs: tuple[TensorSpec, ...]
+    functions: tuple[str, ...]
+    model: Any
+
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What the function returns; a dimension is None where only running it tells.
+
+        Raises:
+            ImportFailed: it cannot be traced, returns nothing and assigns nothing, or returns what is no tensor.
+        """
+        concrete = self._traced
+        try:
+            named = named_outputs(concrete.structured_outputs, getattr(self.model, "output_names", ()))
+            found = [spec_of(name, spec) for name, spec in named]
+        except CompileFailed as error:
+            raise ImportFailed(f"output {error.message}") from error
+        if not found and not self.assigned:
+            raise ImportFailed(
+                f"{self.name!r} returns nothing and assigns nothing",
+                hint="a model that returns nothing cannot be checked",
+            )
+        return tuple(found)
+
+    @cached_property
+    def assigned(self) -> dict[str, Any]:
+        """The variables that the function assigns, by name.
+
+        Raises:
+            ImportFailed: it cannot be traced.
+        """
+        return assigned(self._traced)
+
+    def new_values(self) -> tuple[TensorSpec, ...]:
+        """What follows the outputs: the new values of the variables that the function assigns."""
+        return tuple(spec_of(new_value(name), variable) for name, variable in self.assigned.items())
+
+    @cached_property
+    def _traced(self) -> Any:
+        import tensorflow as tf
+
+        try:
+            return tf.function(self.call, autograph=False).get_concrete_function(list(self.specs))
+        except Exception as error:
+            raise ImportFailed(f"TensorFlow cannot trace {self.name!r}: {words(error)}", detail=str(error)) from error
+
+    @property
+    def specs(self) -> list[Any]:
+        """The ``tf.TensorSpec`` of each input."""
+        return [leaf for _, leaf in leaves(self.structure) if is_spec(leaf)]
+
+    def sized(self) -> list[Any]:
+        """The ``tf.TensorSpec`` of each input, every dimension a number.
+
+        Raises:
+            UsageError: one is open.
+        """
+        for spec in self.inputs:
+            for dim in spec.shape:
+                if not isinstance(dim, int):
+                    raise UsageError(
+                        f"input {spec.name!r} has the open dimension {dim!r}: TensorFlow lowers fixed shapes only",
+                        hint=f"--dim {dim}=1",
+                    )
+        return self.specs
+
+    def call(self, tensors: list[Any]) -> Any:
+        """Call the function with tensors in the order of the inputs."""
+        given = iter(tensors)
+        args, kwargs = replace_leaves(self.structure, lambda leaf: next(given) if is_spec(leaf) else leaf)
+        return self.function(*args, **kwargs)
+
+
+def is_spec(leaf: Any) -> bool:
+    """Whether an argument is a tensor's spec rather than a value."""
+    import tensorflow as tf
+
+    return isinstance(leaf, tf.TensorSpec)
+
+
+def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
+    """Open the function of a model's file.
+
+    Args:
+        path: ``saved_model.pb`` of a SavedModel's folder, or a ``.keras`` file.
+        function: its name; "" is ``serving_default`` of a SavedModel that has it, else the only one.
+        dims: sizes of symbolic dimensions.
+
+    Raises:
+        ImportFailed: it cannot be read, or its function takes what is no tensor.
+        UsageError: no such function or dimension; several functions and none chosen.
+    """
+    file = Path(path)
+    return _open_keras(file, function, dims) if file.suffix == ".keras" else _open_saved(file, function, dims)
+
+
+def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
+    import tensorflow as tf
+
+    if file.name != SAVED_MODEL:
+        raise ImportFailed(f"{file.name} is no SavedModel: that is a folder with {SAVED_MODEL}", hint="hil run FOLDER")
+    try:
+        model = tf.saved_model.load(str(file.parent))
+    except Exception as error:  # of TensorFlow, protobuf or the file system
+        raise ImportFailed(f"{file.parent.name} is no SavedModel that TensorFlow reads: {words(error)}") from error
+    signatures = {name: found for name, found in model.signatures.items() if name not in _OWN}
+    methods = _methods(model, signatures)
+    functions = signatures | methods
+    if not functions:
+        raise ImportFailed(
+            f"the SavedModel {file.parent.name} holds no function",
+            hint="save it with signatures=..., or methods that are tf.function and were called once",
+        )
+    default = _DEFAULT if _DEFAULT in signatures else next(iter(functions)) if len(functions) == 1 else ""
+    chosen = function or default
+    if not chosen:
+        raise UsageError(
+            f"{file.parent.name} has several functions", hint=f"choose one with --function: {', '.join(functions)}"
+        )
+    if chosen not in functions:
+        raise UsageError(
+            f"{file.parent.name} has no function {chosen!r}", hint=f"--function with one of: {', '.join(functions)}"
+        )
+    concrete = functions[chosen]
+    structure = _specs_of(concrete)
+    structure, inputs = _fix(file.parent.name, structure, dims, batch=False)
+    return Source(chosen, concrete, structure, inputs, tuple(functions), model)
+
+
+def _methods(model: Any, signatures: Mapping[str, Any]) -> dict[str, Any]:
+    """Methods of a saved tf.Module, each with the first way in which it takes tensors alone."""
+    found = {}
+    for name in sorted(vars(model)):
+        item = vars(model)[name]
+        if name.startswith("_") or name in signatures:
+            continue
+        for concrete in getattr(item, "concrete_functions", ()):
+            if all(is_spec(leaf) for _, leaf in leaves(_specs_of(concrete))):
+                found[name] = concrete
+                break
+    return found
+
+
+def _specs_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = concrete.structured_input_signature
+    return list(args), dict(kwargs)
+
+
+def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
+    import keras
+    import tensorflow as tf
+
+    if function not in ("", "call"):
+        raise UsageError(f"{file.name} has no function {function!r}", hint="a Keras model has one: 'call'")
+    try:
+        model = keras.saving.load_model(file, compile=False, safe_mode=True)
+    except Exception as error:  # of Keras, zipfile, h5py, json or the layers themselves
+        hint = "its layers of your own, or lambdas, are code that hil does not run" if "ambda" in str(error) else ""
+        raise ImportFailed(f"{file.name} is no model that Keras reads: {words(error)}", hint=hint) from error
+    if not getattr(model, "inputs", None):
+        raise ImportFailed(
+            f"{file.name} does not say what it takes",
+            hint="save a functional or Sequential model with keras.Input, or tf.saved_model.save",
+        )
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name) for tensor in model.inputs]
+    structure, inputs = _fix(file.name, (specs, {}), dims, batch=True)
+
+    def call(*tensors: Any) -> Any:
+        # Keras tells a Sequential model's structure, one tensor, only once that was called.
+        is_chain = isinstance(model, keras.Sequential)
+        return model(tensors[0] if is_chain else tf.nest.pack_sequence_as(model.input, list(tensors)), training=False)
+
+    return Source("call", call, structure, inputs, ("call",), model)
+
+
+def _fix(
+    file: str, structure: tuple[list[Any], dict[str, Any]], dims: Mapping[str, int], *, batch: bool
+) -> tuple[tuple[list[Any], dict[str, Any]], tuple[TensorSpec, ...]]:
+    """Put sizes in place of open dimensions; the specs that come of it, with symbols where a size is still missing."""
+    import tensorflow as tf
+
+    symbols: set[str] = set()
+    inputs: list[TensorSpec] = []
+    args, kwargs = structure
+    paths = iter(
+        [
+            path
+            for number, item in enumerate(args)
+            for path, _ in leaves(item, getattr(item, "name", None) or f"arg{number}")
+        ]
+        + [path for name in sorted(kwargs) for path, _ in leaves(kwargs[name], name)]
+    )
+
+    def fixed(leaf: Any) -> Any:
+        path = next(paths)
+        if not is_spec(leaf):
+            return leaf
+        if leaf.shape.rank is None:
+            raise ImportFailed(f"{file}: input {path!r} has no shape, not even a number of dimensions")
+        shape: list[Dim] = []
+        for axis, dim in enumerate(leaf.shape):
+            symbol = "batch" if batch and axis == 0 else f"{path}.dim{axis}"
+            if dim is None:
+                symbols.add(symbol)
+            shape.append(dims.get(symbol, symbol) if dim is None else dim)
+        try:
+            dtype = spec_of(path, tf.TensorSpec([], leaf.dtype)).dtype
+        except CompileFailed as error:
+            raise ImportFailed(f"{file}: input {error.message}") from error
+        inputs.append(TensorSpec(path, dtype, tuple(shape)))
+        return tf.TensorSpec([dim if isinstance(dim, int) else None for dim in shape], leaf.dtype, leaf.name)
+
+    made = replace_leaves((args, kwargs), fixed)
+    if unknown := sorted(set(dims) - symbols):
+        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
+        raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+    return made, tuple(inputs)

@@ -1,0 +1,188 @@
+"""PyTorch modules as the user's own Python has them, made into ``.pt2`` files that hil takes.
+
+Unlike whatever reads a file, this runs in the user's process: the module lives there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.error_text import first_line
+from hil.core.tensors import Array
+from hil.errors import ImportFailed, UsageError
+
+
+def is_torch(model: object) -> bool:
+    """Whether something is a ``torch.nn.Module`` or an ``ExportedProgram``; torch is not imported for it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    export = sys.modules.get("torch.export")
+    return isinstance(model, torch.nn.Module) or (export is not None and isinstance(model, export.ExportedProgram))
+
+
+def export_module(
+    model: Any, example_inputs: Any = (), path: str | Path = "model.pt2", *, dynamic_shapes: Any = None
+) -> Path:
+    """Export a module and save it, for ``hil run`` and everything else that takes a model's file.
+
+    It is exported in the mode that it is in: call ``module.eval()`` before, unless training is what you mean.
+
+    Args:
+        model: a ``torch.nn.Module``, or an ``ExportedProgram``, which is saved as it is.
+        example_inputs: what ``forward`` is called with: a sequence of positional arguments, or a mapping of keyword
+            arguments; tensors, numpy arrays, or structures of them. Their dtypes and shapes become the program's.
+        path: the file to write, ``.pt2``.
+        dynamic_shapes: which dimensions may vary, as ``torch.export.export`` takes it.
+
+    Returns:
+        The path.
+
+    Raises:
+        UsageError: it is neither, or the arguments are none.
+        ImportFailed: torch cannot export it.
+    """
+    program, _ = exported(model, example_inputs, dynamic_shapes=dynamic_shapes)
+    save_program(program, Path(path))
+    return Path(path)
+
+
+def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[Any, Mapping[str, Array]]:
+    """A module as a program, and what it is called with under the names that hil gives to its inputs.
+
+    Args:
+        model: a ``torch.nn.Module``, or an ``ExportedProgram``, which needs no inputs.
+        inputs: as for :func:`export_module`; for a program also a mapping by hil's names.
+        dynamic_shapes: as for :func:`export_module`.
+
+    Raises:
+        UsageError, ImportFailed: as for :func:`export_module`.
+    """
+    if not is_torch(model):
+        raise UsageError(
+            f"a torch.nn.Module or an ExportedProgram is wanted, got {type(model).__name__}",
+            hint="export_module(module, (torch.randn(1, 8),), 'model.pt2')",
+        )
+    import torch
+
+    if isinstance(model, torch.export.ExportedProgram):
+        return model, _named(model, inputs)
+    if isinstance(inputs, str) or not isinstance(inputs, Mapping | Sequence):
+        raise UsageError(
+            f"the inputs of a module are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
+            hint="one argument is (x,)",
+        )
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    args, kwargs = torch.utils._pytree.tree_map(_tensor, (args, kwargs))
+    try:
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    except Exception as error:  # a module may raise anything, and torch has many errors for what it cannot trace
+        raise ImportFailed(
+            f"torch.export cannot export {type(model).__name__}: {first_line(error)}",
+            hint="" if inputs else "a module needs its inputs, to be traced with",
+            detail=str(error),
+        ) from error
+    return program, _traced(program, (args, kwargs))
+
+
+def save_program(program: Any, path: Path) -> None:
+    """Write a program as ``torch.export.save`` does.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    import torch
+
+    try:
+        torch.export.save(program, path)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{path} cannot be written: {error}") from error
+
+
+def _traced(program: Any, inputs: Any) -> dict[str, Array]:
+    """What a module was traced with, under the names of the program that it became."""
+    import torch
+
+    from hil.controller.models.importers.pt2 import user_inputs
+    from hil.formats.torch_values import from_torch
+
+    leaves = torch.utils._pytree.tree_leaves(inputs)
+    named = zip(user_inputs(program), leaves, strict=True)
+    return {name: from_torch(leaf) for (name, _), leaf in named if isinstance(leaf, torch.Tensor)}
+
+
+def _named(program: Any, inputs: Any) -> dict[str, Array]:
+    """The tensors of a call, under the names of a program's own, which some may be given by; the rest is random."""
+    from hil.controller.models.importers.pt2 import is_tensor, user_inputs
+
+    if isinstance(inputs, str) or not isinstance(inputs, Mapping | Sequence):
+        raise UsageError(
+            f"the inputs of a program are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
+            hint="one argument is (x,)",
+        )
+    if not inputs:
+        return {}
+    wanted = user_inputs(program)
+    names = [name for name, spec in wanted if is_tensor(spec.arg)]
+    if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not any(map(_is_tree, inputs.values())):
+        return {name: _array(name, value) for name, value in inputs.items()}
+    takes = f"it takes {', '.join(names)}"
+    places = dict(zip(_places(program, program.call_spec.in_spec.unflatten(range(len(wanted)))), wanted, strict=True))
+    given = _places(program, ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {}))
+    if unknown := given.keys() - places.keys():
+        raise UsageError(f"the program takes no tensor as {min(unknown)}", hint=takes)
+    found: dict[str, Array] = {}
+    for place, (name, spec) in places.items():
+        if is_tensor(spec.arg):
+            if place not in given:
+                raise UsageError(f"the program needs {place} as well", hint=takes)
+            found[name] = _array(name, given[place])
+        elif place in given and not _is_same(given[place], spec.arg.value):
+            raise UsageError(f"the program was exported with {place} = {spec.arg.value!r}, not {given[place]!r:.80}")
+    return found
+
+
+def _places(program: Any, call: Any) -> dict[str, Any]:
+    """The parts of a call, ``(args, kwargs)``, by where they are: ``batch['image']``, however they are ordered."""
+    import torch
+
+    parameters = program.module_call_graph[0].signature.forward_arg_names or ()
+    found = {}
+    for (kind, first, *rest), value in torch.utils._pytree.tree_flatten_with_path(call)[0]:
+        if kind.idx:
+            parameter = str(first.key)
+        else:
+            parameter = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx + 1}"
+        found["".join([parameter, *map(str, rest)])] = value
+    return found
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _is_same(value: Any, constant: Any) -> bool:
+    return isinstance(value, int | float | str | None) and value == constant
+
+
+def _array(name: str, value: Any) -> Array:
+    import torch
+
+    from hil.formats.torch_values import from_torch
+
+    tensor = _tensor(value)
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"{name} is a tensor, got {value!r:.80}")
+    return from_torch(tensor)
+
+
+def _tensor(value: Any) -> Any:
+    """A numpy array as a tensor; anything else as it is."""
+    import numpy as np
+
+    from hil.formats.torch_values import to_torch
+
+    return to_torch(value) if isinstance(value, np.ndarray) else value

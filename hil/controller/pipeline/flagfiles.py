@@ -1,0 +1,235 @@
+"""Flag files of IREE's tools, iree-run-module and iree-benchmark-module: one ``--flag=value`` a line.
+
+What hil writes they run, and hil runs what they do. They take files relative to the folder they are called in, hil
+relative to the flag file: absolute paths mean the same to both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hil.controller.backends.references.expected import expected_result
+from hil.controller.pipeline.element_types import element_type
+from hil.controller.pipeline.flagfile_tolerance import tool_tolerance
+from hil.controller.storage.runs import storing
+from hil.core.files import read_text
+from hil.errors import UsageError, did_you_mean
+from hil.formats.iree_command import PARAMETER_SCOPE
+
+if TYPE_CHECKING:
+    from hil.controller.pipeline.job import Job
+
+# Flags of iree-run-module and iree-benchmark-module that say how, not what -> what says that here.
+_HOW = {
+    "device": "the board's config does: --board, --runtime-hw-type",
+    "device_allocator": "the board's runtime does",
+    "print_statistics": "hil always tells",
+    "output": "hil keeps outputs with the run",
+    "benchmark_min_time": "--min-time S, or --iterations N",
+    "benchmark_repetitions": "--iterations N",
+    "output_max_element_count": "hil keeps outputs with the run",
+    "module_mode": "hil maps programs into memory",
+    "parameter_mode": "hil maps parameters into memory",
+    "trace_execution": "hil layers shows what lies between",
+}
+# Of such flags whole families.
+_HOW_OF = {
+    "task_": "the board's runtime does",
+    "cuda_": "the board's runtime does",
+    "hip_": "the board's runtime does",
+    "vulkan_": "the board's runtime does",
+    "device_profiling_": "--profile DIR",
+}
+# The tools' name of a dtype, in the flags of their absolute tolerances.
+_THRESHOLDS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class FlagFile:
+    """What the flags of such a file say.
+
+    Attributes:
+        modules: programs.
+        function: which function; "" is the only one.
+        inputs, expected: tensors as the tools take them: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
+        parameters: files of weights.
+        device: what to run on; "" says nothing. Of a board hil's config says that.
+        rtol: what an output may be off by; None is the tools' default.
+        atols: dtype -> what an output may be off by; of those that are not here it is the tools' default.
+    """
+
+    modules: tuple[Path, ...] = ()
+    function: str = ""
+    inputs: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
+    parameters: tuple[Path, ...] = ()
+    device: str = ""
+    rtol: float | None = None
+    atols: Mapping[str, float] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The flags, one a line; paths are made absolute."""
+        flags = [
+            *(("module", str(path.absolute())) for path in self.modules),
+            *(("parameters", f"{PARAMETER_SCOPE}={path.absolute()}") for path in self.parameters),
+            ("function", self.function),
+            ("device", self.device),
+            *(("input", text) for text in self.inputs),
+            *(("expected_output", text) for text in self.expected),
+            ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
+            *((_threshold(dtype), repr(float(atol))) for dtype, atol in self.atols.items()),
+        ]
+        return [f"--{name}={value}" for name, value in flags if value]
+
+
+def write_flagfile(path: Path, flags: FlagFile) -> None:
+    """Write a flag file.
+
+    Raises:
+        StorageError: it cannot be written.
+        UsageError: a value would be more than one line.
+    """
+    lines = flags.lines()
+    for line in lines:
+        if len(line.splitlines()) != 1:
+            raise UsageError(f"a flag file cannot hold {line[:60]!r}: it is more than one line")
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+
+
+def parse_flagfile(path: Path) -> FlagFile:
+    """Read a flag file. Of a flag that is given twice the later one counts; inputs and the like add up.
+
+    Raises:
+        UsageError: the file is missing, or a flag is none that hil can honour.
+    """
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the flag file {path} cannot be read: {error}") from error
+    stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
+    flags = ((f"{path}:{number}: ", line) for number, line in stripped if line and not line.startswith(("#", "//")))
+    return parse_flags(flags, path.parent)
+
+
+def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool = False) -> FlagFile:
+    """What flags of the tools say.
+
+    Args:
+        flags: where each stands, for messages, and its text ``--flag=value``.
+        folder: files are relative to it.
+        strict: refuse flags that only say how to run too.
+
+    Raises:
+        UsageError: one is no such flag.
+    """
+    found: dict[str, list[str]] = {}
+    for where, text in flags:
+        name, equals, value = (part.strip() for part in text.removeprefix("--").partition("="))
+        how = _HOW.get(name) or next((said for family, said in _HOW_OF.items() if name.startswith(family)), "")
+        if not text.startswith("--") or not (equals or how):
+            raise UsageError(f"{where}{text[:60]!r} is not --flag=value")
+        if strict and how:
+            raise UsageError(f"--{name} is none of hil's flags", hint=how)
+        if name not in _KNOWN and not how:
+            raise UsageError(f"{where}hil does not know --{name}", hint=did_you_mean(name, _KNOWN))
+        found.setdefault(name, []).append(value)
+
+    def last(name: str) -> str:
+        return found.get(name, [""])[-1]
+
+    rtol, atols = _number("expected_rtol", last("expected_rtol")), _atols(last)
+    if (mode := last("equality_mode")) == "exact":
+        rtol, atols = 0.0, dict.fromkeys(_THRESHOLDS, 0.0)
+    elif mode not in ("", "approximate"):
+        raise UsageError(f"--equality_mode={mode} is none", hint="one of approximate, exact")
+    return FlagFile(
+        tuple(folder / value for value in found.get("module", ())),
+        last("function"),
+        tuple(_located(value, folder) for value in found.get("input", ())),
+        tuple(_located(value, folder) for value in found.get("expected_output", ())),
+        tuple(folder / value.rpartition("=")[2] for value in found.get("parameters", ())),
+        last("device"),
+        rtol,
+        atols,
+    )
+
+
+def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
+    """The job with what its flag file says; what the command line says stands.
+
+    ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are taken (files relative to the
+    flag file), flags that only say how to run are left to the board's config.
+
+    Args:
+        job: with a flag file.
+        later: flags of IREE's tools after it: each takes the place of the file's.
+
+    Raises:
+        UsageError: the file is missing, or a flag is none that hil can honour.
+    """
+    assert job.flagfile is not None
+    flags = parse_flagfile(job.flagfile)
+    over = parse_flags((("", text) for text in later), Path(), strict=True)
+    flags = replace(flags, **{name: value for name, value in vars(over).items() if value not in ((), "", None, {})})
+    if flags.parameters:
+        raise UsageError(
+            f"{job.flagfile} names files of parameters, which hil keeps beside the program itself",
+            hint="run the model instead of its program: hil bench MODEL.onnx",
+        )
+    if len(flags.modules) > 1:
+        raise UsageError(
+            f"{job.flagfile} names {len(flags.modules)} modules that are linked as one program",
+            hint="hil runs programs of one module: compile them into one",
+        )
+    rtol, atol = flags.rtol, min(flags.atols.values(), default=None)
+    types: tuple[str, ...] = ()
+    if flags.expected and not job.expected:
+        types = tuple(map(element_type, flags.expected))
+        # Of a bare number only the program says what it is.
+        tensors = [text for text, kind in zip(flags.expected, types, strict=True) if kind or text.startswith("@")]
+        wanted = expected_result(tensors, None).outputs.values()
+        rtol, atol = tool_tolerance(flags.rtol, flags.atols, list(wanted))
+    return replace(
+        job,
+        models=job.models or flags.modules,
+        function=job.function or flags.function,
+        inputs=job.inputs or flags.inputs,
+        expected=job.expected or flags.expected,
+        element_types=types,
+        rtol=rtol if job.rtol is None else job.rtol,
+        atol=atol if job.atol is None else job.atol,
+        flagfile=None,
+    )
+
+
+def _number(name: str, text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise UsageError(f"--{name}={text[:60]} is no number") from None
+
+
+def _threshold(dtype: str) -> str:
+    return f"expected_{_THRESHOLDS[dtype]}_threshold"
+
+
+def _atols(last: Callable[[str], str]) -> dict[str, float]:
+    given = {dtype: _number(_threshold(dtype), last(_threshold(dtype))) for dtype in _THRESHOLDS}
+    return {dtype: atol for dtype, atol in given.items() if atol is not None}
+
+
+_KNOWN = (
+    *("module", "function", "input", "expected_output", "parameters", "expected_rtol", "equality_mode"),
+    *map(_threshold, _THRESHOLDS),
+)
+
+
+def _located(value: str, folder: Path) -> str:
+    """A tensor with its file, if it names one, seen from here."""
+    before, at, name = value.partition("@")
+    return f"{before}@{folder / name}" if at else value

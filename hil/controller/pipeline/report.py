@@ -1,0 +1,316 @@
+"""What a case ended in, as a record for run.json and ``--json``, and as text for the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.pipeline.case import Case
+from hil.controller.storage.screen_text import say, together
+from hil.core.placement import placement_text
+from hil.core.results import RunResult, Verdict
+from hil.core.tensors import TensorSpec, type_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_SAMPLES_KEPT = 10_000
+_DETAIL_SHOWN = 12
+_REASONS_SHOWN = 20
+_COLUMNS = ["output", "shape", "mismatches", "max abs", "max rel", "ULP", "cosine", "SQNR dB"]
+_NAME_LEAST = 10
+
+
+def device_statistics(result: RunResult) -> dict[str, Any]:
+    """Device time in nanoseconds: iterations, p50, p90, min, mean, stdev and the samples (at most 10,000).
+
+    A cold iteration, the program's first since it was loaded, is told apart (``cold_ns``, else None): it is in no
+    statistic unless there is no other.
+    """
+    samples = result.device_ns
+    if not samples:
+        return {"iterations": 0}
+    ordered = sorted(samples[1:] if result.cold and len(samples) > 1 else samples)
+    return {
+        "iterations": len(samples),
+        "cold_ns": samples[0] if result.cold else None,
+        "p50_ns": statistics.median(ordered),
+        "p90_ns": ordered[min(int(0.9 * len(ordered)), len(ordered) - 1)],
+        "min_ns": ordered[0],
+        "mean_ns": statistics.fmean(ordered),
+        "stdev_ns": statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
+        "samples_ns": samples[:_SAMPLES_KEPT],
+    }
+
+
+def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
+    """A case as run.json holds it.
+
+    Args:
+        case: in whatever state it is.
+        tensors: what was stored of it so far: ``inputs``, ``outputs``, ``references`` -> entries with files.
+    """
+    artifact, model, error = case.artifact, case.model, case.error
+    stored_references = tensors.get("references") or [[] for _ in case.references]
+    return {
+        "name": case.name,
+        "path": str(case.path),
+        "outcome": case.outcome.value if case.outcome else None,
+        "stage": case.stage,
+        "reason": case.reason,
+        "error": error
+        and {"kind": type(error).__name__, "hint": error.hint, "board": error.board, "detail": error.detail},
+        "model": model
+        and {
+            "format": model.format,
+            "digest": model.digest,
+            "function": model.function,
+            "inputs": _specs(model.inputs),
+            "outputs": _specs(model.outputs),
+        },
+        "artifact": artifact
+        and {
+            "runtime": artifact.runtime,
+            "compiler": artifact.compiler,
+            "flags": list(artifact.flags),
+            "function": artifact.function,
+            "digests": dict(artifact.digests),
+            "bytes": sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
+            "cached": artifact.cached,
+            "notes": dict(artifact.notes),
+        },
+        "timings": asdict(case.timings),
+        "cached": cached_stages(case),
+        "pushed_bytes": case.pushed_bytes,
+        "device": device_statistics(case.result) if case.result else None,
+        "peak_memory_bytes": case.result.peak_memory_bytes if case.result else None,
+        "provenance": dict(case.result.provenance) if case.result else {},
+        "inputs": tensors.get("inputs", []),
+        "outputs": tensors.get("outputs", []),
+        "references": [
+            {"source": reference.source, "provenance": dict(reference.provenance), "outputs": stored}
+            for reference, stored in zip(case.references, stored_references, strict=True)
+        ],
+        "unanswered": [
+            {"reference": name, "outcome": why.outcome, "reason": why.message, "detail": why.detail}
+            for name, why in case.unanswered.items()
+        ],
+        "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
+        "worker_log": case.worker_log[-200:],
+        "profiles": case.profiles,
+    }
+
+
+def cached_stages(case: Case) -> list[str]:
+    """The stages that came out of the cache, whole."""
+    sources = [reference.provenance.get("cached", False) for reference in case.references]
+    found = {
+        "import": case.model is not None and case.model.cached,
+        "compile": case.artifact is not None and case.artifact.cached,
+        "refer": bool(sources) and all(sources),
+    }
+    return [stage for stage, cached in found.items() if cached]
+
+
+def verdict_record(verdict: Verdict) -> dict[str, Any]:
+    """A verdict with all its statistics."""
+    outputs = [{**asdict(output), "mismatch_share": output.mismatch_share} for output in verdict.outputs]
+    return {
+        "outcome": verdict.outcome.value,
+        "against": verdict.against,
+        "reason": verdict.reason,
+        "outputs": outputs,
+    }
+
+
+def _specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
+    return None if specs is None else [asdict(spec) for spec in specs]
+
+
+def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> None:
+    """A case's final screen: outcome, statistics of each output, device time, stages, and where it is stored.
+
+    Args:
+        case: a record of :func:`case_record`.
+        where: the run's folder; "" says nothing of it.
+    """
+    outcome = case["outcome"] or "UNFINISHED"
+    colour = {"PASS": "green", "FAIL": "red"}.get(outcome, "magenta")
+    console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
+    # What one verdict that is the case's has to say stands below its table, and so do the references that could not
+    # answer.
+    is_told = case["reason"] and [one["outcome"] for one in case["verdicts"]] != [outcome]
+    if is_told:
+        say(console, "", case["reason"])
+    if case["error"]:
+        _print_error(console, case)
+    for verdict in case["verdicts"]:
+        print_verdict(console, verdict)
+    for reference in case["references"]:
+        for name, why in reference["provenance"].get("fallback", ()):
+            say(console, "note", f"the reference {name} could not answer: {why}")
+    for one in () if is_told else case.get("unanswered", ()):
+        say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
+    for note in (*case["provenance"].get("notes", ()), *filter(None, [case["provenance"].get("elsewhere")])):
+        say(console, "note", note)
+    if (placement := case["provenance"].get("placement")) is not None:
+        say(console, "ran on", placement_text(placement) or "nothing: it has no nodes")
+    if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
+        say(console, "compiled", text)
+    if command := case["provenance"].get("command"):
+        said = [command.get("why", ""), f"not measured: {', '.join(command['not_measured'])}"]
+        say(console, "no agent", "; ".join(filter(None, said)))
+    if case["device"] and case["device"]["iterations"]:
+        say(console, "device time", _device_time(case["device"]))
+    spent = {key[:-2]: _seconds(value) for key, value in case["timings"].items() if value is not None}
+    if spent:
+        cached = case.get("cached", ())
+        words = [f"{stage} {text}{' (cached)' if stage in cached else ''}" for stage, text in spent.items()]
+        say(console, "host time", ", ".join(map(together, words)))
+    for profile in case.get("profiles", ()):
+        for note in profile["notes"]:
+            say(console, "note", note)
+        label = "profile" if profile["kind"] == "run" else "compiling"
+        console.print(f"  {label:<12} {_escape(profile['folder'])}", highlight=False, soft_wrap=True)
+    if where:
+        console.print(f"  stored in    {_escape(where)}", highlight=False, soft_wrap=True)
+
+
+def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
+    """A verdict's outputs as a table that 80 columns hold, and below it why outputs do not agree."""
+    from rich.table import Table
+    from rich.text import Text
+
+    say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
+    rows = [_COLUMNS, *(_row(output) for output in verdict["outputs"])]
+    # The names get what is left of the terminal's width. Where that is too little, the columns move together, and then
+    # those go that tell the least beside the others; the record has them all.
+    room, gap = _room(console, rows, 2), 2
+    if room < min(_NAME_LEAST, max(len(row[0]) for row in rows)):
+        gap = 1
+        for column in ("cosine", "max rel"):
+            if _room(console, rows, gap) < _NAME_LEAST:
+                place = rows[0].index(column)
+                rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        room = max(_room(console, rows, gap), _NAME_LEAST)
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in ("output", "shape") else "right", no_wrap=True)
+    for output, (name, *rest) in zip(verdict["outputs"], rows[1:], strict=True):
+        table.add_row(Text(_shortened(name, room), style="green" if output["passed"] else "red"), *rest)
+    if verdict["outputs"]:
+        console.print(_indented(table))
+    failed = [output for output in verdict["outputs"] if not output["passed"]]
+    for output in failed[:_REASONS_SHOWN]:
+        say(console, "", f"{output['name']}: {output['reason']}", style="red")
+    if len(failed) > _REASONS_SHOWN:
+        say(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
+    if not verdict["outputs"] and verdict["reason"]:
+        say(console, "", verdict["reason"], style="red")
+    if verdict["outcome"] == "PASS" and verdict["reason"]:
+        say(console, "note", verdict["reason"])
+    if verdict["outcome"] == "BLIND":
+        say(console, "hint", "--allow-blind OUTPUT passes an output that nobody can judge, docs/results.md says when")
+
+
+def _room(console: Console, rows: list[list[str]], gap: int) -> int:
+    """What all columns but the first leave of the terminal's width."""
+    return console.width - 2 - sum(max(map(len, column)) + gap for column in list(zip(*rows, strict=True))[1:])
+
+
+def _row(output: dict[str, Any]) -> list[str]:
+    """An output's line in the table."""
+    return [
+        output["name"],
+        type_text(output["dtype"], output["shape"]),
+        "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
+        *(_number(output[key]) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")),
+    ]
+
+
+def _shortened(name: str, room: int) -> str:
+    """The name with its middle left out where it is too long; reasons and the record tell it whole."""
+    if len(name) <= room:
+        return name
+    tail = room // 4
+    return f"{name[: room - 1 - tail]}…{name[-tail:]}"
+
+
+def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
+    """The tolerance, where all the outputs have the same."""
+    found = {(output["tolerance"] or {}).get(name) for output in outputs for name in ("rtol", "atol")}
+    if not found:
+        return ""
+    if found == {None}:
+        return ", exact"
+    first = outputs[0]["tolerance"]
+    if any(output["tolerance"] != first for output in outputs):
+        return ", tolerance by dtype"
+    return f", rtol {first['rtol']:g}, atol {first['atol']:g}"
+
+
+def _device_time(device: dict[str, Any]) -> str:
+    count, cold = device["iterations"], device.get("cold_ns")
+    if count == 1:
+        return f"{_ns(device['min_ns'])} (1 {'iteration' if cold is None else 'cold iteration'})"
+    times = ", ".join(together(f"{name} {_ns(device[f'{name}_ns'])}") for name in ("p50", "p90", "min", "stdev"))
+    if cold is None:
+        return f"{times} {together(f'({count} iterations)')}"
+    return f"{times} ({together(f'{count} iterations')}; the first, cold: {_ns(cold)}, is left out)"
+
+
+def _how(case: dict[str, Any]) -> str:
+    artifact, provenance = case["artifact"], case["provenance"]
+    if not artifact:
+        return ""
+    board = provenance.get("board") or (case["error"] or {}).get("board")
+    words = (artifact["runtime"], provenance.get("runtime_version"), board and f"on {board}")
+    without = ", without an agent" if provenance.get("command") else ""
+    return " ".join(word for word in words if word) + without
+
+
+def _print_error(console: Console, case: dict[str, Any]) -> None:
+    error = case["error"]
+    say(console, "stage", case["stage"] + (f" on board {error['board']}" if error["board"] else ""))
+    lines = error["detail"].strip().splitlines()
+    if len(lines) > _DETAIL_SHOWN:
+        # Python tells of a crash at the beginning, other programs at the end.
+        half = _DETAIL_SHOWN // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines more in run.json ...", *lines[-half:]]
+    for line in lines:
+        say(console, "", line, style="dim", indent=4, whole=True)
+    if error["hint"]:
+        say(console, "hint", error["hint"], whole=True)
+
+
+def _indented(what: RenderableType, by: int = 2) -> RenderableType:
+    from rich.padding import Padding
+
+    return Padding(what, (0, 0, 0, by), expand=False)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):  # of a stored record: JSON has no inf and no nan
+        return value
+    return f"{value:.3g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
+
+
+def _ns(value: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} ns"
+
+
+def _seconds(value: float) -> str:
+    return _ns(value * 1e9)

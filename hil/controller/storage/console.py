@@ -1,0 +1,32 @@
+"""The one console that hil prints with: colours and layout are its own, and the text in them is made visible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO
+
+import rich.console
+from rich.segment import Segment
+
+from hil.core.visible import VisibleStream, visible
+
+
+class Console(rich.console.Console):
+    """rich's console, which shows what a terminal would obey in a text (see :func:`hil.core.visible.visible`)."""
+
+    def render(
+        self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of what is to be printed; of rich's own control codes nothing is changed."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+    @property
+    def file(self) -> IO[str]:
+        """Where to: the stream itself, for what this console writes is visible already."""
+        found = super().file
+        return found.own if isinstance(found, VisibleStream) else found
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file

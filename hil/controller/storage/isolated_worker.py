@@ -1,0 +1,104 @@
+"""The worker's side of :mod:`hil.controller.storage.isolated`: ``python -m hil.controller.storage.isolated_worker``.
+
+It reads a request a line from standard input. To each it says first that it has begun, then what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hil.core.scratch import remove_tree
+from hil.errors import HilError
+
+# What the folder's name begins with that a worker writes for itself to.
+SCRATCH = "hil-isolated-"
+
+
+def main() -> None:
+    """Serve requests from standard input until it closes."""
+    if (root := str(Path(__file__).resolve().parents[3])) not in sys.path:
+        sys.path.insert(0, root)
+    # Keep the pipes for ourselves: what the called functions and their children see is a log.
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+    import faulthandler
+
+    faulthandler.enable()
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_watch, args=(requests, lines), daemon=True).start()
+
+    def say(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message).encode() + b"\n")
+        replies.flush()
+
+    while True:
+        request = json.loads(lines.get())
+        say({"begun": True})
+        say(_serve(request))
+
+
+def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
+    for line in requests:
+        lines.put(line)
+    # The controller is gone, perhaps in the middle of a call: nobody waits for what we or our children do.
+    if (scratch := Path(os.environ.get("TMPDIR", ""))).name.startswith(SCRATCH):
+        remove_tree(scratch)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    try:
+        module, name = request["function"].split(":")
+        return {"result": _json_value(getattr(importlib.import_module(module), name)(**request["args"]))}
+    except HilError as error:
+        fields = {key: getattr(error, key) for key in ("message", "stage", "board", "hint", "detail")}
+        return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **fields}}
+    except BaseException as error:
+        traceback.print_exc()
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+        return {"error": {"class": "", "message": message, "detail": traceback.format_exc()}}
+    finally:
+        _flush()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.close(null)
+
+
+def _json_value(value: Any) -> Any:
+    json.dumps(value)
+    return value
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with contextlib.suppress(Exception):  # C++ libraries print through C's own buffers
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Stored runs: ``hil-runs/<id>/`` with run.json, tensors as .npy and logs, indexed in SQLite.
+
+Everything is written as it comes and each file atomically, so a killed run keeps what it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.begun import seal
+from hil.core.files import read_file
+from hil.core.json_values import jsonable
+from hil.core.tensors import Array, load_npy, save_npy
+from hil.errors import StorageError, UsageError
+
+SCHEMA = 1
+GO_ON = "interrupted; go on with: "
+DEFAULT_ROOT = Path("hil-runs")
+_INDEX = "index.sqlite"
+# What every record has, however its run ended.
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "created": (int, float),
+    "board": dict,
+    "cases": list,
+    "outcome": (str, type(None)),
+    "exit_code": (int, type(None)),
+    "finished": bool,
+}
+# A file name has at most 255: there is room for what is put around it.
+_NAME_BYTES = 80
+_TABLE = """create table if not exists runs (
+    id text primary key, created real, models text, board text, outcome text, exit_code integer, finished integer,
+    stamp integer)"""
+
+
+class Run:
+    """One run's folder. ``record`` is what run.json holds; :meth:`save` writes it."""
+
+    def __init__(self, folder: Path, record: dict[str, Any], *, made_root: bool = False) -> None:
+        self.folder = folder
+        self.record = record
+        self._made_root = made_root
+
+    @property
+    def id(self) -> str:
+        """The run's name."""
+        return str(self.record["id"])
+
+    def save(self, cases: Sequence[str] | None = None) -> None:
+        """Write run.json, atomically.
+
+        Args:
+            cases: the record's cases as JSON, where they are at hand.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        # Laid out for people once it is whole: until then it is written often, and that is slow.
+        layout = 1 if self.record["finished"] else None
+        head = self.record if cases is None else {key: self.record[key] for key in self.record if key != "cases"}
+        text = json.dumps(jsonable(head), indent=layout, allow_nan=False)
+        if cases is not None:
+            text = f'{text[:-1]}, "cases": [{", ".join(cases)}]}}'
+        with storing(self.folder):
+            temporary = self.folder / f"run.json.{os.getpid()}"
+            temporary.write_text(text + "\n")
+            temporary.replace(self.folder / "run.json")
+
+    def discard(self) -> None:
+        """Leave nothing behind, nor the folder of all runs where that was made for this one."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._made_root:
+            with contextlib.suppress(OSError):  # somebody else's run is there by now
+                self.folder.parent.rmdir()
+
+    def case_folder(self, name: str) -> Path:
+        """The folder of a case, made if needed."""
+        folder = self.folder / name
+        with storing(folder):
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def save_tensors(self, case: str, kind: str, tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
+        """Write a case's tensors as .npy; returns name, dtype, shape and file of each, for the record.
+
+        Args:
+            case: the case's name.
+            kind: subfolder: ``inputs``, ``outputs``, ``reference-...``.
+            tensors: name -> tensor.
+        """
+        from hil.core.tensors import dtype_name
+
+        folder = self.folder / case / kind
+        entries = []
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, (name, array) in enumerate(tensors.items()):
+                path = folder / f"{number}-{safe_name(name)}.npy"
+                save_npy(path, array)
+                entry = {"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
+                entries.append({**entry, "file": str(path.relative_to(self.folder))})
+        return entries
+
+    def load_tensors(self, entries: list[dict[str, Any]]) -> dict[str, Array]:
+        """The tensors of a record's entries, memory-mapped.
+
+        Raises:
+            UsageError: a file is none of the run's own.
+        """
+        return {entry["name"]: load_npy(self.own(entry["file"]), entry["dtype"], mmap=True) for entry in entries}
+
+    def own(self, name: str) -> Path:
+        """A file of the run: its record may be anybody's, and leads nowhere else.
+
+        Raises:
+            UsageError: it is none.
+        """
+        path = self.folder / name
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise UsageError(f"{self.folder}/run.json names {name!r}, which is no file of the run")
+        return path
+
+
+class RunStore:
+    """The runs below one folder."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or DEFAULT_ROOT
+
+    def create(self, title: str, request: dict[str, Any]) -> Run:
+        """A new run's folder and record.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        name = f"{stamp}-{safe_name(title)}-{secrets.token_hex(2)}"
+        record = {
+            "schema": SCHEMA,
+            "id": name,
+            "created": time.time(),
+            "request": request,
+            "board": {},
+            "cases": [],
+            "outcome": None,
+            "exit_code": None,
+            "finished": False,
+        }
+        run = Run(self.root / name, record, made_root=not self.root.exists())
+        with storing(self.root):
+            run.folder.mkdir(parents=True)
+            seal(run.folder, request)
+        run.save()
+        return run
+
+    def open(self, name: str) -> Run:
+        """A stored run by its id, an unambiguous beginning of it, ``latest``, or its folder.
+
+        Raises:
+            UsageError: there is none, several, or its record cannot be read.
+        """
+        folder = Path(name)
+        if not (folder / "run.json").is_file():
+            ids = [path.parent.name for path in sorted(self.root.glob("*/run.json"))]
+            found = (
+                ids[-1:]
+                if name == "latest"
+                else [one for one in ids if one == name] or [one for one in ids if one.startswith(name)]
+            )
+            if len(found) != 1:
+                what = f"several runs begin with {name!r}: {', '.join(found)}" if found else f"no run {name!r}"
+                raise UsageError(f"{what} in {self.root}", hint="hil runs list shows them")
+            folder = self.root / found[0]
+        try:
+            record = json.loads(read_file(folder / "run.json"))
+            if record["schema"] > SCHEMA:
+                raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
+        wrong = [key for key, kinds in _FIELDS.items() if not isinstance(record.get(key, ...), kinds)]
+        named = [] if wrong else [*record["cases"], {"name": "", **record["board"]}]
+        if wrong or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
+            raise UsageError(f"{folder}/run.json is no record of a run: {', '.join(wrong) or 'a name'} is damaged")
+        return Run(folder, record)
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished."""
+        if not self.root.is_dir():
+            return []
+        index = self.root / _INDEX
+        try:
+            # A link would lead to some other database, which is not ours to write to.
+            return self._listed(":memory:" if index.is_symlink() else index)
+        except sqlite3.DatabaseError:
+            # A folder that cannot be written, or a damaged index: it is only an index.
+            return self._listed(":memory:")
+
+    def _listed(self, index: Path | str) -> list[dict[str, Any]]:
+        with contextlib.closing(sqlite3.connect(index, timeout=10)) as database, database:
+            database.row_factory = sqlite3.Row
+            database.execute(_TABLE)
+            # One that somebody else made may have a view in the table's place, which lists what it likes.
+            held = [row["sql"] for row in database.execute("select sql from sqlite_master where sql is not null")]
+            if held != [f"CREATE TABLE {_TABLE.partition(' exists ')[2]}"]:
+                raise sqlite3.DatabaseError("it is no index of ours")
+            known = {row["id"]: row["stamp"] for row in database.execute("select id, stamp from runs")}
+            for path in self.root.glob("*/run.json"):
+                stamp = path.stat().st_mtime_ns
+                if known.pop(path.parent.name, None) == stamp:
+                    continue
+                with contextlib.suppress(UsageError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                    record = self.open(str(path.parent)).record
+                    outcome, code = record["outcome"], record["exit_code"]
+                    row = (
+                        path.parent.name,
+                        float(record["created"]),
+                        ", ".join(str(case["name"]) for case in record["cases"]),
+                        str(record["board"].get("name", "")),
+                        None if outcome is None else str(outcome),
+                        None if code is None else int(code),
+                        bool(record["finished"]),
+                        stamp,
+                    )
+                    database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.executemany("delete from runs where id = ?", [(gone,) for gone in known])
+            rows = database.execute("select * from runs order by created").fetchall()
+        return [{key: value for key, value in dict(row).items() if key != "stamp"} for row in rows]
+
+    def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
+        """Delete finished runs but the newest ``keep``, if older than so many seconds; returns their ids."""
+        runs = self.summaries()
+        gone = []
+        for run in runs[: max(len(runs) - keep, 0)]:
+            if (self.root / run["id"]).is_symlink():
+                continue  # what it leads to is elsewhere
+            if run["finished"] and time.time() - run["created"] >= older_than_s:
+                with storing(self.root):
+                    shutil.rmtree(self.root / run["id"])
+                gone.append(run["id"])
+        return gone
+
+
+@contextlib.contextmanager
+def storing(folder: Path, option: str = "--out") -> Iterator[None]:
+    """Turn a failed write into an error that says where and what to do.
+
+    Args:
+        folder: what is written.
+        option: the option that names another place; "" where none does.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror or error}",
+            stage="report",
+            hint="make room there, or see who may write to it" + (f"; {option} names another place" if option else ""),
+        ) from error
+
+
+def safe_name(text: str) -> str:
+    """A text as part of a file name, in which it takes at most :data:`_NAME_BYTES` bytes."""
+    plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in text)
+    return plain.encode()[:_NAME_BYTES].decode(errors="ignore").strip(".") or "_"

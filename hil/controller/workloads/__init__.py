@@ -1,0 +1,1 @@
+"""What runs many cases: jobs, suites, bundles, studies, checks of boards."""

@@ -1,0 +1,261 @@
+"""`hil board check`: what a board has and what it lacks, one check after another, and how each is mended."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.health.check import FAIL, PASS, SKIP, WARN, Check
+from hil.controller.devices.health.conditions import firmware_bits
+from hil.controller.devices.health.connectivity_checks import way_to
+from hil.core.power import Power
+from hil.core.scratch import temporary_folder
+from hil.errors import BoardBusy, BoardError, HilError, UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.devices.board_factory import AnyBoard
+    from hil.controller.devices.deploy.probe import Seen
+    from hil.controller.devices.ssh.shell import Shell
+
+Say = Callable[[str], None]
+
+_CONNECT_S = 10.0
+_DISK_MIB = 200
+_MEMORY_MIB = 64
+_CLOCK_S = 2.0
+_THROTTLED_STEPS = "cooling_device"
+
+
+def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda text: None) -> Iterator[Check]:
+    """Check a board from the outside in; after a ``fail`` that nothing can go on without, no more checks come.
+
+    Args:
+        choice: which board.
+        runtime: to be used on it; "" is its config's.
+        say: told what goes on where it takes long.
+
+    Raises:
+        UsageError: what was typed or configured is wrong.
+    """
+    from hil.controller.devices.ssh.address import is_ssh_address
+
+    where = choice.address or choice.config.connection.address
+    if is_ssh_address(where):
+        opened = yield from way_to(where, choice)
+        if opened is None:
+            return
+        with opened as shell:
+            try:
+                yield from _place(shell, choice)
+            except BoardError as error:
+                yield Check("system", FAIL, error.message, error.hint or error.detail)
+                return
+    yield from _agent(choice, runtime, say)
+
+
+def untouched(choice: BoardChoice) -> BoardChoice:
+    """The same board without its power hooks: looking at a board resets nothing."""
+    return replace(choice, config=replace(choice.config, power=Power()))
+
+
+# ---- what the board has
+
+
+def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
+    from hil.controller.devices.deploy.probe import ask
+
+    seen = ask(shell, "probe", choice.config.connection.folder, "", board=choice.name)
+    yield Check("system", PASS, f"{seen.system} on {seen.machine}")
+    if seen.unusable or seen.noexec:
+        why = seen.unusable or f"nothing can be run from {seen.folder}: its file system is mounted noexec"
+        yield Check("folder", FAIL, why, "name another one in the config: [connection] folder")
+    else:
+        yield Check("folder", PASS, seen.folder)
+    if seen.free_bytes is not None:
+        free = seen.free_bytes / 2**20
+        mend = "make room there, or name another folder in the config: [connection] folder"
+        found = f"{free:.0f} MiB free in {seen.folder}"
+        yield (
+            Check("disk", PASS, found)
+            if free >= _DISK_MIB
+            else Check("disk", WARN, f"{found}; the agent takes about 75", mend)
+        )
+    shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
+    if len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3]):
+        yield Check("shared memory", PASS, f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm")
+    else:
+        yield Check(
+            "shared memory", WARN, "no /dev/shm to write to", "mount -t tmpfs tmpfs /dev/shm; runtimes may want it"
+        )
+    yield _python(seen, choice)
+
+
+def _python(seen: Seen, choice: BoardChoice) -> Check:
+    """Whether a Python is there that the agent runs on."""
+    from hil.controller.devices.deploy import NoAgentHere
+    from hil.controller.devices.deploy.ensure import usable_interpreters
+
+    if choice.config.command.kind == "command":
+        return Check("python", SKIP, "the config asks for no agent")
+    try:
+        usable = usable_interpreters(seen, choice.name)
+    except NoAgentHere as error:
+        return Check("python", WARN, "; ".join([error.message, *error.detail.splitlines()]), error.hint)
+    return Check("python", PASS, ", ".join(one.text for one in usable))
+
+
+def _agent(choice: BoardChoice, runtime: str, say: Say) -> Iterator[Check]:
+    from hil.controller.devices.board_factory import open_board
+
+    start = time.monotonic()
+    try:
+        board = open_board(untouched(choice), runtime=runtime, purpose="hil board check", wait_s=_CONNECT_S, say=say)
+    except BoardError as error:
+        yield Check("agent", FAIL, error.message, error.hint or error.detail)
+        return
+    with board:
+        asked = time.time_ns()
+        yield Check("agent", *_agent_words(board.info, time.monotonic() - start))
+        yield from of_info(board.info, asked)
+        usable = yield from _runtime(board.info, runtime or board.config.runtime)
+        if usable and (yield from _command(board)):
+            yield _program(board, runtime)
+
+
+def _agent_words(info: Mapping[str, Any], took: float) -> tuple[str, str]:
+    if missing := info.get("not_measured"):
+        return SKIP, f"there is none: programs are run by a command, without {', '.join(missing)}"
+    build = f", build {info['build'][:12]}" if info.get("build") else ""
+    python = info.get("machine", {}).get("python", "")
+    return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, answers after {took:.1f} s"
+
+
+def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
+    """The checks of what an agent says of its board; what a board does not show is left out.
+
+    Args:
+        info: what Describe said.
+        now_ns: this machine's wall clock when it was said, since 1970.
+    """
+    if "wall_ns" in info:
+        off = (int(info["wall_ns"]) - now_ns) / 1e9
+        fine = abs(off) < _CLOCK_S
+        how = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
+        mend = "" if fine else "set it (date -s, NTP): dates of files and TLS depend on it; hil's times do not"
+        yield Check("clock", PASS if fine else WARN, "the same as this machine's" if fine else how, mend)
+    readings = {one["name"]: one for one in info.get("readings", ())}
+    governors = {name.split()[0]: one.get("text", "") for name, one in readings.items() if name.endswith(" governor")}
+    if governors:
+        slow = [cpu for cpu, governor in governors.items() if governor == "powersave"]
+        found = ", ".join(f"{cpu} {governor}" for cpu, governor in governors.items())
+        mend = "echo performance > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, on the board"
+        yield Check("governor", WARN if slow else PASS, found, mend if slow else "")
+    hot = [_step(one) for name, one in readings.items() if name.startswith(_THROTTLED_STEPS) and one.get("value")]
+    if (firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
+        hot.append(f"firmware throttling {bits}")
+    if hot:
+        yield Check("throttling", WARN, ", ".join(hot), "cool the board, and give it a power supply that suffices")
+    if "free memory" in readings:
+        free = float(readings["free memory"].get("value", 0.0))
+        low = free < _MEMORY_MIB
+        yield Check("memory", WARN if low else PASS, f"{free:.0f} MiB free", "end what else runs there" if low else "")
+
+
+def _step(reading: Mapping[str, Any]) -> str:
+    return f"{reading['name']} at step {reading['value']:.0f}"
+
+
+def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, bool]:
+    """Whether the runtime that is wanted can be used; returns it."""
+    found = {one["name"]: one for one in info.get("runtimes", ())}
+    usable = False
+    for name, one in found.items():
+        if error := one.get("error"):
+            yield Check(
+                f"runtime {name}",
+                FAIL if name == wanted else SKIP,
+                f"cannot be used: {error}",
+                f"hil board deploy ADDR --runtime {name}, or install it on the board by hand",
+            )
+        else:
+            usable = usable or name == wanted
+            yield Check(f"runtime {name}", PASS, runtime_words(one))
+    if wanted not in found:
+        mend = f"hil board deploy ADDR --runtime {wanted}, or one of those that are there: {', '.join(found)}"
+        yield Check(f"runtime {wanted}", FAIL, "the board's agent does not have it", mend)
+    return usable
+
+
+def _command(board: AnyBoard) -> Generator[Check, None, bool]:
+    """Whether the program is there that the config names, on a board that is served by command."""
+    from hil.controller.devices.agentless import CommandBoard
+
+    if isinstance(board, CommandBoard):
+        try:
+            if place := board.find():
+                yield Check("command", PASS, place)
+        except HilError as error:
+            yield Check("command", FAIL, error.message, error.hint)
+            return False
+    return True
+
+
+def runtime_words(runtime: Mapping[str, Any]) -> str:
+    """Version and devices of a runtime as Describe has it, or the command that stands for an agent's."""
+    words = [runtime.get("version", "")]
+    if devices := ", ".join(runtime.get("devices", ())):
+        words.append(f"on {devices}")
+    if command := runtime.get("command", ""):
+        words.append(f"by the command {command}")
+    return " ".join(filter(None, words))
+
+
+# ---- a program
+
+
+def _program(board: AnyBoard, runtime: str) -> Check:
+    """Compile, push, run and compare a tiny model, as `hil run` does."""
+    from hil.controller.backends.compilers import compilers
+    from hil.controller.backends.runtime_registry import RUNTIMES
+    from hil.controller.pipeline.case import Options, Workshop
+    from hil.controller.pipeline.stages import begin, conclude, execute, prepare, refer_case
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
+    from hil.core.results import Outcome
+
+    wanted = runtime or board.config.runtime
+    # What hil's other runtimes take is made of no ONNX model; a vendor's compiler may take one.
+    if wanted not in ("iree", "onnxruntime") and (wanted in RUNTIMES or wanted not in compilers()):
+        found = f"hil has no program to try on {wanted}"
+        return Check("program", SKIP, found, "hil run a program or a model of your own")
+    with temporary_folder("hil-") as folder, Isolated() as isolated:
+        (Path(folder) / "logs").mkdir()
+        shop = Workshop(Cache(), isolated)
+        try:
+            case = begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder), shop)
+            case = conclude(refer_case(execute(prepare(case, board.config, shop), board, shop), shop), shop)
+        except UsageError as error:
+            return Check("program", FAIL, error.message, error.hint)
+    if case.outcome is Outcome.PASS:
+        return Check("program", PASS, "a tiny model runs and gives the right answer")
+    if isinstance(case.error, BoardBusy):
+        return Check("program", SKIP, case.reason, "try again when the board is free")
+    mend = case.error.hint if case.error else ""
+    return Check("program", FAIL, f"{case.outcome and case.outcome.value}: {case.reason}", mend)
+
+
+def tiny_model(folder: Path) -> Path:
+    """Write a model that any board can run; returns its file."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [16]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"], "twice")], "tiny", [x], [y])
+    path = folder / "tiny.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path

@@ -1,0 +1,201 @@
+"""ExecuTorch's bundled programs: ``.bpte`` files that its own tools wrote, read, and ones for them, written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles import Method as BundleMethod
+from hil.compare.values import EXACT_DTYPES
+from hil.controller.models.conversions import needed_version
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.isolated import IsolatedError
+from hil.controller.storage.magnitude import largest
+from hil.controller.storage.tensor_folder import save_tensors
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, dtype_name, shape_text
+from hil.errors import UsageError
+from hil.formats.executorch_file import (
+    BundledCase,
+    Method,
+    Value,
+    is_bundle,
+    mapped,
+    program_in,
+    read_cases,
+    read_methods,
+)
+from hil.formats.flatbuffer import Damaged
+
+_RUNTIME = "executorch"
+_WRITE_S = 600.0
+# ExecuTorch's verifier takes |a-b| <= 1e-8 + 1e-5*|a| unless it is told otherwise, a being the program's answer. hil
+# measures by the expected one, b: where |a-b| is within this of |b|, it is within that of |a|.
+_RTOL = 1e-5 / (1 + 1e-5)
+_ATOL = 1e-8 / (1 + 1e-5)
+
+
+def read_bpte(path: Path, *, shop: Workshop) -> Bundle:
+    """A ``.bpte`` as a bundle: its program, and every case of every method, judged as its own verifier would.
+
+    Nothing of ExecuTorch is needed for it. Tensors are called ``input0``... and ``output0``... in order.
+
+    Raises:
+        UsageError: it is no such file, or damaged; or a case does not fit its method, a shape among what is looked at.
+    """
+    try:
+        data = mapped(path)
+        if not is_bundle(data):
+            raise Damaged("it is no bundled program")
+        methods, cases, program = read_methods(data), read_cases(data), bytes(program_in(data))
+        signatures = {name: _signature(method) for name, method in methods.items()}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except Damaged as error:
+        raise UsageError(
+            f"{path}: {error}", hint="a .bpte is what ExecuTorch's BundledProgram is serialised to"
+        ) from error
+    suites = []
+    for name, given in cases.items():
+        if name not in methods:
+            raise UsageError(
+                f"{path} has cases for a method {name!r}, which its program lacks", hint=f"it has {', '.join(methods)}"
+            )
+        suites.append(
+            MethodTestSuite(name, [_case(path, methods[name], number, case) for number, case in enumerate(given)])
+        )
+    with temporary_folder("hil-bpte-") as folder:
+        main = Path(folder) / f"{path.stem}.pte"
+        main.write_bytes(program)
+        artifact = Artifact(_RUNTIME, main.name, {main.name: main}, {main.name: digest_file(main)}, "", "executorch")
+        made = {
+            "imported": path.name,
+            "backends": sorted({one for method in methods.values() for one in method.backends}),
+        }
+        return Bundle.create(artifact, suites, signatures=signatures, made=made)
+
+
+def write_bpte(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    """A bundle as a ``.bpte`` that ExecuTorch's own tools load and verify.
+
+    Names of cases and tensors and the cases' tolerances have no place in it: who verifies one chooses a tolerance.
+
+    Raises:
+        UsageError: the bundle's program is not ExecuTorch's, the package is not installed, or it cannot take a tensor.
+    """
+    if bundle.program.runtime != _RUNTIME:
+        raise UsageError(
+            f"a .bpte holds a program for ExecuTorch; this bundle's is for {bundle.program.runtime}",
+            hint="make the bundle with --runtime executorch",
+        )
+    needed_version("executorch", "executorch")
+    with temporary_folder("hil-bpte-") as folder:
+        place = Path(folder)
+        try:
+            program = program_in(bundle.program.files[bundle.program.main])
+            methods = read_methods(program)
+            for method in bundle.methods:
+                _check_own(methods, method)
+        except Damaged as error:
+            raise UsageError(f"the bundle's program {bundle.program.main}: {error}") from error
+        (place / "program.pte").write_bytes(program)
+        suites = {
+            method.name: list(_saved(methods[method.name], method.cases, place / str(number)))
+            for number, method in enumerate(bundle.methods)
+            if method.cases
+        }
+        arguments = {"program": str(place / "program.pte"), "suites": suites, "output": str(path.absolute())}
+        try:
+            shop.isolated.call(f"{__name__}_build:write", arguments, timeout=_WRITE_S, log=place / "log")
+        except IsolatedError as error:
+            raise UsageError(f"ExecuTorch cannot write the bundle: {error.message}", detail=error.detail) from error
+
+
+def _check_own(methods: Mapping[str, Method], said: BundleMethod) -> None:
+    """Refuse a method that the program lacks, or that takes or gives another number of tensors than its bundle says."""
+    if said.name not in methods:
+        raise UsageError(f"the bundle's program has no method {said.name!r}", hint=f"it has {', '.join(methods)}")
+    own = _signature(methods[said.name])
+    counts = [(len(one.inputs), len(one.outputs)) for one in (own, said.signature)]
+    if counts[0] != counts[1]:
+        raise UsageError(
+            f"method {said.name!r} of the program takes {counts[0][0]} and gives {counts[0][1]} tensors, "
+            f"the bundle says {counts[1][0]} and {counts[1][1]}"
+        )
+
+
+def _signature(method: Method) -> Signature:
+    inputs, outputs = method.input_specs(), method.output_specs()
+    return Signature(tuple(spec for _, spec in inputs), tuple(spec for _, spec in outputs))
+
+
+def _case(path: Path, method: Method, number: int, case: BundledCase) -> MethodTestCase:
+    where = f"{path}: method {method.name!r}, case {number}"
+    given = _of_places(where, "input", method.inputs, case.inputs, [place for place, _ in method.input_specs()])
+    expected = _of_places(
+        where, "output", method.outputs, case.expected_outputs, [place for place, _ in method.output_specs()]
+    )
+    rtol, atol = _tolerance(expected)
+    return MethodTestCase(given, expected, rtol, atol, source=path.name)
+
+
+def _of_places(
+    where: str, what: str, values: Sequence[Value], given: Sequence[Any], places: Sequence[int]
+) -> list[Any]:
+    """The tensors among a case's values. The numbers must be those that the program was exported with."""
+    if len(given) != len(values):
+        hint = "a case without expected outputs verifies nothing" if not given else ""
+        raise UsageError(f"{where}: it has {len(given)} {what}s, the method has {len(values)}", hint=hint)
+    for place, (value, found) in enumerate(zip(values, given, strict=True)):
+        if value.constant is not None and (isinstance(found, np.ndarray) or found != value.constant):
+            told = "a tensor" if isinstance(found, np.ndarray) else found
+            raise UsageError(f"{where}: {what} {place} is {told}, the program has {value.constant} there, always")
+        if isinstance(found, np.ndarray) and not _fits(value, found):
+            sizes = f"{shape_text(found.shape)}, the program takes {shape_text(value.sizes)} at most"
+            raise UsageError(f"{where}: {what} {place} is {sizes}")
+    return [given[place] for place in places]
+
+
+def _fits(value: Value, array: Array) -> bool:
+    """Whether a tensor is within the bounds of one whose shape may vary. Of others, the bundle's own checks tell."""
+    if not value.dynamic or array.ndim != len(value.sizes):
+        return True
+    return all(size <= most for size, most in zip(array.shape, value.sizes, strict=True))
+
+
+def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
+    """ExecuTorch's own for floats; integers are exact, and stay so beside floats in one case."""
+    arrays = [np.asarray(one) for one in expected]
+    exact = [array for array in arrays if dtype_name(array.dtype) in EXACT_DTYPES]
+    if len(exact) == len(arrays):
+        return None, None
+    sizes = [largest(array) for array in arrays]
+    rtol = min(_RTOL, 0.5 / max(1.0, *map(largest, exact), 0.0))
+    # Of values all below it, a tolerance would say nothing.
+    return rtol, min([_ATOL, *(size for size in sizes if size > 0)])
+
+
+def _saved(method: Method, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:
+    """Cases for the isolated process: folders of tensors, and by place what each value is and how it lies in memory."""
+    for number, case in enumerate(cases):
+        place = folder / str(number)
+        save_tensors(place / "inputs", case.inputs)
+        save_tensors(place / "outputs", case.expected_outputs)
+        yield {
+            "inputs": [str(place / "inputs"), _layout(method.inputs, method.input_specs(), case.inputs)],
+            "outputs": [str(place / "outputs"), _layout(method.outputs, method.output_specs(), case.expected_outputs)],
+        }
+
+
+def _layout(values: Sequence[Value], specs: Sequence[tuple[int, Any]], tensors: Mapping[str, Array]) -> list[Any]:
+    names = dict(zip((place for place, _ in specs), tensors, strict=True))
+    return [
+        {"tensor": names[place], "order": list(value.order)} if place in names else {"constant": value.constant}
+        for place, value in enumerate(values)
+    ]

@@ -1,0 +1,217 @@
+"""A bundle of a model: compiled, its cases collected, and what they expect computed by references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles.checks import checked_inputs
+from hil.controller.backends.references import expected_result, refer, refer_with_fallback
+from hil.controller.backends.references.noise import measure_noise, telling_noise
+from hil.controller.backends.runtime_registry import runtime_for
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.stages import check_options, prepare
+from hil.controller.workloads.bundles.case_files import read_case
+from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
+from hil.core.artifacts import Artifact, Model
+from hil.core.scratch import temporary_folder
+from hil.core.version import own_version
+from hil.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a bundle is to be made of.
+
+    Attributes:
+        model: the model's file.
+        functions: entry points; none are all of a module, and of another model its main one.
+        options: how it is compiled, its inputs and expected outputs (of one case), seed, range, tolerances, references
+            (one at most) and time limit.
+        cases: ``[METHOD=]PATH`` of cases in files.
+        random: how many random cases each method gets; None is one where nothing else is given.
+    """
+
+    model: Path
+    functions: tuple[str, ...] = ()
+    options: Options = field(default_factory=Options)
+    cases: tuple[str, ...] = ()
+    random: int | None = None
+
+
+def create_bundle(
+    request: Request,
+    choice: BoardChoice,
+    shop: Workshop,
+    *,
+    connect: Callable[[], AnyBoard],
+    say: Callable[[str], None] = lambda text: None,
+) -> Bundle:
+    """Make a bundle.
+
+    Args:
+        request: of what.
+        choice: the board that it is for.
+        shop: the cache and the isolated processes.
+        connect: opens the board; called only where no one else can tell the target or the signature.
+        say: told what goes on.
+
+    Raises:
+        UsageError: something was asked for that cannot be, or a case does not fit.
+        StageError: importing, compiling or referring failed.
+        BoardError: the board was needed and is not there.
+    """
+    check_options(request.options, choice)
+    models = import_methods(request.model, request.functions, shop, dims=request.options.dims)
+    with temporary_folder("hil-bundle-") as folder:
+        artifact, target = _compiled(request, models[0], choice, shop, Path(folder), connect)
+        signatures = signatures_of(artifact, models, shop, connect=connect)
+        say(f"{artifact.compiler}: {', '.join(signatures)}")
+        collected = _Cases(request, list(signatures), shop, Path(folder) / "reference.log", say)
+        suites = [
+            MethodTestSuite(name, list(collected.of(name, signature, model, only=len(models) == 1)))
+            for (name, signature), model in zip(signatures.items(), models, strict=True)
+        ]
+        made = _made(models[0], artifact, target)
+        return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
+
+
+def _compiled(
+    request: Request,
+    model: Model,
+    choice: BoardChoice,
+    shop: Workshop,
+    folder: Path,
+    connect: Callable[[], AnyBoard],
+) -> tuple[Artifact, str]:
+    """The program of a model (of all its entry points), and the board that it is for."""
+    config = choice.config
+    runtime = runtime_for(model.format, request.options.runtime)
+    if not knows_target(config, runtime):
+        with connect() as board:
+            config = board.config
+    (folder / "logs").mkdir()
+    options = replace(request.options, function=model.function, runtime=runtime)
+    case = prepare(Case(model.name, model.path, options, folder, model), config, shop)
+    if case.error is not None:
+        raise case.error
+    assert case.artifact is not None
+    return case.artifact, config.name
+
+
+def _made(model: Model, artifact: Artifact, target: str) -> dict[str, Any]:
+    """How the bundle was made; nothing of it changes when it is made again."""
+    return {
+        "model": {"name": model.path.name, "format": model.format, "digest": model.digest, "dims": dict(model.dims)},
+        "producer": dict(model.producer),
+        "target": target,
+        "tools": {"hil": own_version(), "compiler": artifact.compiler},
+    }
+
+
+class _Cases:
+    """The cases of each method, from all that was said of them."""
+
+    def __init__(
+        self, request: Request, methods: Sequence[str], shop: Workshop, log: Path, say: Callable[[str], None]
+    ) -> None:
+        self._request = request
+        self._shop = shop
+        self._log = log
+        self._say = say
+        self._files = [_split(text) for text in request.cases]
+        for name, path in self._files:
+            if name not in methods and (name or len(methods) > 1):
+                what = f"there is no method {name!r}" if name else "there are several methods"
+                raise UsageError(f"--case {path}: {what}", hint=f"--case METHOD={path}, one of {', '.join(methods)}")
+
+    def of(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
+        """A method's cases, with what they expect.
+
+        Args:
+            method: its name.
+            signature: what it takes and gives.
+            model: asked for what nobody said to expect.
+            only: whether it is the only one, so that what names no method is its.
+
+        Raises:
+            UsageError: a case cannot be read, or nobody can tell what it is to give.
+            ReferenceFailed, StageTimeout: the reference cannot answer.
+        """
+        options = self._request.options
+        given = bool(options.inputs or options.expected)
+        if given:
+            if not only:
+                raise UsageError(
+                    "--input and --expected are of one method, and there are several",
+                    hint="choose one with --function, or give cases in files: --case METHOD=FOLDER",
+                )
+            yield self._complete(method, self._typed(signature, model), signature, model)
+        files = [path for name, path in self._files if name in (method, "")]
+        for path in files:
+            yield self._complete(method, read_case(path, signature), signature, model)
+        random = self._request.random
+        for number in range(random if random is not None else int(not given and not files)):
+            seed = options.seed + number
+            inputs = self._inputs(signature, model, (), seed)
+            yield self._complete(method, MethodTestCase(inputs, {}, name=f"seed{seed}"), signature, model)
+
+    def _typed(self, signature: Signature, model: Model) -> MethodTestCase:
+        options = self._request.options
+        inputs = self._inputs(signature, model, options.inputs, options.seed)
+        if not options.expected:
+            return MethodTestCase(inputs, {}, name="given")
+        expected = expected_result(options.expected, signature.outputs)
+        return MethodTestCase(inputs, dict(expected.outputs), name="given", source=expected.source)
+
+    def _inputs(self, signature: Signature, model: Model, given: Any, seed: int) -> dict[str, Any]:
+        options = self._request.options
+        return make_inputs(
+            signature.inputs,
+            given,
+            seed=seed,
+            ranges=model.ranges,
+            user_range=options.input_range,
+            dims=options.dims,
+        )
+
+    def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
+        """The case with the tolerances asked for and, where it expects nothing yet, with a reference's answer."""
+        options = self._request.options
+        case = replace(case, rtol=options.rtol, atol=options.atol)
+        if len(case.expected_outputs):
+            return case if case.source else replace(case, source="given with the case")
+        inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
+        settings: dict[str, Any] = {
+            "cache": self._shop.cache,
+            "isolated": self._shop.isolated,
+            "recompute": options.recompute,
+            "timeout": options.timeout,
+            "log": self._log,
+        }
+        self._say(f"asking the reference for {case.name}")
+        if options.references:
+            result = refer(options.references[0], model, inputs, **settings)
+        else:
+            result = refer_with_fallback(model, inputs, **settings)
+        outputs = list(result.outputs.values())
+        # The board judges itself with what stands in the bundle: there is no reference to ask.
+        measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))
+        noise = {
+            spec.name: measured[name]
+            for spec, name in zip(signature.outputs, result.outputs, strict=True)
+            if name in measured
+        }
+        return replace(case, inputs=inputs, expected_outputs=outputs, source=result.source, noise=noise)
+
+
+def _split(text: str) -> tuple[str, Path]:
+    """``METHOD=PATH`` or ``PATH``."""
+    name, equals, path = text.partition("=")
+    return (name, Path(path)) if equals and not Path(text).exists() else ("", Path(text))

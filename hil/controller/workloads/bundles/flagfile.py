@@ -1,0 +1,227 @@
+"""Bundles as folders for IREE's own tools: a module, and for each case a flag file with its tensors.
+
+::
+
+    main.vmfb               the program's files
+    CASE.flagfile           --module=main.vmfb, --function=..., --input=@CASE/input_0.npy, --expected_output=...
+    CASE/                   input_0.npy, ..., output_0.npy, ...; .bin where .npy has no name for the dtype
+
+Paths are relative, so that the folder can be moved: ``cd FOLDER && iree-run-module --flagfile=CASE.flagfile``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
+from hil.bundles.cases import BundledCase
+from hil.compare.tolerance import fitted
+from hil.compare.values import EXACT_DTYPES
+from hil.controller.backends.references import expected_result
+from hil.controller.devices.agentless.signature import signature_of
+from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.flagfile_tolerance import tool_tolerance
+from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile
+from hil.controller.storage.magnitude import largest
+from hil.controller.storage.runs import safe_name
+from hil.controller.workloads.bundles.formats import LEFT_OUT
+from hil.controller.workloads.bundles.methods import import_methods, no_board, settled_signatures, signatures_of
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled
+from hil.errors import LoadFailed, UsageError
+from hil.formats.iree_command import PARAMETER_SCOPE, give, is_number
+
+_SUFFIX = ".flagfile"
+_PLAIN = "flagfile"
+_OF_CALL = re.compile(rf"{_PLAIN}_call_\d+")
+# What a trace is known by; beside it lie folders call_0, call_1, ... with each call's values.
+_TRACE = "trace.json"
+# The tools' word for a float, in the flags of their absolute tolerances.
+_FLOATS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+
+
+def write_flagfiles(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    """Write the folder; programs of other runtimes, and what the tools cannot compare, are refused."""
+    program = bundle.program
+    if program.runtime != "iree":
+        raise UsageError(f"the bundle's program is for {program.runtime}, and these are IREE's tools")
+    tolerances = {
+        (method.name, case.name): _tolerances(method, case) for method in bundle.methods for case in method.cases
+    }
+    path.mkdir(exist_ok=True)
+    artifact = bundle.extract(path)
+    parameters = [name for name in program.files if name.endswith(".irpa")]
+    # Beside the program's own files.
+    used = {name.partition("/")[0].casefold() for name in program.files}
+    for method in bundle.methods:
+        takes, gives = _own(artifact, method, shop)
+        for case in method.cases:
+            name = _name(method, case, used, single=len(bundle.methods) == 1)
+            (path / name).mkdir()
+            try:
+                inputs = list(_tensors(path, name, "input", takes, case.inputs))
+                outputs = list(_tensors(path, name, "output", gives, case.expected_outputs))
+            except LoadFailed as error:
+                raise UsageError(f"case {case.name!r}: {error.message}", hint=error.hint) from error
+            lines = [
+                f"--module={program.main}",
+                *(f"--parameters={PARAMETER_SCOPE}={file}" for file in parameters),
+                f"--function={method.name}",
+                *(f"--input={text}" for text in inputs),
+                *(f"--expected_output={text}" for text in outputs),
+                *tolerances[method.name, case.name],
+            ]
+            (path / f"{name}{_SUFFIX}").write_text("\n".join(lines) + "\n")
+
+
+def _own(artifact: Artifact, method: Method, shop: Workshop) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
+    """What the program itself says it takes and gives: it alone tells bare numbers from tensors."""
+    program = Artifact(
+        artifact.runtime, artifact.main, artifact.files, artifact.digests, method.name, artifact.compiler
+    )
+    with temporary_folder("hil-bundle-") as folder:
+        try:
+            said = signature_of(program, shop.isolated, Path(folder) / "read.log", needs_own=True)
+        except LoadFailed as error:
+            raise UsageError(f"the bundle's program cannot be read: {error.message}", hint=error.hint) from error
+    return said.inputs, said.outputs
+
+
+def _tensors(
+    path: Path, name: str, kind: str, specs: Sequence[TensorSpec], tensors: Mapping[str, Array]
+) -> Iterator[str]:
+    for number, (own, array) in enumerate(zip(specs, tensors.values(), strict=True)):
+        spec = settled(own, array)
+        if kind == "output" and is_number(spec):
+            raise LoadFailed("iree-run-module compares tensors only, and the method gives a bare number")
+        # A .npy of integers says whether they have a sign, which most of IREE's types do not: the tool then calls two
+        # equal tensors different. Of dtypes that numpy does not know it says nothing.
+        plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
+        given = give(spec, array, f"{kind}_{number}", path / name, name, tensors="npy" if plain else "bin")
+        yield given.value
+
+
+def _tolerances(method: Method, case: BundledCase) -> list[str]:
+    """The tools' flags for a case: of each dtype the absolute tolerance, and of all one relative tolerance.
+
+    Never stricter than hil is: what the tools then find, hil finds.
+    """
+    flags: dict[str, float] = {}
+    for name, array in case.expected_outputs.items():
+        dtype = dtype_name(array.dtype)
+        where = f"method {method.name!r}, case {case.name!r}, output {name!r}"
+        tolerance, _ = fitted((dtype, dtype), array, case.rtol, case.atol, case.noise.get(name))
+        if dtype in _FLOATS and tolerance is not None:
+            atol = f"expected_{_FLOATS[dtype]}_threshold"
+            flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)
+            flags["expected_rtol"] = max(flags.get("expected_rtol", 0.0), tolerance.rtol)
+        elif dtype not in EXACT_DTYPES:
+            raise UsageError(f"{where}: iree-run-module compares no {dtype}")
+        elif tolerance is not None and tolerance.atol + tolerance.rtol * largest(array) >= 1:
+            raise UsageError(f"{where}: iree-run-module compares integers exactly, and this case has a tolerance")
+    return [f"--{name}={value!r}" for name, value in sorted(flags.items())]
+
+
+def _name(method: Method, case: BundledCase, used: set[str], *, single: bool) -> str:
+    name = stem = safe_name(case.name if single else f"{method.name}-{case.name}")
+    number = 1
+    while name.casefold() in used:
+        number += 1
+        name = f"{stem}-{number}"
+    used.add(name.casefold())
+    return name
+
+
+def flagfiles_among(files: Iterable[Path]) -> list[Path]:
+    """The flag files among files, by path and number.
+
+    A trace has one for each call, ``flagfile_call_N``; its ``flagfile`` is the first one again, and left out.
+    """
+    found = [path for path in files if is_flagfile(path.name) and path.is_file()]
+    calls = {path.parent for path in found if _OF_CALL.fullmatch(path.name)}
+    return sorted((path for path in found if path.name != _PLAIN or path.parent not in calls), key=_in_order)
+
+
+def is_flagfile(name: str) -> bool:
+    """Whether a file of this name is a flag file: ``NAME.flagfile``, ``flagfile``, or of a call in a trace."""
+    return name.endswith(_SUFFIX) or name == _PLAIN or bool(_OF_CALL.fullmatch(name))
+
+
+def case_name(file: Path, folder: Path) -> str:
+    """What a flag file's case is called: by its path in the folder, ``simple_mul.call_0``."""
+    parts = [part for part in Path(os.path.relpath(file, folder)).parts if part != os.pardir]
+    return ".".join((*parts[:-1], parts[-1].removesuffix(_SUFFIX).removeprefix(f"{_PLAIN}_")))
+
+
+def calls_left_out(files: Iterable[Path]) -> list[str]:
+    """Of each trace among files: how many of its calls have no flag file, for no program of IREE's made them."""
+    told = []
+    for place in sorted(path.parent for path in files if path.name == _TRACE):
+        calls = [path for path in place.glob("call_*") if path.is_dir()]
+        if lacking := sum(not (place / f"{_PLAIN}_{path.name}").is_file() for path in calls):
+            told.append(f"{place}: {lacking} of {len(calls)} calls have no flag file")
+    return told
+
+
+def _in_order(path: Path) -> list[tuple[str, int]]:
+    """The path with its numbers as such: call 10 comes after call 9."""
+    pieces = re.split(r"(\d+)", str(path))
+    return [(text, int(number)) for text, number in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue="0")]
+
+
+def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
+    """A bundle of the flag files in a folder and below, or of one file: they are of one module, and each is a case."""
+    folder = path if path.is_dir() else path.parent
+    there = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files, left_out = flagfiles_among(there) if path.is_dir() else there, calls_left_out(there)
+    if not files:
+        hint = f"they are called NAME{_SUFFIX}, {_PLAIN}, or {_PLAIN}_call_N"
+        raise UsageError("; ".join([f"{path} holds no flag file", *left_out]), hint=hint)
+    found = {file: parse_flagfile(file) for file in files}
+    module, weights = _module(found)
+    functions = list(dict.fromkeys(flags.function for flags in found.values()))
+    models = import_methods(module, [] if functions == [""] else functions, shop)
+    program = {module.name: module, **{weight.name: weight for weight in weights}}
+    artifact = Artifact(
+        "iree", module.name, program, {name: digest_file(one) for name, one in program.items()}, models[0].function, ""
+    )
+    signatures = signatures_of(artifact, models, shop, connect=no_board)
+    suites = []
+    for file, flags in found.items():
+        method = flags.function or next(iter(signatures))
+        if not flags.expected:
+            raise UsageError(f"{file} expects nothing", hint="it needs --expected_output")
+        signature = signatures[method]
+        outputs = dict(expected_result(flags.expected, signature.outputs).outputs)
+        case = MethodTestCase(
+            make_inputs(signature.inputs, flags.inputs),
+            outputs,
+            *tool_tolerance(flags.rtol, flags.atols, list(outputs.values())),
+            case_name(file, folder),
+            file.name,
+        )
+        if len(flags.inputs) < len(signature.inputs):
+            raise UsageError(f"{file} gives {len(flags.inputs)} of {len(signature.inputs)} inputs")
+        suites.append(MethodTestSuite(method, [case]))
+    made = {"model": {"name": module.name}, **({LEFT_OUT: left_out} if left_out else {})}
+    return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
+
+
+def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:
+    """The one module of all flag files, and its weights."""
+    (first, flags), *others = found.items()
+    if len(flags.modules) != 1:
+        raise UsageError(f"{first} names {len(flags.modules)} modules", hint="a bundle holds one program")
+    for file, other in others:
+        if other.modules != flags.modules or other.parameters != flags.parameters:
+            raise UsageError(f"{file} is of another module than {first}", hint="a bundle holds one program")
+    if missing := [file for file in (*flags.modules, *flags.parameters) if not file.is_file()]:
+        raise UsageError(f"no such file: {missing[0]}")
+    return flags.modules[0], flags.parameters

@@ -1,0 +1,132 @@
+"""The forms of others that a bundle comes from and goes to, by name: what ``--from`` and ``--to`` say.
+
+A package adds one by the entry point group ``hil.bundle_formats``, whose value is a :class:`Format`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from hil.bundles import Bundle
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.registry import pick, registered
+
+# What :attr:`hil.bundles.Bundle.made` calls the list of what lies there and is no case of the bundle, a line for each.
+LEFT_OUT = "left_out"
+
+
+class Read(Protocol):
+    """Makes a bundle of what another tool wrote."""
+
+    def __call__(self, path: Path, *, shop: Workshop) -> Bundle:
+        """Read a file or a folder.
+
+        What is untrusted or heavy is parsed through ``shop.isolated.call("module:function", {...})``. A bundle is made
+        by :meth:`hil.bundles.Bundle.create`, which checks every case against the signature; it keeps the program's
+        files mapped, so a temporary folder that they lie in may go afterwards. Every case there is becomes a case; what
+        cannot become one is told in ``made[LEFT_OUT]``.
+
+        Args:
+            path: what the user named; nobody has looked at it yet.
+            shop: the cache and the isolated processes.
+
+        Raises:
+            UsageError: it is not there, not of this form, or its cases do not fit its program; the message names the
+                method, the case and the tensor.
+        """
+
+
+class Write(Protocol):
+    """Writes a bundle as another tool reads it."""
+
+    def __call__(self, bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+        """Write a file or a folder.
+
+        Args:
+            bundle: as it was opened; its tensors are views of the file.
+            path: where to; nothing is there yet, and its parent folder exists.
+            shop: the cache and the isolated processes.
+
+        Raises:
+            UsageError: the form has no room for what the bundle holds (a runtime, a dtype, several methods): say which.
+        """
+
+
+@dataclass(frozen=True)
+class Format:
+    """A form of another tool's.
+
+    Attributes:
+        read, write: ``module:function`` of a :class:`Read` and of a :class:`Write`; imported when they are called.
+        is_folder: whether it is a folder or one file.
+        summary: what it is, in a line.
+    """
+
+    read: str
+    write: str
+    is_folder: bool
+    summary: str
+
+
+_BUILT_IN = MappingProxyType(
+    {
+        "onnx": Format(
+            "hil.controller.workloads.bundles.onnx:read_onnx",
+            "hil.controller.workloads.bundles.onnx:write_onnx",
+            True,
+            "a folder of model.onnx and ONNX's own test_data_set_* folders",
+        ),
+        "flagfile": Format(
+            "hil.controller.workloads.bundles.flagfile:read_flagfiles",
+            "hil.controller.workloads.bundles.flagfile:write_flagfiles",
+            True,
+            "a folder of a .vmfb, .npy files and a flagfile a case, as iree-run-module takes them",
+        ),
+        "golden": Format(
+            "hil.controller.workloads.bundles.golden:read_golden",
+            "hil.controller.workloads.bundles.golden:write_golden",
+            True,
+            "a folder of the program, the cases' tensors as .npy, and golden.json",
+        ),
+        "bpte": Format(
+            "hil.controller.workloads.bundles.bpte:read_bpte",
+            "hil.controller.workloads.bundles.bpte:write_bpte",
+            False,
+            "ExecuTorch's bundled program, a .bpte file",
+        ),
+    }
+)
+
+
+def formats() -> dict[str, Format]:
+    """Every form by name: the built-in ones and those of the entry point group ``hil.bundle_formats``."""
+    return registered("hil.bundle_formats", _BUILT_IN)
+
+
+def read_format(name: str, path: Path, *, shop: Workshop) -> Bundle:
+    """Read a bundle from another tool's form.
+
+    Raises:
+        UsageError: there is no such form, or as :class:`Read` says.
+    """
+    read: Read = _resolve(pick("bundle format", formats(), name).read)
+    return read(path, shop=shop)
+
+
+def write_format(name: str, bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    """Write a bundle in another tool's form.
+
+    Raises:
+        UsageError: there is no such form, or as :class:`Write` says.
+    """
+    write: Write = _resolve(pick("bundle format", formats(), name).write)
+    write(bundle, path, shop=shop)
+
+
+def _resolve(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

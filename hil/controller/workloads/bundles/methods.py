@@ -1,0 +1,195 @@
+"""The entry points of a model, and what a program's methods take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.bundles import MethodTestSuite, Signature
+from hil.bundles.cases import Values
+from hil.controller.devices.agentless.signature import signature_of
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.models.importers import import_model, importers
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.isolated import IsolatedError
+from hil.core.artifacts import Artifact, Model
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import TensorSpec, dtype_name
+from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.formats.iree_command import is_number
+from hil.formats.iree_functions import functions_in
+from hil.formats.iree_values import SCALAR_PREFIX, entry_points
+
+_READ_S = 600.0
+# The formats whose programs hold every entry point of the model.
+_WHOLE = ("mlir", "vmfb", "tflite", "pte")
+
+
+def import_methods(path: Path, functions: Sequence[str], shop: Workshop, **settings: Any) -> list[Model]:
+    """A model once for each of its entry points.
+
+    Args:
+        path: the model's file.
+        functions: those to take; none are all of a module, MLIR or compiled, and of another model its main one.
+        shop: the cache and the isolated processes.
+        settings: ``dims`` of :func:`import_model`.
+
+    Raises:
+        UsageError, ImportFailed, StageTimeout: as :func:`import_model`.
+    """
+    names = list(dict.fromkeys(functions)) or _functions(path, shop)
+    kept: dict[str, Any] = {"isolated": shop.isolated, "cache": shop.cache}
+    models = [import_model(path, function=name, **kept, **settings) for name in names]
+    if len(models) > 1 and models[0].format not in _WHOLE:
+        raise UsageError(
+            f"a program of {path.name} has one method: of a {models[0].format} model each is compiled by itself",
+            hint="make a bundle of each, with one --function",
+        )
+    return models
+
+
+def _functions(path: Path, shop: Workshop) -> list[str]:
+    """The entry points of a module; of other models the one that their importers choose where none is named."""
+    reader = "hil.controller.models.importers.mlir:functions"
+    if not _is_mlir(path):
+        found = import_model(path, isolated=shop.isolated, cache=shop.cache)
+        if found.format != "vmfb":
+            return [found.function]
+        reader = "hil.formats.iree_functions:read"
+    with temporary_folder("hil-bundle-") as folder:
+        arguments = {"path": str(path.absolute())}
+        try:
+            said = shop.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
+        except (IsolatedError, LoadFailed) as error:
+            raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
+    return sorted(entry_points(functions_in(said))) if isinstance(said, dict) else list(said)
+
+
+def _is_mlir(path: Path) -> bool:
+    importer = importers()["mlir"]
+    try:
+        with path.open("rb") as file:
+            return path.suffix.lower() in importer.suffixes or importer.recognises(file.read(64))
+    except OSError:
+        return False  # importing it says why
+
+
+def signatures_of(
+    artifact: Artifact, models: Sequence[Model], shop: Workshop, *, connect: Callable[[], AnyBoard]
+) -> dict[str, Signature]:
+    """What each method of a program takes and gives: as the model says, else the program's file, else a board.
+
+    Args:
+        artifact: the program, of the first model.
+        models: the entry points.
+        shop: the isolated processes.
+        connect: opens the board, where nobody else can tell.
+
+    Raises:
+        LoadFailed, BoardError: the board cannot load the program, or is not there.
+        UsageError: two methods have one name.
+    """
+    found: dict[str, Signature] = {}
+    board: AnyBoard | None = None
+    try:
+        for number, model in enumerate(models):
+            program = artifact if number == 0 else replace(artifact, function=model.function)
+            program = replace(program, inputs=model.inputs, outputs=model.outputs)
+            name, signature = program.function, _read(program, shop)
+            if signature is None:
+                if board is None:
+                    board = connect()
+                    board.push(artifact)
+                with board.load(program) as loaded:
+                    said = loaded.loaded
+                    name = said.function
+                    signature = Signature(_plain(said.inputs), _plain(said.outputs))
+            if name in found:
+                raise UsageError(f"two methods are called {name!r}")
+            found[name or "main"] = signature
+    finally:
+        if board is not None:
+            board.close()
+    return found
+
+
+def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]) -> dict[str, Signature]:
+    """Signatures whose unknown tensors are what the cases have for them; a dimension that they differ in is open.
+
+    Raises:
+        UsageError: the cases differ in dtype or rank, or there is none to tell.
+    """
+    found = {}
+    for method, signature in signatures.items():
+        cases = [case for suite in suites if suite.method_name == method for case in suite.test_cases]
+        inputs, outputs = [case.inputs for case in cases], [case.expected_outputs for case in cases]
+        found[method] = Signature(
+            _side(f"method {method!r}, input", signature.inputs, inputs),
+            _side(f"method {method!r}, output", signature.outputs, outputs),
+        )
+    return found
+
+
+def _side(what: str, specs: Sequence[TensorSpec], given: Sequence[Values]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        _settled(f"{what} {spec.name!r}", spec, [_at(values, spec, place) for values in given])
+        for place, spec in enumerate(specs)
+    )
+
+
+def _at(values: Values, spec: TensorSpec, place: int) -> Any:
+    """A case's tensor; None where it has none, which whoever checks the case says."""
+    if isinstance(values, Mapping):
+        return values.get(spec.name)
+    return values[place] if place < len(values) else None
+
+
+def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
+    if spec.dtype:
+        return spec
+    arrays = [np.asarray(value) for value in values if value is not None]
+    if not arrays or len({(array.dtype, array.ndim) for array in arrays}) > 1:
+        raise UsageError(
+            f"{what}: the program does not say what tensor it is, and the cases "
+            + ("differ in its dtype or rank" if arrays else "have none"),
+            hint="compile the program from its MLIR or ONNX with hil, which keeps what it takes and gives",
+        )
+    sizes = zip(*(array.shape for array in arrays), strict=True)
+    shape = tuple(one[0] if len(set(one)) == 1 else None for one in sizes)
+    return TensorSpec(spec.name, dtype_name(arrays[0].dtype), shape)
+
+
+def no_board() -> AnyBoard:
+    """In place of a board, where there is none to ask.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "only a board can tell what this program takes and gives",
+        hint="make a bundle of the program with hil bundle create --board, and give the cases with --case",
+    )
+
+
+def _read(program: Artifact, shop: Workshop) -> Signature | None:
+    if program.inputs is not None and program.outputs is not None:
+        return Signature(tuple(program.inputs), tuple(program.outputs))
+    if program.runtime != "iree" or not program.function:
+        return None
+    with temporary_folder("hil-bundle-") as folder:
+        try:
+            said = signature_of(program, shop.isolated, Path(folder) / "read.log", needs_own=True)
+        except LoadFailed:
+            return None  # of a newer IREE, or of a vendor's: the board decides
+    return Signature(_plain(said.inputs), _plain(said.outputs))
+
+
+def _plain(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Without the mark that tells a bare number from a tensor: a model's own names have none."""
+    return tuple(
+        replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) if is_number(spec) else spec for spec in specs
+    )

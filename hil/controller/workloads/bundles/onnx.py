@@ -1,0 +1,119 @@
+"""Bundles and ONNX's own test data: ``model.onnx`` beside folders ``test_data_set_0``, ``test_data_set_1``, ...
+
+Each of them holds ``input_0.pb``, ..., ``output_0.pb``, ...: a TensorProto each, in the model's order. Tolerances and
+the cases' names have no place there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hil.bundles import Bundle, MethodTestSuite
+from hil.controller.backends.compilers import compile_model
+from hil.controller.pipeline.case import Workshop
+from hil.controller.workloads.bundles.case_files import read_case
+from hil.controller.workloads.bundles.formats import LEFT_OUT
+from hil.controller.workloads.bundles.methods import import_methods, no_board, signatures_of
+from hil.core.files import within
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array
+from hil.core.version import own_version
+from hil.errors import UsageError
+
+_MODEL = "model.onnx"
+_SET = re.compile(r"test_data_set_(\d+)")
+
+
+def model_of_data_sets(folder: Path) -> Path | None:
+    """The model that a folder's test data is of: its only one, else ``model.onnx``; None where it has neither."""
+    models = sorted(folder.glob("*.onnx"))
+    return models[0] if len(models) == 1 else next((model for model in models if model.name == _MODEL), None)
+
+
+def data_sets(folder: Path) -> list[Path]:
+    """The folders of test data in a folder, by number."""
+    found = ((match, one) for one in folder.iterdir() if one.is_dir() and (match := _SET.fullmatch(one.name)))
+    return [within(folder, one) for _, one in sorted((int(match[1]), one) for match, one in found)]
+
+
+def data_sets_left_out(folder: Path) -> list[str]:
+    """Folders that look like test data and are no case: they have no number, or no one model."""
+    mine = data_sets(folder)
+    odd = [one.name for one in sorted(folder.glob("test_data_set*")) if one.is_dir() and one not in mine]
+    told = [f"{folder}: {', '.join(odd)}: a case is a folder test_data_set_N"] if odd else []
+    if mine and model_of_data_sets(folder) is None:
+        told.append(f"{folder}: {len(mine)} test_data_set_N beside no or several models: call theirs {_MODEL}")
+    return told
+
+
+def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
+    """A bundle for ONNX Runtime of a folder with a model and its test data."""
+    chosen = model_of_data_sets(path)
+    if chosen is None:
+        raise UsageError(f"{path} is no folder with one ONNX model", hint=f"it needs a {_MODEL}")
+    within(path, chosen)
+    found = data_sets(path)
+    if not found:
+        raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
+    (model,) = import_methods(chosen, (), shop)
+    with temporary_folder("hil-bundle-") as folder:
+        artifact = compile_model(
+            model,
+            compiler="none",
+            runtime="onnxruntime",
+            flags=(),
+            cache=shop.cache,
+            isolated=shop.isolated,
+            recompute=False,
+            debug_ir=None,
+            timeout=None,
+            log=Path(folder) / "compile.log",
+        )
+    ((name, signature),) = signatures_of(artifact, [model], shop, connect=no_board).items()
+    cases = [replace(read_case(one, signature), source="ONNX test data") for one in found]
+    made: dict[str, Any] = {
+        "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
+        "producer": dict(model.producer),
+        "tools": {"hil": own_version()},
+    }
+    others = [one.name for one in sorted(path.glob("*.onnx")) if one != chosen]
+    left_out = [f"{path}: {', '.join(others)}: the cases are {_MODEL}'s"] if others else []
+    if left_out := [*left_out, *data_sets_left_out(path)]:
+        made[LEFT_OUT] = left_out
+    return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
+
+
+def write_onnx(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    """Write the model and its test data; of a program that is no ONNX model there is none."""
+    program = bundle.program
+    if program.runtime != "onnxruntime" or not program.main.endswith(".onnx"):
+        raise UsageError(
+            f"the bundle holds {program.main} for {program.runtime}, and no ONNX model",
+            hint="make one that does: hil bundle create MODEL.onnx --runtime onnxruntime",
+        )
+    if len(bundle.methods) != 1:
+        raise UsageError(f"the bundle has {len(bundle.methods)} methods, and an ONNX model has one graph")
+    (method,) = bundle.methods
+    path.mkdir(exist_ok=True)
+    bundle.extract(path)
+    (path / program.main).rename(path / _MODEL)
+    for number, case in enumerate(method.cases):
+        folder = path / f"test_data_set_{number}"
+        folder.mkdir()
+        _write(folder, "input", case.inputs.items())
+        _write(folder, "output", case.expected_outputs.items())
+
+
+def _write(folder: Path, kind: str, tensors: Iterable[tuple[str, Array]]) -> None:
+    from onnx import numpy_helper
+
+    for number, (name, array) in enumerate(tensors):
+        try:
+            tensor: Any = numpy_helper.from_array(array, name)
+        except Exception as error:  # a dtype that ONNX has no name for
+            raise UsageError(f"ONNX holds no such tensor as {kind} {name!r}: {error}") from error
+        (folder / f"{kind}_{number}.pb").write_bytes(tensor.SerializeToString())

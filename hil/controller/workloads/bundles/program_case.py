@@ -1,0 +1,77 @@
+"""A test case that comes with its compiled program: nothing is left to compile, and no reference is left to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hil.bundles import Bundle, Method
+from hil.bundles.cases import BundledCase
+from hil.bundles.content import program_files
+from hil.controller.pipeline.case import Case, Options
+from hil.controller.storage.cache import Cache
+from hil.core.artifacts import Artifact, Model
+from hil.core.results import RunResult
+
+_FILES = "program"
+
+
+@dataclass(frozen=True)
+class ProgramCase:
+    """A case of a bundle, with the bundle's program.
+
+    Attributes:
+        path: the file that the bundle was read from.
+        digest: the bundle's.
+        method: the entry point that the case is of.
+        given: its inputs, expected outputs and tolerances.
+        artifact: the program, its files on this machine.
+    """
+
+    path: Path
+    digest: str
+    method: Method
+    given: BundledCase
+    artifact: Artifact
+
+    def begin(self, options: Options, folder: Path) -> Case:
+        """The case as the pipeline takes it, before anything was pushed.
+
+        Args:
+            options: how to run it; tolerances go before the case's own.
+            folder: the case's.
+        """
+        given, method, signature = self.given, self.method, self.method.signature
+        options = replace(
+            options,
+            runtime=self.artifact.runtime,
+            function=method.name,
+            rtol=given.rtol if options.rtol is None else options.rtol,
+            atol=given.atol if options.atol is None else options.atol,
+        )
+        case = Case(f"{method.name}-{given.name}", self.path, options, folder)
+        files = {self.path.name: self.path}
+        takes, gives = signature.inputs, signature.outputs
+        case.model = Model(self.path.stem, "hilb", self.path, files, self.digest, method.name, takes, gives)
+        case.artifact = replace(self.artifact, function=method.name, inputs=takes, outputs=gives)
+        case.inputs = dict(given.inputs)
+        case.references = [RunResult(given.source or "expected", given.expected_outputs, noise=given.noise)]
+        return case
+
+
+def stored_program(bundle: Bundle, cache: Cache) -> Artifact:
+    """A bundle's program, its files in the cache: cases that have one program share them.
+
+    Raises:
+        StorageError: the cache cannot be written.
+        UsageError: the bundle's file was changed since it was opened.
+    """
+    digests, *_ = program_files(bundle.head.document())
+    key = Cache.key("bundle-program", digests=dict(digests))
+
+    def make(folder: Path) -> None:
+        (folder / _FILES).mkdir()
+        bundle.extract(folder / _FILES)
+
+    entry, _ = cache.get_or_make(key, {"model": bundle.program.main}, make)
+    return bundle.program_at(entry / _FILES)

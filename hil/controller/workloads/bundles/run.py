@@ -1,0 +1,150 @@
+"""A bundle on a board: every case of every method in one session, stored as a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hil.bundles.seal import sealed
+from hil.bundles.verdicts import untested
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import BoardChoice, choose, pinned
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.job import Job, Progress
+from hil.controller.pipeline.recorder import Recorder
+from hil.controller.pipeline.stages import check_options
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.runs import Run, RunStore, safe_name
+from hil.controller.workloads.bundles.opening import open_bundle
+from hil.controller.workloads.bundles.program_case import ProgramCase
+from hil.controller.workloads.bundles.session import STAGES, Session, Todo
+from hil.core.artifacts import Artifact
+from hil.core.json_values import jsonable
+from hil.core.results import Stage
+from hil.core.scratch import temporary_folder
+from hil.errors import EXIT_NOTHING_RAN, StorageError, UsageError
+
+
+def run_bundle(
+    job: Job, methods: tuple[str, ...], key: Path | None, *, screen: Progress, isolated: Isolated | None = None
+) -> dict[str, Any]:
+    """Run a bundle's cases, storing everything as it comes.
+
+    Args:
+        job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
+        methods: those to run; none are all.
+        key: a file of public keys, one of which must have signed it; None takes any bundle.
+        screen: told of progress.
+        isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
+
+    Returns:
+        The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
+
+    Raises:
+        UsageError: it is no bundle, damaged, or something was asked for that cannot be; nothing was run.
+        KeyboardInterrupt: Ctrl-C; what there was is stored.
+    """
+    (path,) = job.models
+    bundle = open_bundle(path, key)
+    chosen = [bundle.method(name) for name in dict.fromkeys(methods)] or list(bundle.methods)
+    job = replace(job, runtime=bundle.program.runtime)
+    choice = choose(
+        job.board,
+        job.hw_type,
+        identity=job.identity,
+        known_hosts=job.known_hosts,
+        accept_new_host_key=job.accept_new_host_key,
+    )
+    check_options(job.options(), choice)
+    if missing := untested(chosen):
+        screen.note(missing)
+    with lent(isolated, 1) as workers, temporary_folder("hil-bundle-") as folder:
+        place = Path(folder)
+        (place / "program").mkdir()
+        artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
+        todo = [
+            Todo(method, ProgramCase(path, bundle.digest, method, given, artifact).begin(job.options(), Path()))
+            for method in chosen
+            for given in method.cases
+        ]
+        return _run(job, choice, path.stem, _named(todo), artifact, Workshop(Cache(), workers), screen)
+
+
+def _named(todo: list[Todo]) -> list[Todo]:
+    """Names that can be folders, each one once."""
+    used: set[str] = set()
+    for one in todo:
+        name = stem = safe_name(one.case.name)
+        number = 1
+        while name.casefold() in used:
+            number += 1
+            name = f"{stem}-{number}"
+        used.add(name.casefold())
+        one.case.name = name
+    return todo
+
+
+def _run(
+    job: Job,
+    choice: BoardChoice,
+    title: str,
+    todo: list[Todo],
+    artifact: Artifact,
+    shop: Workshop,
+    screen: Progress,
+) -> dict[str, Any]:
+    stored = RunStore(job.out).create(title, jsonable(asdict(job)))
+    cases = [one.case for one in todo]
+    for case in cases:
+        case.folder = stored.case_folder(case.name)
+    recorder = Recorder(stored, [case.name for case in cases], cases)
+
+    def watch(case: Case, stage: Stage, note: str) -> None:
+        screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+
+    session = Session(artifact, _connector(job, choice, stored, screen), replace(shop, watch=watch, keep=recorder.keep))
+    try:
+        for one in todo:
+            screen.begin(one.case.name, len(STAGES))
+            session.run(one)
+            screen.end(one.case.name)
+            recorder.end(one.case)
+    except StorageError:
+        raise
+    except UsageError:
+        # Only the board, or an answer, could tell. Where nothing has ended yet, nothing is to be kept.
+        if not recorder.ended:
+            stored.discard()
+        raise
+    except KeyboardInterrupt:
+        recorder.interrupt()
+        screen.note(f"interrupted; what had ended is in {stored.folder}")
+        raise
+    finally:
+        session.close()
+    if not cases:
+        stored.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
+        stored.save()
+        return {**stored.record, "folder": str(stored.folder)}
+    return recorder.finish()
+
+
+def _connector(job: Job, choice: BoardChoice, stored: Run, screen: Progress) -> Callable[[], AnyBoard]:
+    def connect() -> AnyBoard:
+        nonlocal choice
+        board = open_board(
+            choice,
+            runtime=job.runtime,
+            purpose=f"hil bundle run {stored.id}",
+            faults=job.faults,
+            wait_s=job.wait_s,
+            say=screen.note,
+        )
+        choice = pinned(choice, board.name)
+        stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
+        return board
+
+    return connect

@@ -1,0 +1,190 @@
+"""Run a job: from the first check to the stored record; what `hil run` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hil.controller.backends.runtime_registry import common_runtime
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import BoardChoice, choose, pinned
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case_runner import run_cases
+from hil.controller.pipeline.flagfiles import read_flagfile
+from hil.controller.pipeline.job import Job, Progress
+from hil.controller.pipeline.recorder import Recorder
+from hil.controller.pipeline.stages import STAGES, begin, check_options
+from hil.controller.storage.begun import check_seal
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.runs import GO_ON, Run, RunStore, safe_name
+from hil.core.json_values import jsonable
+from hil.core.results import Stage
+from hil.errors import HilError, StorageError, UsageError
+
+
+def run_job(job: Job, *, resume: str = "", screen: Progress, isolated: Isolated | None = None) -> dict[str, Any]:
+    """Do a job, storing everything as it comes.
+
+    Args:
+        job: what to do; with ``resume`` only its ``out`` counts.
+        resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
+        screen: told of progress.
+        isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
+
+    Returns:
+        The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
+
+    Raises:
+        UsageError: something was asked for that cannot be; nothing was compiled or run.
+        KeyboardInterrupt: Ctrl-C; what there was is stored.
+    """
+    store = RunStore(job.out)
+    run: Run | None = None
+    if resume:
+        if job.models:
+            raise UsageError("--resume goes on with the models of the stored run: name none")
+        run = store.open(resume)
+        if (run.folder / "bench.json").exists():
+            raise UsageError(f"run {run.id} is a bench", hint=f"measure it again: hil bench --against {run.id}")
+        check_seal(run.folder, run.record["request"])
+        job = replace(Job.of_record(run.record["request"]), out=job.out)
+    if job.flagfile:
+        job = read_flagfile(job)
+    if not job.models:
+        raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
+    choice = choose(
+        job.board,
+        job.hw_type,
+        identity=job.identity,
+        known_hosts=job.known_hosts,
+        accept_new_host_key=job.accept_new_host_key,
+    )
+    check_options(job.options(), choice)
+    _check_profiles(job)
+    with lent(isolated) as workers:
+        return _run(job, choice, store, run, workers, screen)
+
+
+def _run(
+    job: Job, choice: BoardChoice, store: RunStore, run: Run | None, isolated: Isolated, screen: Progress
+) -> dict[str, Any]:
+    names = _unique_names(job.models)
+    options = replace(job.options(), inputs=tuple(job.inputs))
+    shop = Workshop(Cache(), isolated)
+    kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
+    for name, path in zip(names, job.models, strict=True):
+        if name in kept and _has_changed(kept[name], path, options, shop):
+            screen.note(f"{name} runs again: its model has changed")
+            del kept[name]
+    # The import may still find that the command line was wrong: nothing is stored before that is known.
+    todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
+    cases = [replace(begin(path, options, Path(), shop), name=name) for name, path in todo]
+    runtime = common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
+    created = run is None
+    stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
+    for case in cases:
+        case.folder = stored.case_folder(case.name)
+        screen.begin(case.name, len(STAGES))
+    recorder = Recorder(stored, names, cases)
+
+    def watch(case: Case, stage: Stage, note: str) -> None:
+        screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+        if not note:
+            recorder.write(case)
+
+    def connect() -> AnyBoard:
+        nonlocal choice
+        board = open_board(
+            choice,
+            runtime=runtime,
+            purpose=f"hil run {stored.id}",
+            faults=job.faults,
+            wait_s=job.wait_s,
+            say=screen.note,
+        )
+        if board.target:
+            screen.note(f"compiling for {board.target}")
+        choice = pinned(choice, board.name)
+        stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
+        return board
+
+    try:
+        for case in run_cases(cases, choice.config, connect, replace(shop, watch=watch, keep=recorder.keep)):
+            screen.end(case.name)
+            # First its outcome is safe: a profile may take a while, or Ctrl-C.
+            recorder.end(case)
+            if profiles := _profiles(case, job, stored, shop):
+                case.profiles = profiles
+                recorder.write(case)
+    except StorageError:
+        raise
+    except UsageError:
+        # Only the board could tell. Where nothing has ended yet, nothing is to be kept.
+        if created and not recorder.ended:
+            stored.discard()
+        raise
+    except KeyboardInterrupt:
+        recorder.interrupt()
+        screen.note(f"{GO_ON}hil run --resume {stored.id}")
+        raise
+    return recorder.finish()
+
+
+def _has_changed(record: Mapping[str, Any], path: Path, options: Options, shop: Workshop) -> bool:
+    """Whether the model of a case that has ended is another one by now. One that is gone cannot be asked any more."""
+    was = record["model"] and record["model"]["digest"]
+    try:
+        model = import_model(
+            path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
+        )
+    except UsageError:
+        return False
+    except HilError:
+        return was is not None
+    return bool(was != model.digest)
+
+
+def _check_profiles(job: Job) -> None:
+    """Refuse folders that profiles cannot go to, before anything runs."""
+    if job.profile is not None and job.profile == job.compile_time_profile:
+        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
+    wanted = [item for name in _unique_names(job.models) for item in _profile_folders(job, name).items()]
+    if not wanted:
+        return
+    from hil.controller.analysis.profile.asked import check_folder
+
+    for kind, folder in wanted:
+        check_folder(folder, kind)
+
+
+def _profile_folders(job: Job, case: str) -> dict[str, Path]:
+    """Kind of profile -> where that of a case goes."""
+    kinds = {"compile": job.compile_time_profile, "run": job.profile}
+    return {kind: folder / case if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
+
+
+def _profiles(case: Case, job: Job, run: Run, shop: Workshop) -> list[dict[str, Any]]:
+    """Write the profiles that were asked for; the kind, folder and notes of each, for the record."""
+    wanted = _profile_folders(job, case.name)
+    if not wanted:
+        return []
+    from hil.controller.analysis.profile.asked import write_profiles
+
+    return write_profiles(case, wanted, run_id=run.id, shop=shop)
+
+
+def _unique_names(models: tuple[Path, ...]) -> list[str]:
+    """A name for each model, from its file's; numbered where two are alike."""
+    names: list[str] = []
+    for path in models:
+        name = stem = safe_name(path.stem)
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}"
+        names.append(name)
+    return names

@@ -1,0 +1,135 @@
+"""What a study found: a row for each experiment and compiler, and the document that all of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.controller.workloads.study.plan import Experiment
+from hil.core.results import BOARD_OUTCOMES, Outcome, exit_code_of
+
+SCHEMA = 1
+PASSED, FAILED, NOT_REACHED = "pass", "fail", "not reached"
+
+
+@dataclass
+class StageResult:
+    """One stage of a row: ``pass``, ``fail`` or ``not reached``, how long it took, and what went wrong."""
+
+    name: str
+    outcome: str = NOT_REACHED
+    seconds: float | None = None
+    message: str = ""
+
+
+@dataclass
+class Row:
+    """One experiment through one compiler.
+
+    Attributes:
+        outcome: how it ended, as everywhere in hil; None where it has not.
+        stages: in order.
+        compiler: with version.
+        size: of the program, in bytes.
+        steps: how many training steps agreed with TensorFlow's.
+        placement: where the program ran: fields of :class:`hil.core.placement.Part`; None where the runtime did not
+            tell.
+        detail: the far side's own words about what went wrong.
+        worst: of all values of all steps: the largest absolute difference, where it was and what stood there.
+    """
+
+    experiment: Experiment
+    way: str
+    stages: list[StageResult]
+    outcome: Outcome | None = None
+    compiler: str = ""
+    size: int | None = None
+    steps: int = 0
+    detail: str = ""
+    worst: dict[str, Any] = field(default_factory=dict)
+    placement: list[dict[str, Any]] | None = None
+
+    @property
+    def failed(self) -> StageResult | None:
+        """The stage that failed."""
+        return next((stage for stage in self.stages if stage.outcome == FAILED), None)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON says it."""
+        failed = self.failed
+        return {
+            "experiment": self.experiment.name,
+            "title": self.experiment.title,
+            "reported": self.experiment.reported,
+            "way": self.way,
+            "compiler": self.compiler,
+            "outcome": self.outcome.value if self.outcome else None,
+            "stages": [vars(stage) for stage in self.stages],
+            "failed_stage": failed.name if failed else "",
+            "message": failed.message if failed else "",
+            "detail": self.detail,
+            "bytes": self.size,
+            "steps": self.steps,
+            "worst": self.worst or None,
+            "placement": self.placement,
+        }
+
+
+def row_of(document: dict[str, Any], experiment: Experiment) -> Row:
+    """The row that :meth:`Row.document` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: it did not.
+    """
+    return Row(
+        experiment,
+        document["way"],
+        [StageResult(**stage) for stage in document["stages"]],
+        Outcome(document["outcome"]) if document["outcome"] else None,
+        document["compiler"],
+        document["bytes"],
+        document["steps"],
+        document["detail"],
+        document["worst"] or {},
+        document.get("placement"),
+    )
+
+
+def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[Row]:
+    """The rows of a study that goes on: those that ended earlier, asked for or not, and those still to be done.
+
+    A row that the board was lost in is still to be done.
+
+    Args:
+        stored: documents of the rows that there are.
+        asked: new rows of all that is asked for.
+
+    Raises:
+        KeyError, TypeError, ValueError: a document is none of a row.
+    """
+    todo = {(row.experiment.name, row.way): row for row in asked}
+    rows = []
+    for document in stored:
+        new = todo.pop((document["experiment"], document["way"]), None)
+        if document["outcome"] not in {None, *BOARD_OUTCOMES}:
+            name, title, reported = (document[part] for part in ("experiment", "title", "reported"))
+            rows.append(row_of(document, new.experiment if new else Experiment(name, title, reported, Path())))
+        elif new:
+            rows.append(new)
+    return [*rows, *todo.values()]
+
+
+def exit_code(rows: Iterable[Row], interrupted: bool) -> int:
+    """The exit code of a study: the gravest of its rows', or that of Ctrl-C."""
+    return 130 if interrupted else exit_code_of(row.outcome for row in rows if row.outcome is not None)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How many of the rows passed, by compiler."""
+    parts = []
+    for way in dict.fromkeys(row.way for row in rows):
+        mine = [row for row in rows if row.way == way]
+        parts.append(f"{way}: {sum(row.outcome is Outcome.PASS for row in mine)} of {len(mine)} passed")
+    return "; ".join(parts)

@@ -1,0 +1,278 @@
+"""A study from its list to its stored table: what `hil study run` does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hil.compare.tolerance import check_tolerance
+from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.loaded_program import LoadedProgram
+from hil.controller.models.conversions import needed_version
+from hil.controller.pipeline.job import Progress
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.runs import storing
+from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.workloads.study.match import match_steps
+from hil.controller.workloads.study.plan import Asked, Experiment
+from hil.controller.workloads.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, taken_over
+from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
+from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome
+from hil.core.tensors import Array
+from hil.errors import (
+    BoardError,
+    BoardRefused,
+    BoardUnreachable,
+    CompileCrashed,
+    CompileFailed,
+    HilError,
+    ReferenceFailed,
+    UsageError,
+)
+
+DOCUMENT = "study.json"
+
+
+def run_study(
+    asked: Asked, choice: BoardChoice, *, wait_s: float, screen: Progress
+) -> tuple[dict[str, Any], list[Row]]:
+    """Take every experiment through every compiler, storing each row as it ends.
+
+    Args:
+        asked: what to do.
+        choice: the board.
+        wait_s: how long to wait while somebody else has it.
+        screen: told of progress.
+
+    Returns:
+        The study's document (``study`` in docs/commands.schema.json) and its rows; after Ctrl-C, what there was until
+        then.
+
+    Raises:
+        UsageError: something cannot be meant, or a package is missing; nothing was run.
+        BoardError: the board cannot be reached, or was lost.
+    """
+    check_tolerance(asked.rtol, asked.atol)
+    if asked.steps < 1:
+        raise UsageError("--steps must be at least 1")
+    for way in asked.ways:
+        WAYS[way].compiler()
+    needed_version("tensorflow", "tensorflow")
+    with Isolated() as isolated:
+        study = _Study(asked, choice, isolated, screen)
+        return study.run(wait_s), study.rows
+
+
+class _Study:
+    def __init__(self, asked: Asked, choice: BoardChoice, isolated: Isolated, screen: Progress) -> None:
+        self.asked = asked
+        self.choice = choice
+        self.isolated = isolated
+        self.screen = screen
+        self.cache = Cache()
+        self.info: dict[str, Any] = {}
+        self._made_folder = False
+        self.rows: list[Row] = [_new(one, way) for one in asked.experiments for way in asked.ways]
+
+    def run(self, wait_s: float) -> dict[str, Any]:
+        self._open_folder()
+        interrupted = finished = False
+        runtimes = [WAYS[way].runtime for way in self.asked.ways]
+        with contextlib.suppress(_Stopped):
+            try:
+                # IREE's runtime has to be put on a board; XLA's comes with each program.
+                with open_board(
+                    self.choice,
+                    runtime="iree" if "iree" in runtimes else runtimes[0],
+                    purpose="hil study",
+                    wait_s=wait_s,
+                    say=self.screen.note,
+                ) as board:
+                    self.info = self._board()
+                    for experiment in self.asked.experiments:
+                        self._experiment(experiment, board)
+                finished = True
+            except (BoardRefused, BoardUnreachable):
+                if self._made_folder and not (self.asked.out / DOCUMENT).exists():
+                    self.asked.out.rmdir()
+                raise
+            except KeyboardInterrupt:
+                interrupted = True
+                self.screen.note("interrupted; the rows that are there stay: go on with the same command and --resume")
+        return self._save(finished=finished, interrupted=interrupted)
+
+    def _open_folder(self) -> None:
+        """Take over the rows that are there, where that is asked for.
+
+        Raises:
+            UsageError: the folder holds another study, or one that is not to be gone on with.
+        """
+        out = self.asked.out
+        stored = out / DOCUMENT
+        self._made_folder = not out.exists()
+        with storing(out):
+            out.mkdir(parents=True, exist_ok=True)
+        if not stored.exists():
+            return
+        if not self.asked.resume:
+            raise UsageError(f"{out} holds a study already", hint="--resume goes on with it, -o names another folder")
+        try:
+            document = json.loads(stored.read_text())
+            if document["schema"] != SCHEMA or document["asked"] != self.asked.told():
+                raise UsageError(
+                    f"{out} holds a study of other settings", hint="-o names another folder, or give the same settings"
+                )
+            if document["board"] not in ({}, self._board()):
+                raise UsageError(
+                    f"{out} holds a study on another board, {document['board']['name']}", hint="-o names another folder"
+                )
+            self.rows = taken_over(document["rows"], self.rows)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{stored} cannot be read: {error}", hint="-o names another folder") from error
+
+    def _board(self) -> dict[str, Any]:
+        return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
+
+    def _experiment(self, experiment: Experiment, board: AnyBoard) -> None:
+        mine = [row for row in self.rows if row.experiment == experiment and row.outcome is None]
+        if not mine:
+            return
+        trained = self.asked.out / experiment.name / "tensorflow"
+        first = mine[0]
+        self.screen.begin(experiment.name, sum(len(row.stages) for row in mine))
+        try:
+            # Trained once, for all compilers.
+            with self._stages(first) as stage:
+                stage(PREPARE, lambda: self._train(experiment, trained))
+            for row in mine[1:]:
+                row.stages[0] = first.stages[0]
+                if first.outcome is not None:
+                    row.outcome, row.detail = first.outcome, first.detail
+            for row in mine:
+                if row.outcome is None:
+                    with self._stages(row) as stage:
+                        self._row(row, trained, board, stage)
+                self._save(finished=False)
+        finally:
+            self.screen.end(experiment.name)
+
+    def _train(self, experiment: Experiment, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        what = {"model": str(experiment.path.absolute()), "seed": self.asked.seed, "steps": self.asked.steps}
+        try:
+            call(self.isolated, "train", {**what, "folder": str(folder.absolute())}, folder / "log.txt")
+        except (CompileFailed, CompileCrashed) as error:
+            raise ReferenceFailed(error.message, hint=error.hint, detail=error.detail) from error
+
+    def _row(self, row: Row, trained: Path, board: AnyBoard, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
+        folder = (self.asked.out / row.experiment.name / row.way).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = trained.absolute() / SAVED / "saved_model.pb"
+        machine = board.info["machine"]
+        making = Making(saved, board.config, machine, folder, self.cache, self.isolated, stage)
+        row.compiler = WAYS[row.way].compiler()
+        program = WAYS[row.way].make(making)
+        row.size = sum(path.stat().st_size for path in program.artifact.files.values())
+
+        def load() -> Any:
+            board.push(program.artifact)
+            return board.load(program.artifact, timeout=self.asked.timeout, no_fallback=self.asked.no_fallback)
+
+        with stage(LOAD, load) as loaded:
+            results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained))
+        asked = self.asked
+        stage(
+            MATCH,
+            lambda: match_steps(
+                row,
+                results,
+                lambda step: (load_tensors(trained / RESULT.format(step)), load_noise(trained / NOISE.format(step))),
+                rtol=asked.rtol,
+                atol=asked.atol,
+                allow_blind=asked.allow_blind,
+            ),
+        )
+
+    def _run_steps(self, row: Row, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
+        """Every step's outputs; each starts from the variables as the program itself left them."""
+        state, results = dict(program.values), []
+        for step in range(self.asked.steps):
+            batch = load_tensors(trained / BATCH.format(step))
+            given = {name: (batch | state)[name] for name in program.inputs}
+            result, _ = loaded.run(given, names=program.outputs, timeout=self.asked.timeout)
+            row.placement = result.provenance["placement"]
+            outputs = dict(result.outputs)
+            state |= {name: value for name, value in outputs.items() if name in state}
+            # What a step does not assign is compared as well: it must still be what it was.
+            results.append(outputs | state)
+        return results
+
+    @contextlib.contextmanager
+    def _stages(self, row: Row) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
+        """Gives a function that does a stage of a row; an error of the model's own ends the row."""
+        by_name = {stage.name: (number, stage) for number, stage in enumerate(row.stages)}
+
+        def stage(name: str, work: Callable[[], Any]) -> Any:
+            number, result = by_name[name]
+            self.screen.stage(row.experiment.name, number, f"{row.way}: {name}")
+            begin = time.monotonic()
+            try:
+                made = work()
+            except HilError as error:
+                result.outcome, result.message = FAILED, error.message
+                raise
+            finally:
+                result.seconds = time.monotonic() - begin
+            result.outcome = PASSED
+            return made
+
+        try:
+            yield stage
+        except UsageError:
+            raise
+        except BoardError as error:
+            row.outcome, row.detail = Outcome(error.outcome or Outcome.BOARD_LOST), error.detail
+            self._save(finished=False)
+            self.screen.note(f"the board was lost: {error.message}")
+            raise _Stopped from error
+        except HilError as error:
+            row.outcome, row.detail = Outcome(error.outcome or Outcome.RUN_ERROR), error.detail
+        else:
+            if all(one.outcome == PASSED for one in row.stages):
+                row.outcome = Outcome.PASS
+
+    def _save(self, *, finished: bool, interrupted: bool = False) -> dict[str, Any]:
+        document = {
+            "schema": SCHEMA,
+            "folder": str(self.asked.out),
+            "asked": self.asked.told(),
+            "board": self.info,
+            "finished": finished,
+            "rows": [row.document() for row in self.rows],
+            "exit_code": exit_code(self.rows, interrupted),
+        }
+        from hil.controller.workloads.study.show import write_tables
+
+        with storing(self.asked.out):
+            temporary = self.asked.out / f"{DOCUMENT}.{os.getpid()}"
+            temporary.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+            temporary.replace(self.asked.out / DOCUMENT)
+            write_tables(self.rows, self.asked.out)
+        return document
+
+
+class _Stopped(Exception):
+    """The board is gone, and with it what was still to be done."""
+
+
+def _new(experiment: Experiment, way: str) -> Row:
+    return Row(experiment, way, [StageResult(name) for name in WAYS[way].all_stages])

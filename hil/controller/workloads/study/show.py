@@ -1,0 +1,106 @@
+"""A study's table: on the terminal, as CSV and as Markdown."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
+from hil.controller.storage.spreadsheet import as_text
+from hil.controller.workloads.study.record import FAILED, PASSED, Row
+from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+CSV, MARKDOWN = "study.csv", "study.md"
+# Column -> the stages that stand in it: a compiler has one of them, or none.
+_COLUMNS = {
+    "config / lower": (GENERATE, LOWER),
+    "compile": (COMPILE,),
+    "link": (LINK,),
+    "load": (LOAD,),
+    "run": (RUN,),
+    "match": (MATCH,),
+}
+
+
+def cells(row: Row) -> dict[str, str]:
+    """A row of the table, by column."""
+    stages = {stage.name: stage for stage in row.stages}
+    found = {"experiment": row.experiment.name, "compiler": row.way}
+    for column, names in _COLUMNS.items():
+        stage = next((stages[name] for name in names if name in stages), None)
+        if stage is None:
+            found[column] = "none"
+        elif stage.outcome != PASSED:
+            found[column] = "FAIL" if stage.outcome == FAILED else "-"
+        elif stage.name == MATCH:
+            found[column] = f"{row.steps} steps"
+        else:
+            found[column] = f"{stage.seconds or 0.0:.1f} s" if (stage.seconds or 0) >= 0.1 else "ok"
+    worst = row.worst.get("max_abs")
+    found["max difference"] = "" if worst is None else f"{worst:.1e}"
+    found["size"] = "" if row.size is None else f"{row.size / 1024:.0f} KiB"
+    found["outcome"] = row.outcome.value if row.outcome else "not run"
+    found["reported"] = row.experiment.reported
+    return found
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A line for each row that failed: where, and why in the compiler's own words."""
+    return [
+        f"{row.experiment.name}, {row.way}: {failed.name}: {failed.message}" for row in rows if (failed := row.failed)
+    ]
+
+
+def terminal_table(rows: Sequence[Row]) -> Table:
+    """The table for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    lines = [cells(row) for row in rows]
+    for column in lines[0] if lines else ():
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        style = {"PASS": "green", "not run": "dim"}.get(line["outcome"], "red")
+        table.add_row(*(Text(text, style if column == "outcome" else "") for column, text in line.items()))
+    return table
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table in Markdown, with what failed below it."""
+    lines = [cells(row) for row in rows]
+    if not lines:
+        return ""
+    heads = list(lines[0])
+    table = [heads, ["---"] * len(heads), *(list(line.values()) for line in lines)]
+    text = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in table)
+    return text + "".join(f"\n- {line}" for line in failures(rows)) + ("\n" if failures(rows) else "")
+
+
+def write_tables(rows: Sequence[Row], folder: Path) -> None:
+    """Write the table as CSV (with every stage's seconds and message) and as Markdown."""
+    (folder / MARKDOWN).write_text(markdown(rows))
+    lines = []
+    for row in rows:
+        failed = row.failed
+        line: dict[str, object] = {"experiment": row.experiment.name, "title": row.experiment.title, "way": row.way}
+        line |= {"compiler": row.compiler, "outcome": row.outcome.value if row.outcome else ""}
+        line |= {"failed_stage": failed.name if failed else "", "message": failed.message if failed else ""}
+        stages = {stage.name: stage for stage in row.stages}
+        for column, names in _COLUMNS.items():
+            stage = next((stages[name] for name in names if name in stages), None)
+            line[column] = stage.outcome if stage else ""
+            line[f"{column} (s)"] = "" if stage is None or stage.seconds is None else round(stage.seconds, 3)
+        line |= {"bytes": row.size, "steps": row.steps, "max_abs": row.worst.get("max_abs", "")}
+        lines.append(line | {"reported": row.experiment.reported})
+    with (folder / CSV).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]) if lines else [])
+        writer.writeheader()
+        writer.writerows(
+            {name: as_text(cell) if isinstance(cell, str) else cell for name, cell in line.items()} for line in lines
+        )

@@ -1,0 +1,187 @@
+"""The ways of a study: each makes a program of a saved training step, stage by stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hil.controller.backends.compilers import tfcompile
+from hil.controller.backends.compilers.iree import compile_iree, compiler_version_or_fail
+from hil.controller.backends.compilers.tfcompile_target import target_of
+from hil.controller.devices.board_resolver import with_target
+from hil.controller.models.importers import import_model
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES
+from hil.core.artifacts import Artifact, Model
+from hil.core.boards import BoardConfig
+from hil.core.tensors import Array
+from hil.errors import CompileCrashed, CompileFailed, StageTimeout
+from hil.formats.xla_program import VALUES as TFCOMPILE_VALUES
+
+# What becomes of an experiment, in this order. A compiler that has no such stage leaves it out.
+PREPARE, LOWER = "train in TensorFlow", "lower to StableHLO"
+LOAD, RUN, MATCH = "load", "run", "match"
+TIMEOUT_S = 1800.0
+_OUTSIDE = "--variables=outside"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled training step.
+
+    Attributes:
+        artifact: for a board.
+        inputs: the names of its inputs in order: those of a batch, then variables as ``variable NAME``.
+        outputs: the names of its outputs in order, likewise.
+        values: the variables' first values, by those names.
+    """
+
+    artifact: Artifact
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a way works with.
+
+    Attributes:
+        saved: the SavedModel's file.
+        config: the board's.
+        machine: what the board shows of itself.
+        folder: for logs.
+        stage: called with a stage's name and what it does; tells how long it took and what went wrong.
+    """
+
+    saved: Path
+    config: BoardConfig
+    machine: Mapping[str, Any]
+    folder: Path
+    cache: Cache
+    isolated: Isolated
+    stage: Callable[[str, Callable[[], Any]], Any]
+
+    @property
+    def log(self) -> Path:
+        """Where compilers print."""
+        return self.folder / "compile.log"
+
+
+def by_tfcompile(making: Making) -> Program:
+    """Through tfcompile: its own three steps."""
+    # Nothing comes from the cache: a study measures.
+    place = tfcompile.Workplace(making.cache, making.isolated, True, TIMEOUT_S, making.log, {})
+    making.log.touch()
+    # The board was opened for IREE's sake.
+    config, _ = with_target(making.config, tfcompile.RUNTIME, making.machine)
+    flags = (*config.compile_flags.get("tfcompile", ()), _OUTSIDE)
+    target, by = target_of(flags), tfcompile.compiler()
+
+    def generated() -> tuple[Model, Path]:
+        model = import_model(making.saved, function=STEP, isolated=making.isolated, cache=making.cache)
+        return model, tfcompile.generate(model, place)
+
+    model, graph = making.stage(tfcompile.GENERATE, generated)
+    made = making.stage(tfcompile.COMPILE, lambda: tfcompile.compile_graph(model, graph, target, place))
+    library = making.stage(tfcompile.LINK, lambda: tfcompile.link(model, graph, made, target, place))
+    artifact = tfcompile.artifact_of(model, graph, library, target, flags, by, place)
+    signature = tfcompile.signature_of(model.function, graph)
+    values = signature.values((graph / TFCOMPILE_VALUES).read_bytes())
+    named = {f"variable {name}": value for name, value in values.items()}
+    count = len(signature.inputs(variables=False))
+    return Program(
+        artifact,
+        _names([spec.name for spec in artifact.inputs or ()], count),
+        tuple(spec.name for spec in artifact.outputs or ()),
+        named,
+    )
+
+
+def by_iree(making: Making) -> Program:
+    """Through StableHLO and IREE."""
+
+    def lowered() -> Path:
+        folder = making.folder / "lowered"
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments = {"saved": str(making.saved), "folder": str(folder)}
+        call(making.isolated, "lower_step", arguments, making.log)
+        return folder
+
+    folder = making.stage(LOWER, lowered)
+
+    def compiled() -> Artifact:
+        model = import_model(folder / MLIR, isolated=making.isolated, cache=making.cache)
+        return compile_iree(
+            model,
+            runtime="iree",
+            flags=making.config.compile_flags.get("iree", ()),
+            cache=making.cache,
+            isolated=making.isolated,
+            recompute=True,
+            debug_ir=None,
+            timeout=TIMEOUT_S,
+            log=making.log,
+        )
+
+    artifact = making.stage(tfcompile.COMPILE, compiled)
+    said = json.loads((folder / SIGNATURE).read_text())
+    state = [one["spec"]["name"] for one in said["state"]]
+    assigned = sorted((one for one in said["state"] if one["result"] is not None), key=lambda one: one["result"])
+    return Program(
+        artifact,
+        _names([*said["inputs"], *state], len(said["inputs"])),
+        _names([*said["outputs"], *(one["spec"]["name"] for one in assigned)], len(said["outputs"])),
+        {f"variable {name}": value for name, value in load_tensors(folder / VALUES).items()},
+    )
+
+
+@dataclass(frozen=True)
+class Way:
+    """A compiler, its name with version (UsageError where it is missing), its programs' runtime, its stages before
+    loading."""
+
+    make: Callable[[Making], Program]
+    compiler: Callable[[], str]
+    runtime: str
+    stages: tuple[str, ...]
+
+    @property
+    def all_stages(self) -> tuple[str, ...]:
+        """All that an experiment goes through."""
+        return (PREPARE, *self.stages, LOAD, RUN, MATCH)
+
+
+_TFCOMPILE = (tfcompile.GENERATE, tfcompile.COMPILE, tfcompile.LINK)
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        "tfcompile": Way(by_tfcompile, tfcompile.compiler, tfcompile.RUNTIME, _TFCOMPILE),
+        "iree": Way(by_iree, lambda: f"iree {compiler_version_or_fail()}", "iree", (LOWER, tfcompile.COMPILE)),
+    }
+)
+
+
+def call(isolated: Isolated, function: str, arguments: Mapping[str, Any], log: Path) -> None:
+    """Call a function of :mod:`hil.controller.workloads.study.train_build`, with the errors of compiling.
+
+    Raises:
+        CompileFailed, CompileCrashed, StageTimeout: it did not work.
+    """
+    try:
+        isolated.call(f"hil.controller.workloads.study.train_build:{function}", arguments, timeout=TIMEOUT_S, log=log)
+    except IsolatedTimeout as error:
+        raise StageTimeout(f"TensorFlow {error.message}", stage="compile", detail=error.detail) from error
+    except IsolatedCrash as error:
+        raise CompileCrashed(f"TensorFlow: {error.message}", detail=error.detail) from error
+    except IsolatedFailure as error:
+        raise CompileFailed(error.message, detail=error.detail) from error
+
+
+def _names(names: Sequence[str], plain: int) -> tuple[str, ...]:
+    return tuple(name if number < plain else f"variable {name}" for number, name in enumerate(names))

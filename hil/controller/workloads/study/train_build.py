@@ -1,0 +1,139 @@
+"""What a study does in isolated processes: TensorFlow's own eager training, and lowering a step for IREE."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
+from hil.controller.models.tensorflow.lower import lower
+from hil.controller.models.tensorflow.program import prepare
+from hil.controller.models.tensorflow.source import open_model
+from hil.controller.models.tensorflow.words import words
+from hil.controller.storage.tensor_folder import save_tensors
+from hil.core.results import Noise
+from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
+
+STEP = "step"
+# In the folder that :func:`train` writes: the model, and for each step what went in and what came out.
+SAVED, BATCH, RESULT, NOISE = "saved", "batch-{}", "result-{}", "noise-{}.json"
+# In the folder that :func:`lower_step` writes.
+MLIR, SIGNATURE, VALUES = "step.mlir", "step.json", "values"
+
+
+def train(model: str, seed: int, steps: int, folder: str) -> None:
+    """Save the model of an experiment before its training, then train it in TensorFlow, eagerly.
+
+    Args:
+        model: its model.py; ``training(random)`` gives a module with a tf.function ``step`` of fixed shapes, which
+            returns its outputs by name, and ``batches(random)``, the arguments of one call after another.
+        seed: of the first values and of the data.
+        steps: how many.
+        folder: where the SavedModel, the batches and each step's outputs and variables (``variable NAME``) go, with
+            their noise: how far they move when the training is done again from values that are moved by rounding alone.
+
+    Raises:
+        ImportFailed: it is no such experiment.
+        ReferenceFailed: TensorFlow, or the experiment itself, failed.
+    """
+    try:
+        _train(Path(model), seed, steps, Path(folder))
+    except HilError:
+        raise
+    except Exception as error:  # whatever the experiment raises, and TensorFlow's own many
+        raise ReferenceFailed(f"the experiment failed: {words(error)}", detail=str(error)) from error
+
+
+def _train(model: Path, seed: int, steps: int, where: Path) -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    made = _load(model).training(np.random.default_rng(seed))
+    batches = list(itertools.islice(made.batches(np.random.default_rng(seed + 1)), steps))
+    tf.saved_model.save(made, str(where / SAVED), signatures={STEP: made.step})
+    concrete = made.step.get_concrete_function()
+    names = [spec.name for spec in concrete.structured_input_signature[0]]
+    # The saved model knows its variables by these names too: see hil.controller.models.tensorflow.lower.
+    variables = {str(variable.name).split(":")[0]: variable for variable in concrete.graph.variables}
+    if len(variables) < len(concrete.graph.variables):
+        raise ImportFailed(f"{model}: two variables have the same name", hint="give each module a name of its own")
+    # The worker lives on.
+    tf.config.run_functions_eagerly(True)
+    first = {name: variable.numpy() for name, variable in variables.items()}
+
+    def trained(given: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+        results = []
+        for batch in given:
+            outputs = {name: value.numpy() for name, value in made.step(*map(tf.constant, batch)).items()}
+            state = {f"variable {name}": variable.numpy() for name, variable in variables.items()}
+            results.append(outputs | state)
+        return results
+
+    def trained_again(seed: int) -> list[dict[str, Any]]:
+        for name, value in perturbed(first, seed).items():
+            variables[name].assign(value)
+        moved = [perturbed(dict(zip(names, batch, strict=True)), seed) for batch in batches]
+        return trained([list(one.values()) for one in moved])
+
+    try:
+        results = trained(batches)
+        runs = [trained_again(seed) for seed in range(RUNS)]
+    finally:
+        tf.config.run_functions_eagerly(False)
+    for step, (batch, result) in enumerate(zip(batches, results, strict=True)):
+        save_tensors(where / BATCH.format(step), dict(zip(names, batch, strict=True)))
+        save_tensors(where / RESULT.format(step), result)
+        noise = noise_between(result, [run[step] for run in runs])
+        (where / NOISE.format(step)).write_text(json.dumps({name: asdict(one) for name, one in noise.items()}))
+
+
+def load_noise(file: Path) -> dict[str, Noise]:
+    """Read the noise of a step's tensors, by name, as :func:`train` wrote it."""
+    return {name: Noise(**one) for name, one in json.loads(file.read_text()).items()}
+
+
+def lower_step(saved: str, folder: str) -> None:
+    """Write the step of a saved model as StableHLO for IREE, with its signature and its variables' values.
+
+    Raises:
+        CompileFailed: TensorFlow has no translation for it.
+    """
+    source = open_model(saved, STEP, {})
+
+    def flat(*tensors: Any) -> Any:
+        return source.call(list(tensors))
+
+    try:
+        live = lower(flat, source.sized())
+    except CompileFailed as error:
+        # XLA says first what it refuses, and then at length where that came from.
+        lines = [line.strip() for line in error.detail.splitlines() if line.strip()]
+        told = f"TensorFlow: {' '.join(lines)[:400]}" if lines else error.message
+        raise CompileFailed(told, detail=error.detail) from error
+    where, lowered = Path(folder), live.function
+    (where / MLIR).write_text(prepare(lowered.mlir))
+    names = [spec.name for spec in source.inputs]
+    state = [{**asdict(state), "spec": asdict(state.spec)} for state in lowered.state]
+    outputs = [spec.name for spec in source.outputs()]
+    (where / SIGNATURE).write_text(json.dumps({"inputs": names, "outputs": outputs, "state": state}))
+    values = zip(lowered.state, live.values(), strict=True)
+    save_tensors(where / VALUES, {one.spec.name: value for one, value in values})
+
+
+def _load(path: Path) -> Any:
+    # What the experiments share lies beside their folders.
+    sys.path[:] = [str(path.parent.parent), *(entry for entry in sys.path if entry != str(path.parent.parent))]
+    spec = importlib.util.spec_from_file_location(f"experiment_{path.parent.name}", path)
+    if spec is None or spec.loader is None:
+        raise ImportFailed(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "training"):
+        raise ImportFailed(f"{path} has no function training(random)")
+    return module

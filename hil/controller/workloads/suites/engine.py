@@ -1,0 +1,307 @@
+"""Takes a suite's cases to their ends: the host prepares them in parallel, each board runs one after another.
+
+There is a thread that prepares (with a pool, over the isolated processes), one for each board, and the caller's, which
+is the only one that writes anything down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hil.controller.devices.board_factory import AnyBoard, open_board, regain
+from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.models.flows import Flow
+from hil.controller.pipeline.case import Workshop, end_case
+from hil.controller.storage import prompts
+from hil.controller.workloads.suites.board_slots import Going, Loss, Seat, seats_of
+from hil.controller.workloads.suites.case_stages import Settings, conclude_case, execute_case
+from hil.controller.workloads.suites.preparing import prepared, unread
+from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.target_consensus import Agreement, OtherTarget
+from hil.controller.workloads.suites.tasks import Task, TaskQueue, attempt, fresh, next_confirmation
+from hil.core.results import Outcome, Stage
+from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded
+
+# A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
+_TRIES = 3
+# So many prepared cases may wait for a board: their tensors are in memory.
+_WAITING = 256
+_JOIN_S = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an engine runs its cases.
+
+    Attributes:
+        flow, settings: how each case is made and run.
+        confirm: how often a mismatch is run again, on the same board and on another in turns.
+        faults: of simulators.
+        wait_s: how long to wait for a busy board.
+        boards: how many boards of a farm to use at a time.
+        purpose: told to others who wait for a board.
+        say: told what goes on; called from several threads.
+    """
+
+    flow: Flow
+    settings: Settings
+    confirm: int = 0
+    faults: tuple[str, ...] = ()
+    wait_s: float = 60.0
+    boards: int = 1
+    purpose: str = "hil suite"
+    say: Callable[[str], None] = lambda text: None
+
+
+class Engine:
+    """Runs cases on boards.
+
+    Args:
+        plan: how.
+        choices: the boards, each once, or what boards of a farm must be; what they are compiled for must be the same.
+        shop: what the cases share.
+        run: whose folder takes the cases' files.
+
+    Attributes:
+        boards: what each board that was opened said of itself, by name.
+    """
+
+    def __init__(self, plan: Plan, choices: Sequence[BoardChoice], shop: Workshop, run: SuiteRun) -> None:
+        self._plan = plan
+        self._seats = seats_of(choices, plan.boards, plan.purpose, plan.wait_s)
+        self._shop = shop
+        self._run = run
+        self._queue = TaskQueue([seat.name for seat in self._seats])
+        self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._agreed = Agreement(plan.flow.compiler or plan.flow.runtime)
+        self._lost: BoardError | None = None
+        self._got_in = False
+        self._open: dict[str, AnyBoard] = {}
+        self._going = Going(self._over.is_set, lambda: bool(self._open), plan.say)
+        self._hw_type = choices[0].config.hw_type
+        self.boards: dict[str, dict[str, object]] = {}
+        if all(knows_target(choice.config, plan.flow.runtime) for choice in choices):
+            self._agreed.join(choices[0].config)
+
+    def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
+        """Run cases; yields each as it ends, in no particular order. To be called once.
+
+        Raises:
+            UsageError: a board cannot be used that way.
+        """
+        threads = [threading.Thread(target=self._guarded, args=(self._prepare, specs), daemon=True)]
+        threads += [
+            threading.Thread(target=self._guarded, args=(self._serve, seat), daemon=True) for seat in self._seats
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in specs:
+                yield self._next()
+        except BaseException:
+            self._over.set()
+            prompts.interrupt()
+            self._shop.isolated.close()
+            for board in list(self._open.values()):
+                with contextlib.suppress(BoardError):
+                    board.close()
+            raise
+        finally:
+            self._over.set()
+            self._agreed.settled.set()
+            self._queue.close()
+            for thread in threads:
+                thread.join(_JOIN_S)
+
+    @property
+    def hw_type(self) -> str:
+        """What cases are compiled for that never come to a board; of a farm's board that shows later."""
+        lent = self._seats[0].lent and self._agreed.config
+        return lent.hw_type if lent else self._hw_type
+
+    def _next(self) -> Task:
+        """The next case that ended; waits in slices so that Ctrl-C is heard on every platform."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                ended = self._ended.get(timeout=0.5)
+                if isinstance(ended, BaseException):
+                    raise ended
+                return ended
+
+    def _guarded(self, work: Callable[..., None], *args: object) -> None:
+        try:
+            work(*args)
+        except BaseException as error:
+            if not self._over.is_set():
+                self._ended.put(error)
+
+    def _prepare(self, specs: Sequence[CaseSpec]) -> None:
+        self._agreed.settled.wait()
+        if self._agreed.config is None:
+            # No board answered, so nobody knows what to compile for.
+            for spec in specs:
+                case = unread(spec, self._plan.flow, self._run.case_folder(spec.id))
+                self._end_lost(Task(case))
+            return
+        plan = self._plan
+        for task in prepared(specs, plan.flow, plan.settings, self._shop, self._agreed.config, self._run, self._over):
+            if task.case.outcome:
+                self._end(task)
+            elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
+                self._end_lost(task)
+
+    def _serve(self, seat: Seat) -> None:
+        """Run what there is to run on a seat's board, and when that is lost, on the next one that it is given."""
+        useless = 0
+        try:
+            while (choice := self._taken(seat)) is not None:
+                self._queue.rename(seat.name, choice.name)
+                loss = self._use(seat, choice)
+                if loss is None:
+                    return
+                useless = 0 if loss.task else useless + 1
+                another = seat.lent and useless < _TRIES and not isinstance(loss.gone, OtherTarget)
+                if another:
+                    self._plan.say(f"{choice.name} is lost: {loss.gone.message}; another board is to take its place")
+                    self._lost = loss.gone
+                    self._queue.rename(choice.name, seat.name)
+                    seat.give_back()
+                else:
+                    self._leave(choice.name, loss.gone)
+                if loss.task is not None:
+                    self._run_again(loss.task, loss.error or loss.gone)
+                if not another:
+                    return
+        finally:
+            seat.give_back()
+
+    def _taken(self, seat: Seat) -> BoardChoice | None:
+        """A seat's board; None where it will have none."""
+        try:
+            return seat.take(self._going)
+        except BoardError as refused:
+            if isinstance(refused, FarmError) and self._agreed.config is None:
+                # Nothing has run, and a farm without such boards will not get any.
+                raise
+            self._leave(seat.name, refused)
+            return None
+
+    def _use(self, seat: Seat, choice: BoardChoice) -> Loss | None:
+        """Run what there is to run on one board; how it was lost, None where it was not."""
+        try:
+            try:
+                board = self._opened(choice)
+            except BoardError as refused:
+                return Loss(refused)
+            while (task := self._queue.take(choice.name)) is not None:
+                task.board = choice.name
+                if task.wrong is None:
+                    task.hw_type = choice.config.hw_type
+                execute_case(task.case, board, self._shop)
+                if self._over.is_set():
+                    return None
+                error = task.case.error
+                if not isinstance(error, BoardError):
+                    if not task.case.outcome:
+                        conclude_case(task.case, task.early, self._shop, self._plan.settings)
+                    self._concluded(task)
+                    continue
+                try:
+                    if why := seat.over():
+                        raise SessionEnded(f"the lease ended: {why}")
+                    self._plan.say(f"{choice.name}: {error.message}; looking for it again")
+                    board = regain(board, error, lambda: self._opened(choice)) or self._opened(choice)
+                except BoardError as gone:
+                    return Loss(gone, task, error)
+                self._run_again(task, error)
+            return None
+        finally:
+            if found := self._open.pop(choice.name, None):
+                found.close()
+
+    def _opened(self, choice: BoardChoice) -> AnyBoard:
+        plan = self._plan
+        board = open_board(
+            choice,
+            runtime=plan.flow.runtime,
+            purpose=plan.purpose,
+            faults=plan.faults,
+            wait_s=plan.wait_s,
+            say=plan.say,
+        )
+        try:
+            self._agreed.join(board.config)
+        except BaseException:
+            board.close()
+            raise
+        self._open[choice.name] = board
+        self._got_in = True
+        self.boards[choice.name] = dict(board.info)
+        return board
+
+    def _leave(self, board: str, error: BoardError) -> None:
+        """A board is gone for good; what only it could have run ends with that.
+
+        Raises:
+            BoardRefused, BoardUnreachable: the board's own, where it was the last and no board was ever reached.
+        """
+        self._lost = error
+        waiting = self._queue.leave(board)
+        if not (self._queue.alive or self._got_in) and isinstance(error, (BoardRefused, BoardUnreachable)):
+            raise error
+        self._plan.say(f"{board} is left out from now on: {error.message}")
+        for task in waiting:
+            if not self._put(task):
+                self._end_lost(task)
+        if not self._queue.alive:
+            self._agreed.settled.set()
+
+    def _put(self, task: Task) -> bool:
+        """Have a task run; where those that it was meant for have left meanwhile, any other board will do."""
+        if self._queue.put(task):
+            return True
+        task.boards = ()
+        return self._queue.put(task)
+
+    def _run_again(self, task: Task, error: BoardError) -> None:
+        """After its board was lost a case runs again, on another board where there is one. That is counted."""
+        case = task.case
+        task.attempts.append(attempt("board lost", task))
+        lost = sum(one["why"] == "board lost" for one in task.attempts)
+        others = tuple(board for board in self._queue.alive if board != task.board)
+        if task.wrong is None and lost < _TRIES:
+            task.case, task.boards = fresh(case), others
+            if self._put(task):
+                return
+            task.case = case
+            end_case(case, error, Stage.RUN)
+        self._end(task)
+
+    def _concluded(self, task: Task) -> None:
+        """A case has its verdict; one that is wrong may have to be confirmed."""
+        case = task.case
+        if task.wrong is not None:
+            task.attempts.append(attempt("confirm", task))
+            task.confirmations.append((task.board, case.outcome is not Outcome.PASS))
+        elif case.outcome is Outcome.FAIL and self._plan.confirm:
+            task.wrong, task.wrong_on = case, task.board
+        where = next_confirmation(task, self._plan.confirm, self._queue.alive) if task.wrong is not None else None
+        if where is not None:
+            task.case, task.boards = fresh(case), where
+            if self._put(task):
+                return
+        self._end(task)
+
+    def _end_lost(self, task: Task) -> None:
+        if task.wrong is None:
+            end_case(task.case, self._lost or BoardLost("no board is left"), Stage.PUSH)
+        self._end(task)
+
+    def _end(self, task: Task) -> None:
+        self._ended.put(task)

@@ -1,0 +1,318 @@
+"""A suite run from the first check to the reports; what `hil suite run` does."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.models.flows import Flow, load_flow
+from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.pipeline.stages import check_options
+from hil.controller.storage.begun import check_seal
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.runs import GO_ON
+from hil.controller.workloads.suites.engine import Engine, Plan
+from hil.controller.workloads.suites.expected import Expectations
+from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports import write_reports
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.sources import open_suite
+from hil.controller.workloads.suites.spec import CaseSpec, Suite
+from hil.controller.workloads.suites.store import SuiteRun, default_folder
+from hil.controller.workloads.suites.tool_versions import versions
+from hil.core.results import NEVER_IN, Outcome, exit_code_of
+from hil.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_RAN,
+    BoardRefused,
+    BoardUnreachable,
+    FarmError,
+    UsageError,
+)
+
+
+class Progress(Protocol):
+    """Who is told how a suite goes on."""
+
+    def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
+        """The suite's cases are known: how many there are, and those that had ended before."""
+
+    def end(self, record: CaseRecord) -> None:
+        """A case is over."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know now."""
+
+
+def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated: Isolated | None = None) -> SuiteRun:
+    """Run a suite; everything is stored as it comes.
+
+    Args:
+        request: what to run, and how.
+        out: the folder for it; None makes one below ``hil-suites``.
+        screen: told of progress.
+        isolated: a pool of workers to use, which outlives the suite unless that is broken off; None is one of its own.
+
+    Returns:
+        The run; ``head["exit_code"]`` is 5 where no case was chosen.
+
+    Raises:
+        UsageError: something was asked for that cannot be.
+        BoardRefused, BoardUnreachable: no board was ever reached; nothing ran there.
+        KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
+    """
+    return _with_workers(request, lambda shop: _start(request, out, shop, screen), isolated)
+
+
+def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
+    """Go on with a suite run that was cut off: what has a record keeps it, the rest runs.
+
+    Raises:
+        UsageError: the folder holds no suite run, or the suite's cases are not what they were.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    run = SuiteRun.open(folder)
+    check_seal(folder, run.head.get("request", {}))
+    try:
+        request = Request.of_json(run.head["request"])
+        str(run.head["suite"]), list(run.head["ids"]), str(run.head["id"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
+            hint="it is another version's, or damaged: start a new run",
+        ) from error
+    return _with_workers(request, lambda shop: _resume(run, request, shop, screen))
+
+
+def select(
+    suite: Suite, request: Request, flow: Flow, expectations: Expectations, choices: Sequence[BoardChoice]
+) -> list[CaseSpec]:
+    """The cases of a suite that a request asks for, in order."""
+    found = [spec for spec in suite.cases if request.selects(spec)]
+    if request.only_expected_failures:
+        boards = [(choice.name, choice.config.hw_type) for choice in choices]
+        found = [
+            spec
+            for spec in found
+            if any(expectations.selects(spec.id, flow.name, board, flow.runtime, hw_type) for board, hw_type in boards)
+        ]
+    return found
+
+
+def suite_of(request: Request, flow: Flow, shop: Workshop) -> Suite:
+    """The suite that a request names."""
+    return open_suite(
+        request.source,
+        flow,
+        shop,
+        layers=request.layers,
+        group=request.group,
+        layer_inputs=request.layer_inputs,
+        merge=request.merge,
+        seed=request.settings.seed,
+        dims=request.dims,
+    )
+
+
+def boards_of(request: Request) -> list[BoardChoice]:
+    """The boards that a request names.
+
+    Raises:
+        UsageError: there is no such board, one is named twice, or one has not the flow's runtime.
+    """
+    choices = [choose(board, request.hw_type, **_ssh(request)) for board in request.boards or ("",)]
+    names = [choice.name for choice in choices]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--board {twice} is named twice", hint="each board once: it runs one program at a time")
+    return choices
+
+
+def _ssh(request: Request) -> dict[str, Any]:
+    paths = {name: request.ssh.get(name) for name in ("identity", "known_hosts")}
+    given: dict[str, Any] = {name: Path(path) for name, path in paths.items() if path}
+    return {**given, "accept_new_host_key": bool(request.ssh.get("accept_new_host_key"))}
+
+
+def _with_workers(request: Request, work: Callable[[Workshop], SuiteRun], isolated: Isolated | None = None) -> SuiteRun:
+    with lent(isolated, None if request.on_farm else request.jobs) as workers:
+        return work(Workshop(Cache(), workers, logs=False))
+
+
+def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress) -> SuiteRun:
+    flow, choices = _checked(request)
+    suite = suite_of(request, flow, shop)
+    expectations = Expectations.load(suite.expected)
+    specs = select(suite, request, flow, expectations, choices)
+    folder = out or default_folder(suite.name, flow.name)
+    head = {
+        "request": request.to_json(),
+        "id": folder.name,
+        "source": suite.source,
+        "suite": suite.name,
+        "flow": flow.name,
+        "runtime": flow.runtime,
+        "boards": [choice.name for choice in choices],
+        "command": _resume_command(folder),
+        "versions": versions(),
+        "ids": [spec.id for spec in specs],
+        "suite_ids": [spec.id for spec in suite.cases],
+        "expected": str(suite.expected) if suite.expected else None,
+        "left_out": list(suite.left_out),
+        "interrupted": False,
+    }
+    is_new, is_first = not folder.exists(), not folder.parent.exists()
+    run = SuiteRun.create(folder, head)
+    try:
+        with run.writing():
+            return _run(run, request, flow, choices, suite, specs, expectations, shop, screen)
+    except (FarmError, BoardRefused, BoardUnreachable):
+        # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
+        if is_new and all(record.outcome in NEVER_IN for record in run.records()):
+            shutil.rmtree(folder, ignore_errors=True)
+            if is_first:
+                with contextlib.suppress(OSError):  # somebody else's run is there by now
+                    folder.parent.rmdir()
+        raise
+
+
+def _resume(run: SuiteRun, request: Request, shop: Workshop, screen: Progress) -> SuiteRun:
+    flow, choices = _checked(request)
+    suite = suite_of(request, flow, shop)
+    by_id = {spec.id: spec for spec in suite.cases}
+    if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
+        raise UsageError(
+            f"{run.folder} cannot be gone on with: the suite {suite.name} has no case {missing[0]!r} any more"
+            + (f", nor {len(missing) - 1} others" if len(missing) > 1 else ""),
+            hint="its models or the onnx package changed: start a new run",
+        )
+    specs = [by_id[case_id] for case_id in run.head["ids"]]
+    with run.writing():
+        was, now = run.head.get("versions", {}), versions()
+        if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
+            screen.note(f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same")
+        run.head.update(interrupted=False, finished=None, exit_code=None)
+        run.save()
+        return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), shop, screen)
+
+
+def _checked(request: Request) -> tuple[Flow, list[BoardChoice]]:
+    flow = load_flow(request.flow)
+    choices = boards_of(request)
+    if request.on_farm and request.only_expected_failures and not request.hw_type:
+        raise UsageError(
+            "which failures are expected depends on the kind of hardware, which a farm's board only shows later",
+            hint="name it: --runtime-hw-type TYPE",
+        )
+    settings = request.settings
+    options = Options(
+        runtime=flow.runtime,
+        rtol=settings.rtol,
+        atol=settings.atol,
+        allow_blind=settings.allow_blind,
+        iterations=settings.iterations,
+        warmup=settings.warmup,
+        timeout=settings.timeout,
+    )
+    for choice in choices:
+        check_options(options, choice)
+    return flow, choices
+
+
+def _run(
+    run: SuiteRun,
+    request: Request,
+    flow: Flow,
+    choices: Sequence[BoardChoice],
+    suite: Suite,
+    specs: Sequence[CaseSpec],
+    expectations: Expectations,
+    shop: Workshop,
+    screen: Progress,
+) -> SuiteRun:
+    if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+        screen.note(f"{stale[0]}{more} will run again: the model, what lies beside it, or the flow has changed")
+    done = {record.id: record for record in run.records()}
+    todo = [spec for spec in specs if spec.id not in done]
+    screen.begin(len(specs), list(done.values()))
+    for line in suite.left_out:
+        screen.note(f"left out: {line}")
+    for remark in expectations.remarks([spec.id for spec in suite.cases], flow=flow.name, runtime=flow.runtime):
+        screen.note(remark)
+    by_id = {spec.id: spec for spec in todo}
+    plan = Plan(
+        flow,
+        request.settings,
+        confirm=request.confirm,
+        faults=request.faults,
+        wait_s=request.wait_s,
+        boards=(request.jobs or 1) if request.on_farm else 1,
+        purpose=f"hil suite {run.head['id']}",
+        say=screen.note,
+    )
+    try:
+        if todo:
+            engine = Engine(plan, choices, shop, run)
+            # Filled as boards are opened; those that an earlier part of the run had are kept.
+            engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
+            for task in engine.run(todo):
+                # What never came to a board was compiled for boards like these.
+                task.hw_type = task.hw_type or engine.hw_type
+                record = record_of(by_id[task.case.name], task, suite.name, flow, request, run)
+                record = expectations.judge(record)
+                run.append(record)
+                screen.end(record)
+            if request.on_farm:
+                run.head["boards"] = sorted(engine.boards)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            run.head.update(interrupted=True, exit_code=EXIT_INTERRUPTED)
+            run.save()
+            write_reports(run.folder)
+            screen.note(f"{GO_ON}{_resume_command(run.folder)}")
+        raise
+    records = run.records()
+    outcomes = [Outcome(record.outcome) for record in records]
+    run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes) if records else EXIT_NOTHING_RAN)
+    run.save()
+    write_reports(run.folder)
+    return run
+
+
+def _resume_command(folder: Path) -> str:
+    return shlex.join(["hil", "suite", "run", "--resume", str(folder)])
+
+
+def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
+    """Bring a suite's expected failures in line with a run.
+
+    Args:
+        folder: the run's.
+        path: the file; None is the suite's own.
+        update: write it; it need not be there.
+
+    Returns:
+        What changes, as a unified diff; "" where nothing does.
+
+    Raises:
+        UsageError: the folder holds no suite run, its suite has no such file, or that is not there or cannot be read.
+        StorageError: it cannot be written.
+    """
+    from hil.controller.workloads.suites.expected_update import update as rewritten
+
+    run = SuiteRun.open(folder)
+    if path is not None and not update and not path.exists():
+        raise UsageError(f"there is no file {path}", hint="with --update it is written from what failed in the run")
+    own = path or (Path(run.head["expected"]) if run.head.get("expected") else None)
+    if own is None:
+        what = f"the suite {run.head['suite']} has no file of expected failures"
+        raise UsageError(what, hint="name one: --file FILE")
+    return rewritten(own, run.records(), ids=run.head["suite_ids"], write=update)

@@ -1,0 +1,392 @@
+"""A model's cases: the whole of it, and each of its layers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hil.bundles import Signature
+from hil.bundles.cases import BundledCase
+from hil.bundles.checks import checked_cases
+from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
+from hil.controller.backends.references import default_references
+from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.importers import import_model
+from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Workshop
+from hil.controller.storage.paths import exists
+from hil.controller.workloads.bundles.case_files import read_case
+from hil.controller.workloads.suites.bundled import OwnCase
+from hil.controller.workloads.suites.naming import numbered, short, worded
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec
+from hil.core.artifacts import Model
+from hil.core.digest import digest_file, digest_of
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array
+from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
+
+T = TypeVar("T")
+
+
+def _nothing() -> Mapping[str, Array]:
+    return {}
+
+
+@dataclass(frozen=True)
+class SuiteModel:
+    """A model of a suite and what is known of it.
+
+    Attributes:
+        name: unique in the suite.
+        path: its file.
+        dims: values of symbolic dimensions.
+        given: inputs by name; what is missing is seeded random.
+        expected: outputs that take the reference's place.
+        calibration: samples for recipes, each input -> tensor. Where there are none, recipes look for
+            ``<model>.calibration.npz`` beside the model, then take what was given as inputs, then random samples.
+        beside: further files that its cases are made from, there or not.
+        rtol, atol: tolerance for the whole model; None is the dtype's default, as for each layer.
+        own_cases: the cases that its file brings with it, each with a compiled program; None for a file that is a model
+            alone.
+        data_sets: folders of inputs and expected outputs, ONNX's own test data: a case each. Of the first, the whole
+            model has its inputs where none are given.
+        is_case: whether it is a case by itself even where its file brings cases.
+    """
+
+    name: str
+    path: Path
+    dims: Mapping[str, int] = field(default_factory=dict)
+    given: Callable[[], Mapping[str, Array]] = _nothing
+    expected: Callable[[], Mapping[str, Array]] = _nothing
+    calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple
+    beside: tuple[Path, ...] = ()
+    rtol: float | None = None
+    atol: float | None = None
+    own_cases: Callable[[Workshop], Sequence[OwnCase]] | None = None
+    data_sets: tuple[Path, ...] = ()
+    is_case: bool = True
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What layers are (``node``, ``fused``), what goes into them (``real``, ``random``), and which are one case.
+
+    ``merge`` is that of :func:`hil.controller.analysis.layers.unmerged`.
+    """
+
+    group: str = "node"
+    inputs: str = "real"
+    merge: str = "content"
+
+
+def cases_of(
+    models: Sequence[SuiteModel],
+    flow: Flow,
+    shop: Workshop,
+    *,
+    layers: LayerChoice | None,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+) -> tuple[CaseSpec, ...]:
+    """The cases of models, in their order: ``<model>_full_model``, ``<model>_<case>`` for each that came with it, then
+    ``<model>_layer_<op>_<name>`` for each layer.
+
+    Layers come from the model as the flow's recipe made it; of layers that are merged only the first is a case, and one
+    that draws random numbers is none. A model that cannot be read is a case that says so when it is made. One that
+    cannot be cut, though it can be read, has a case ``<model>_layers`` that says so.
+
+    Args:
+        models: their names differ.
+        flow: whose recipe is applied.
+        shop: the cache, and processes to read models in; several at a time.
+        layers: None for no layers.
+        seed: of random inputs.
+        dims: values of symbolic dimensions, for the models that have them.
+
+    Raises:
+        UsageError: layers of a kind that there is not, or a dimension that no model has.
+        StorageError: the cache cannot be written.
+    """
+    wholes = [_Whole(model, flow, seed, dims or {}) for model in models]
+    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="collect") as pool:
+        found = list(pool.map(lambda whole: _cases(whole, shop, layers), wholes))
+    symbols = {symbol for whole in wholes for symbol in whole.symbols(shop)} if dims else set()
+    if unknown := sorted(set(dims or {}) - symbols):
+        hint = f"{did_you_mean(unknown[0], symbols)}their dimensions: {', '.join(sorted(symbols)) or 'all fixed'}"
+        raise UsageError(f"--dim {unknown[0]}: no model of the suite has a dimension of that name", hint=hint)
+    every = [spec for specs in found for spec in specs]
+    # Two models may bring cases whose names come to the same; each keeps its own record.
+    return tuple(
+        replace(spec, id=name) for spec, name in zip(every, numbered([short(spec.id) for spec in every]), strict=True)
+    )
+
+
+def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[CaseSpec]:
+    source = whole.source
+    own = _own_cases(source, whole.flow, shop)
+    if own and not source.is_case:
+        return own
+    name, content = source.name, whole.content(shop)
+    specs = [CaseSpec(f"{name}_full_model", name, whole.make, content=content), *own]
+    for place in source.data_sets:
+        make_set = functools.partial(whole.make_data_set, place)
+        specs.append(CaseSpec(f"{name}_{place.name}", name, make_set, content=content))
+    if choice is None or whole.source.path.suffix.lower() != ".onnx":
+        return specs
+    with temporary_folder("hil-suite-") as folder:
+        log = Path(folder) / "layers.log"
+        try:
+            model = whole.final(shop, log)
+        except StorageError:
+            raise
+        except HilError:  # the whole model's case runs into it again, and tells
+            return specs
+        try:
+            layers = layers_of(
+                model, cache=shop.cache, isolated=shop.isolated, log=log, group=choice.group, inputs=whole.inputs(shop)
+            )
+        except UsageError:
+            raise
+        except HilError as error:
+            return [*specs, CaseSpec(f"{name}_layers", name, _raising(error), content=content)]
+    for layer in unmerged(layers, choice.merge):
+        if not layer.by_chance:
+            make = functools.partial(whole.make_layer, layer, choice.inputs)
+            specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op, content))
+    return specs
+
+
+def _own_cases(source: SuiteModel, flow: Flow, shop: Workshop) -> list[CaseSpec]:
+    """A case for each that the model's file brings with it; of a file that cannot be read one that says so."""
+    if source.own_cases is None:
+        return []
+    try:
+        found = source.own_cases(shop)
+    except StorageError:
+        raise
+    except HilError as error:
+        return [CaseSpec(f"{source.name}_full_model", source.name, _raising(error))]
+    return [
+        CaseSpec(
+            f"{source.name}_{worded(own.name)}",
+            source.name,
+            functools.partial(_make_own, own, source.path, flow),
+            content=own.content and digest_of(repr((own.content, flow)).encode()),
+        )
+        for own in found
+    ]
+
+
+def _make_own(own: OwnCase, path: Path, flow: Flow, shop: Workshop, folder: Path) -> CaseData:
+    program = own.make(shop, folder)
+    runtime = program.artifact.runtime
+    if flow.recipe:
+        raise ImportFailed(
+            f"the recipe {flow.recipe} takes models: {path.name} holds a program that is compiled already"
+        )
+    if runtime != flow.runtime:
+        raise ImportFailed(
+            f"{path.name} holds a program for {runtime}, and the flow {flow.name} runs {flow.runtime}",
+            hint=f"choose a flow that runs {runtime}",
+        )
+    return CaseData(path, rtol=program.given.rtol, atol=program.given.atol, program=program)
+
+
+def _raising(error: HilError) -> Callable[[Workshop, Path], CaseData]:
+    def make(shop: Workshop, folder: Path) -> CaseData:
+        raise error
+
+    return make
+
+
+class _Whole:
+    """A model read, given inputs, put through the flow's recipe, run by the reference: each once, when asked for."""
+
+    def __init__(self, source: SuiteModel, flow: Flow, seed: int, dims: Mapping[str, int]) -> None:
+        self.source = source
+        self.flow = flow
+        self._seed = seed
+        self._dims = dims
+        self._lock = threading.RLock()
+        self._known: dict[str, Any] = {}
+
+    def make(self, shop: Workshop, folder: Path) -> CaseData:
+        """The data of the whole model's case."""
+        plain = self._plain(shop)
+        expected = _read(self.source.expected)
+        if not expected and not default_references(plain):
+            raise ImportFailed(
+                f"a {plain.format} model has no reference to be compared with",
+                hint=f"say what it should give in {self.source.path.stem}.expected.npz beside it",
+            )
+        return self._data(self.inputs(shop), expected, shop, folder)
+
+    def make_data_set(self, place: Path, shop: Workshop, folder: Path) -> CaseData:
+        """The data of a case that is a folder of inputs and expected outputs."""
+        given = self._data_set(place, shop)
+        return self._data(dict(given.inputs), given.expected_outputs, shop, folder)
+
+    def _data(
+        self, inputs: Mapping[str, Array], expected: Mapping[str, Array], shop: Workshop, folder: Path
+    ) -> CaseData:
+        plain = self._plain(shop)
+        path = self._after_recipe(shop, folder / "prepare.log", self._sizes(shop, inputs))
+        if path == plain.path:
+            return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
+        return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
+
+    def _data_set(self, place: Path, shop: Workshop) -> BundledCase:
+        model = self._plain(shop)
+        signature = Signature(tuple(model.inputs or ()), tuple(model.outputs or ()))
+        (given,) = checked_cases(model.function, signature, [read_case(place, signature)])
+        return given
+
+    def make_layer(self, layer: Layer, mode: str, shop: Workshop, folder: Path) -> CaseData:
+        """The data of a layer's case: its inputs come from what the reference computed for the whole model."""
+        computed = self._activations(shop, folder / "prepare.log")
+        return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._seed))
+
+    def final(self, shop: Workshop, log: Path) -> Model:
+        """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
+
+        def read() -> Model:
+            sizes = self._sizes(shop, self.inputs(shop))
+            return _import(self._after_recipe(shop, log, sizes), sizes, shop)
+
+        return self._once("final", read)
+
+    def content(self, shop: Workshop) -> str:
+        """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
+        try:
+            model = self._plain(shop).digest
+        except StorageError:
+            raise
+        except HilError:  # its case runs into it again, and tells
+            return ""
+        beside = [_digest(file) for file in self.source.beside]
+        return digest_of(repr((model, beside, self.flow)).encode())
+
+    def _plain(self, shop: Workshop) -> Model:
+        def read() -> Model:
+            known = self.symbols(shop) if self._dims else ()
+            chosen = {name: size for name, size in self._dims.items() if name in known}
+            return _import(self.source.path, {**self.source.dims, **chosen}, shop)
+
+        return self._once("plain", read)
+
+    def symbols(self, shop: Workshop) -> set[str]:
+        """The model's symbolic dimensions; none of a model that cannot be read."""
+        try:
+            specs = _import(self.source.path, {}, shop).inputs or ()
+        except StorageError:
+            raise
+        except HilError:
+            return set()
+        return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
+
+    def inputs(self, shop: Workshop) -> dict[str, Array]:
+        """Every input by name: those given, and seeded random ones."""
+
+        def read() -> dict[str, Array]:
+            model = self._plain(shop)
+            given = self._given(shop)
+            if model.inputs is None:  # only the board knows them: what is missing is made when it has said
+                return dict(given)
+            try:
+                return make_inputs(model.inputs, given, seed=self._seed, ranges=model.ranges, dims=model.dims)
+            except UsageError as error:
+                hint = error.hint or f"give all inputs in {self.source.path.stem}.inputs.npz beside the model"
+                raise ImportFailed(error.message, hint=hint) from error
+
+        return self._once("inputs", read)
+
+    def _given(self, shop: Workshop) -> Mapping[str, Array]:
+        """The inputs that lie beside the model."""
+        given = _read(self.source.given)
+        if given or not self.source.data_sets:
+            return given
+        return self._data_set(self.source.data_sets[0], shop).inputs
+
+    def _sizes(self, shop: Workshop, inputs: Mapping[str, Array]) -> dict[str, int]:
+        """Every dimension that is known: those given, and those that the inputs settle."""
+        plain = self._plain(shop)
+        sizes = dict(plain.dims)
+        for spec in plain.inputs or ():
+            pairs = zip(spec.shape, inputs[spec.name].shape, strict=True)
+            sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
+        return sizes
+
+    def _after_recipe(self, shop: Workshop, log: Path, sizes: Mapping[str, int]) -> Path:
+        def apply() -> Path:
+            return apply_recipe(self.flow, self._plain(shop).path, self._samples(shop), shop, log, dims=sizes)
+
+        return self._once(f"recipe {sorted(sizes.items())}", apply)
+
+    def _samples(self, shop: Workshop) -> Sequence[Mapping[str, Array]]:
+        """What a recipe is told to calibrate with; nothing where it is to look for itself."""
+        if found := self.source.calibration():
+            return found
+        if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
+            return []
+        given = self._given(shop)
+        return [given] if given else []
+
+    def _activations(self, shop: Workshop, log: Path) -> Activations:
+        def compute() -> Activations:
+            return activations(
+                self.final(shop, log),
+                self.inputs(shop),
+                cache=shop.cache,
+                isolated=shop.isolated,
+                recompute=False,
+                timeout=COMPILE_TIMEOUT_S,
+                log=log,
+            )
+
+        return self._once("activations", compute)
+
+    def _once(self, what: str, make: Callable[[], T]) -> T:
+        """What was made before; an error comes again as well."""
+        with self._lock:
+            if what not in self._known:
+                try:
+                    self._known[what] = make()
+                except StorageError:
+                    raise
+                except HilError as error:
+                    self._known[what] = error
+                    raise
+            known = self._known[what]
+        if isinstance(known, HilError):
+            raise copy.copy(known)  # whoever catches it writes into it
+        return cast(T, known)
+
+
+def _import(path: Path, dims: Mapping[str, int], shop: Workshop) -> Model:
+    try:
+        return import_model(path, dims=dims, isolated=shop.isolated, cache=shop.cache)
+    except StorageError:
+        raise
+    except UsageError as error:
+        raise ImportFailed(error.message, hint=error.hint) from error
+
+
+def _digest(file: Path) -> str:
+    """Of a file; "" where it is not there, or cannot be read: then its case says so."""
+    try:
+        return digest_file(file)
+    except (OSError, UsageError):
+        return ""
+
+
+def _read(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+    try:
+        return beside()
+    except UsageError as error:
+        raise ImportFailed(error.message, hint=error.hint) from error

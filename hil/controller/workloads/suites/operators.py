@@ -1,0 +1,201 @@
+"""The ONNX backend node tests of the installed ``onnx`` package: each with its inputs, expected outputs and tolerance.
+
+The package makes them in five seconds of computing. That is done once for each version of it, in a process of its own;
+the cache keeps them, in one archive, as numpy's own arrays, so that using them needs no ``onnx``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.versions import version
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec
+from hil.core.digest import digest_of
+from hil.core.npy import parse_npy
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, dtype_name, save_npy, typed
+
+MAKE_TIMEOUT_S = 600.0
+# Raise this when what is kept of the tests changes.
+_VERSION = 1
+_ARCHIVE = "tests.zip"
+_INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class NodeTest:
+    """One data set of a node test.
+
+    Attributes:
+        id: the test's name without ``test_``; with ``.0``, ``.1`` where the test has several data sets.
+        op: the operator; ``Gelu (expanded)`` for the test of a function's body.
+        model: the model's name in the archive.
+        inputs, outputs: (name, dtype, name in the archive) of each tensor. What is none (a sequence, an absent
+            optional) is left out.
+        rtol, atol: the test's tolerance.
+    """
+
+    id: str
+    op: str
+    model: str
+    inputs: tuple[tuple[str, str, str], ...]
+    outputs: tuple[tuple[str, str, str], ...]
+    rtol: float
+    atol: float
+
+
+class NodeTests:
+    """The node tests of the installed onnx, in order of their names.
+
+    Args:
+        shop: the cache, and a process to make them in.
+
+    Attributes:
+        tests: all of them.
+        key: another one for other tests.
+    """
+
+    def __init__(self, shop: Workshop) -> None:
+        installed = version("onnx")
+        key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
+
+        def make(folder: Path) -> None:
+            with temporary_folder("hil-node-tests-") as scratch:
+                shop.isolated.call(
+                    f"{__name__}:write_archive",
+                    {"out": str(folder / _ARCHIVE)},
+                    timeout=MAKE_TIMEOUT_S,
+                    log=Path(scratch) / "make.log",
+                )
+
+        entry, _ = shop.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
+        self.key = key
+        self._archive = zipfile.ZipFile(entry / _ARCHIVE)
+        self.tests = tuple(_test_of(item) for item in json.loads(self._archive.read(_INDEX)))
+
+    def save_model(self, test: NodeTest, folder: Path) -> Path:
+        """Write a test's model into a folder."""
+        path = folder / "model.onnx"
+        path.write_bytes(self._archive.read(test.model))
+        return path
+
+    def tensors(self, entries: Sequence[tuple[str, str, str]]) -> dict[str, Array]:
+        """A test's inputs or outputs by name."""
+        return {name: self._array(member, dtype) for name, dtype, member in entries}
+
+    def _array(self, member: str, dtype: str) -> Array:
+        return typed(parse_npy(self._archive.read(member)), dtype)
+
+
+def operator_cases(flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
+    """A case for each data set of each node test, by name.
+
+    Args:
+        flow: its recipe is applied to each model; what the test expects is then compared as the plain model's answer.
+        shop: the cache, and a process to make the tests in.
+
+    Raises:
+        StorageError: the cache cannot be written.
+    """
+    kept = NodeTests(shop)
+    content = digest_of(repr((kept.key, flow)).encode())
+    return tuple(
+        CaseSpec(test.id, test.id, functools.partial(_make, kept, test, flow), op=test.op, content=content)
+        for test in kept.tests
+    )
+
+
+def _make(kept: NodeTests, test: NodeTest, flow: Flow, shop: Workshop, folder: Path) -> CaseData:
+    path = kept.save_model(test, folder)
+    inputs = kept.tensors(test.inputs)
+    expected = kept.tensors(test.outputs)
+    if not flow.recipe:
+        return CaseData(path, inputs, expected, rtol=test.rtol, atol=test.atol)
+    made = apply_recipe(flow, path, [inputs], shop, folder / "prepare.log")
+    return CaseData(made, inputs, plain_path=path, plain_expected=expected)
+
+
+def write_archive(out: str) -> None:
+    """Make the tests and write them into one archive. Runs in a process of its own."""
+    with (
+        temporary_folder("hil-node-tests-") as scratch,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    ):
+        index = list(_written(archive, Path(scratch)))
+        archive.writestr(_INDEX, json.dumps(index))
+
+
+def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]]:
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        # Making its expected values, onnx divides by zero on purpose.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found: list[Any] = sorted(load_model_tests(kind="node"), key=lambda test: test.name)
+    tests = {test.name.removeprefix("test_"): test for test in found if test.model is not None and test.data_sets}
+    ops = {name: _op(test.model) for name, test in tests.items()}
+    for name, test in tests.items():
+        model = f"{name}/model.onnx"
+        archive.writestr(model, test.model.SerializeToString())
+        base = name.partition("_expanded")[0]
+        several = len(test.data_sets) > 1
+        for number, (inputs, outputs) in enumerate(test.data_sets):
+            place = f"{name}/{number}"
+            yield {
+                "id": f"{name}.{number}" if several else name,
+                "op": ops[name] if base == name else f"{ops.get(base, '')} (expanded)".strip(),
+                "model": model,
+                "inputs": list(_tensors(archive, scratch, f"{place}/input", test.model.graph.input, inputs)),
+                "outputs": list(_tensors(archive, scratch, f"{place}/output", test.model.graph.output, outputs)),
+                "rtol": test.rtol,
+                "atol": test.atol,
+            }
+
+
+def _op(model: Any) -> str:
+    return "+".join(dict.fromkeys(node.op_type for node in model.graph.node))
+
+
+def _tensors(
+    archive: zipfile.ZipFile, scratch: Path, place: str, declared: Sequence[Any], values: Sequence[Any]
+) -> Iterator[tuple[str, str, str]]:
+    for number, (value_info, value) in enumerate(zip(declared, values, strict=False)):
+        array = _as_array(value)
+        if array is not None:
+            member = f"{place}_{number}.npy"
+            file = scratch / "tensor.npy"
+            save_npy(file, array)
+            archive.write(file, member)
+            yield value_info.name, dtype_name(array.dtype), member
+
+
+def _as_array(value: Any) -> Array | None:
+    """A test's value as numpy has it; None for what is no tensor."""
+    from onnx import TensorProto, numpy_helper
+
+    if isinstance(value, TensorProto):
+        value = numpy_helper.to_array(value)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return None
+    array = np.asarray(value)
+    if array.dtype.kind in "OSU":
+        text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
+        array = np.array([*text, ""], dtype=object)[:-1].reshape(array.shape)
+    return array
+
+
+def _test_of(item: Mapping[str, Any]) -> NodeTest:
+    tensors = {key: tuple((name, dtype, member) for name, dtype, member in item[key]) for key in ("inputs", "outputs")}
+    return NodeTest(item["id"], item["op"], item["model"], **tensors, rtol=item["rtol"], atol=item["atol"])

@@ -1,0 +1,51 @@
+"""What a suite's run tells people and machines: CSV, JUnit, Markdown, HTML, the last screen, and two runs side by side.
+
+All of it is made from the run's ``suite.json`` and ``results.jsonl`` and can be made again at any time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hil.controller.workloads.suites.reports.diff import RunDiff, diff_runs
+from hil.controller.workloads.suites.reports.diff_texts import diff_markdown, print_diff
+from hil.controller.workloads.suites.reports.load import SuiteResults, load_run
+from hil.controller.workloads.suites.reports.terminal import print_summary
+
+__all__ = [
+    "RunDiff",
+    "SuiteResults",
+    "diff_markdown",
+    "diff_runs",
+    "load_run",
+    "print_diff",
+    "print_summary",
+    "write_reports",
+]
+
+
+def write_reports(folder: Path) -> None:
+    """Write results.csv, outputs.csv, junit.xml, summary.md and report.html of a run, each atomically.
+
+    Args:
+        folder: the run's; it may still be going on, or have been cut off: then the reports say what is missing.
+
+    Raises:
+        UsageError: the folder holds no suite run.
+        StorageError: it cannot be written.
+    """
+    from hil.controller.storage.texts import write_text
+    from hil.controller.workloads.suites.reports.junit import junit_xml
+    from hil.controller.workloads.suites.reports.markdown import summary_markdown
+    from hil.controller.workloads.suites.reports.page import report_html
+    from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
+
+    run = load_run(folder)
+    for name, make in {
+        "results.csv": cases_csv,
+        "outputs.csv": outputs_csv,
+        "junit.xml": junit_xml,
+        "summary.md": summary_markdown,
+        "report.html": report_html,
+    }.items():
+        write_text(folder / name, make(run))

@@ -1,0 +1,259 @@
+"""Two runs of a suite side by side: what broke, what was mended, what changed by how much."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.texts import line
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports.load import SuiteResults, load_run
+from hil.controller.workloads.suites.reports.totals import is_failing, number, worst
+from hil.core.json_values import jsonable
+
+# Below these a difference is taken for noise. Of device times that is not enough, so that how much they vary within a
+# run counts as well: of 314 cases, 20 iterations each, twice on a busy machine, 41 medians were further apart than the
+# ratio, and 3 of these further than that.
+ITERATIONS = 5
+_DEVICE_NS = 50_000.0
+_DEVICE_RATIO = 1.2
+_SQNR_DB = 1.0
+_MAX_ABS_RATIO = 2.0
+_BYTES_RATIO = 1.02
+
+ABSENT, NOT_RUN = "absent", "not run"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A case whose outcome is worth a line.
+
+    Attributes:
+        id: the case.
+        before, after: outcomes without regard to what was expected; or ``absent``, ``not run``.
+        message: of the later run, or of the earlier one where the later has none.
+        repeat: the command that repeats it.
+    """
+
+    id: str
+    before: str
+    after: str
+    message: str = ""
+    repeat: str = ""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A number of a case that changed beyond noise.
+
+    Attributes:
+        id: the case.
+        what: ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output). A
+            device time counts where both runs timed several iterations, and the slower median is beyond nine tenths of
+            the faster run's times.
+        before, after: the values.
+        ratio: after/before; None for SQNR, which is a logarithm, and where there is none.
+        worse: slower, larger, further from the reference.
+        cases: how many cases share the program whose size it is; the first of them is named.
+    """
+
+    id: str
+    what: str
+    before: float
+    after: float
+    ratio: float | None
+    worse: bool
+    cases: int = 1
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """What lies between two runs.
+
+    Attributes:
+        before, after: the runs.
+        notes: in what the two differ besides their results: flow, boards, versions, and what was not run.
+        broke: passed before, fails now, expected or not.
+        mended: failed before, passes now.
+        still_failing: fails in both.
+        new: in the later run only, those that fail first.
+        gone: in the earlier run only.
+        changed: numbers that changed beyond noise, the largest change of each kind first.
+        device_ratio: geometric mean of the device times' ratios, over the ``device_cases`` of which both runs timed
+            several iterations; None without.
+        device_few: how many cases have device times that are not compared: one run timed too few iterations.
+    """
+
+    before: SuiteResults
+    after: SuiteResults
+    notes: tuple[str, ...]
+    broke: tuple[Moved, ...]
+    mended: tuple[Moved, ...]
+    still_failing: tuple[Moved, ...]
+    new: tuple[Moved, ...]
+    gone: tuple[Moved, ...]
+    changed: tuple[Changed, ...]
+    device_ratio: float | None
+    device_cases: int
+    device_few: int
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether something fails that did not: a case broke, or a new one fails."""
+        return bool(self.broke) or any(is_failing(one.after) for one in self.new)
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can say of it."""
+        parts = ("broke", "mended", "still_failing", "new", "gone", "changed")
+        found: dict[str, Any] = {
+            **{name: _run_json(run) for name, run in (("before", self.before), ("after", self.after))},
+            "notes": list(self.notes),
+            "counts": {name: len(getattr(self, name)) for name in parts},
+            **{name: [asdict(one) for one in getattr(self, name)] for name in parts},
+            "device_ratio": self.device_ratio,
+            "device_cases": self.device_cases,
+            "device_few": self.device_few,
+        }
+        return {key: jsonable(value) for key, value in found.items()}
+
+
+def diff_runs(a: Path, b: Path) -> RunDiff:
+    """Compare two runs, case by case.
+
+    Args:
+        a: the earlier run's folder.
+        b: the later one's.
+
+    Raises:
+        UsageError: one of them holds no suite run.
+    """
+    before, after = load_run(a), load_run(b)
+    old, new = ({record.id: record for record in run.records} for run in (before, after))
+    both = [(old[record.id], record) for record in after.records if record.id in old]
+    failing = {True: "still_failing", False: "broke"}
+    sorted_out: dict[str, list[Moved]] = {"broke": [], "mended": [], "still_failing": []}
+    for was, now in both:
+        if is_failing(now.ended):
+            sorted_out[failing[is_failing(was.ended)]].append(_moved(was, now))
+        elif is_failing(was.ended) and now.ended != "SKIP":
+            sorted_out["mended"].append(_moved(was, now))
+    times = [(was.device_p50_ns, now.device_p50_ns, _measured(was, now)) for was, now in both]
+    ratios = [b / a for a, b, measured in times if a and b and measured]
+    return RunDiff(
+        before=before,
+        after=after,
+        notes=tuple(_notes(before, after)),
+        **{name: tuple(found) for name, found in sorted_out.items()},
+        new=tuple(
+            Moved(one.id, NOT_RUN if one.id in before.missing else ABSENT, one.ended, line(one.message), one.repeat)
+            for one in sorted(after.records, key=lambda one: not is_failing(one.ended))
+            if one.id not in old
+        ),
+        gone=tuple(
+            Moved(one.id, one.ended, NOT_RUN if one.id in after.missing else ABSENT, line(one.message), one.repeat)
+            for one in before.records
+            if one.id not in new
+        ),
+        changed=tuple(_changes(before, after, both)),
+        device_ratio=statistics.geometric_mean(ratios) if ratios else None,
+        device_cases=len(ratios),
+        device_few=sum(bool(a and b and not measured) for a, b, measured in times),
+    )
+
+
+def _moved(was: CaseRecord, now: CaseRecord) -> Moved:
+    return Moved(now.id, was.ended, now.ended, line(now.message or was.message), now.repeat)
+
+
+def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
+    """In what the runs differ besides their results."""
+    for what in ("suite", "flow", "runtime"):
+        if (was := getattr(a, what)) != (now := getattr(b, what)):
+            yield f"{what}: {was or '-'} before, {now or '-'} after"
+    if set(a.boards) != set(b.boards):
+        yield f"boards: {', '.join(a.boards) or '-'} before, {', '.join(b.boards) or '-'} after"
+    for tool in sorted({*a.versions, *b.versions}):
+        if (was := a.versions.get(tool, "-")) != (now := b.versions.get(tool, "-")):
+            yield f"{tool}: {was} before, {now} after"
+    for run, when in ((a, "before"), (b, "after")):
+        yield from (f"{when}: {note}" for note in run.notes)
+
+
+def _changes(a: SuiteResults, b: SuiteResults, both: Sequence[tuple[CaseRecord, CaseRecord]]) -> list[Changed]:
+    found = [change for was, now in both for change in (*_slower_or_faster(was, now), *_nearer_or_further(was, now))]
+    found += _larger_or_smaller(both, _users(a), _users(b))
+    return sorted(found, key=lambda one: (one.what, not one.worse, -_size(one)))
+
+
+def _measured(was: CaseRecord, now: CaseRecord) -> bool:
+    return min(was.iterations, now.iterations) >= ITERATIONS
+
+
+def _slower_or_faster(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
+    a, b = was.device_p50_ns, now.device_p50_ns
+    if not a or not b or not _measured(was, now) or min(a, b) < _DEVICE_NS or not _beyond(a, b, _DEVICE_RATIO):
+        return
+    faster = was if a < b else now
+    if max(a, b) > (faster.device_p90_ns or 0.0):
+        yield Changed(now.id, "device_p50_ns", a, b, b / a, b > a)
+
+
+def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
+    """Program -> the cases that are in it, in the suite's order."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for record in run.records:
+        if record.program:
+            found[record.program].append(record.id)
+    return found
+
+
+def _larger_or_smaller(
+    both: Iterable[tuple[CaseRecord, CaseRecord]],
+    before: Mapping[str, Sequence[str]],
+    after: Mapping[str, Sequence[str]],
+) -> Iterable[Changed]:
+    """Sizes of programs, each once, where the same cases are in them: what else was compiled along is no change."""
+    for was, now in both:
+        users = after.get(now.program, [now.id])
+        if users[0] != now.id or set(users) != set(before.get(was.program, [was.id])):
+            continue
+        a, b = float(was.artifact_bytes or 0), float(now.artifact_bytes or 0)
+        if a and b and _beyond(a, b, _BYTES_RATIO):
+            yield Changed(now.id, "artifact_bytes", a, b, b / a, b > a, len(users))
+
+
+def _nearer_or_further(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
+    old, new = (_statistics(record) for record in (was, now))
+    a, b = (number(one.get("max_abs")) for one in (old, new))
+    if a is not None and b is not None and a != b and (min(a, b) == 0 or _beyond(a, b, _MAX_ABS_RATIO)):
+        yield Changed(now.id, "max_abs", a, b, b / a if a else None, b > a)
+    a, b = (number(one.get("sqnr_db")) for one in (old, new))
+    if a is not None and b is not None and a != b and not abs(a - b) < _SQNR_DB:
+        yield Changed(now.id, "sqnr_db", a, b, None, b < a)
+
+
+def _statistics(record: CaseRecord) -> Mapping[str, Any]:
+    place = worst(record.outputs)
+    return {} if place is None else record.outputs[place]
+
+
+def _beyond(a: float, b: float, ratio: float) -> bool:
+    return max(a, b) > ratio * min(a, b)
+
+
+def _size(change: Changed) -> float:
+    """How large a change is, to sort those of one kind."""
+    if change.ratio:
+        return abs(math.log(change.ratio)) if math.isfinite(change.ratio) else math.inf
+    difference = abs(change.after - change.before)
+    return math.inf if math.isnan(difference) else difference
+
+
+def _run_json(run: SuiteResults) -> dict[str, Any]:
+    names = ("id", "suite", "flow", "runtime", "boards", "started", "finished", "exit_code", "versions")
+    return {"folder": str(run.folder), "cases": len(run.records), **{name: getattr(run, name) for name in names}}

@@ -1,0 +1,109 @@
+"""JUnit XML, in the form that Jenkins, GitLab, GitHub's test reporters and Azure read."""
+
+from __future__ import annotations
+
+import re
+import time
+from xml.etree import ElementTree
+
+from hil.controller.storage.texts import line, plain, shortened
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports.load import SuiteResults
+from hil.controller.workloads.suites.reports.totals import EXPECTED, host_seconds, kind_of
+
+
+def junit_xml(run: SuiteResults) -> str:
+    """The run as one test suite.
+
+    A wrong answer and an unexpected pass are failures, an expected failure and a case that was not run are skipped with
+    the reason, all else that did not pass is an error. A case's time is the sum over its stages on the host.
+    """
+    suite = ElementTree.Element("testsuite", name=plain(f"{run.suite} {run.flow}"))
+    if run.started is not None:
+        suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(run.started)))
+    properties = ElementTree.SubElement(suite, "properties")
+    resume = {"resume": run.command} if run.missing else {}
+    told = {**resume, "boards": ", ".join(run.boards), "runtime": run.runtime, **run.versions}
+    for name, value in told.items():
+        ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
+    for record in run.records:
+        _add(suite, record)
+    for name in run.missing:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=_class(run.suite, run.flow), name=plain(name), time="0"
+        )
+        ElementTree.SubElement(case, "skipped", message="not run: the run was cut off before it")
+    counts = {
+        "tests": len(suite.findall("testcase")),
+        "failures": len(suite.findall("testcase/failure")),
+        "errors": len(suite.findall("testcase/error")),
+        "skipped": len(suite.findall("testcase/skipped")),
+        "time": f"{sum(host_seconds(record) for record in run.records):.3f}",
+    }
+    root = ElementTree.Element("testsuites", name="hil")
+    for element in (root, suite):
+        for name, count in counts.items():
+            # Jenkins' schema knows this one of a suite only.
+            if name != "skipped" or element is suite:
+                element.set(name, str(count))
+    root.append(suite)
+    ElementTree.indent(root, " ")
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=_class(record.suite, record.flow, record.model),
+        name=plain(record.id),
+        time=f"{host_seconds(record):.3f}",
+    )
+    kind = kind_of(record.outcome)
+    if kind == "quiet":
+        ElementTree.SubElement(case, "skipped", message=_why_quiet(record))
+    elif kind != "pass":
+        tag = "failure" if kind == "fail" else "error"
+        message = line(record.message) or record.outcome
+        told = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
+        told.text = _told(record)
+    out = [f"board: {record.board}" if record.board else "", *_attempts(record)]
+    if kind in ("fail", "error", "board"):
+        out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]
+    if text := plain("\n".join(filter(None, out))):
+        ElementTree.SubElement(case, "system-out").text = text
+
+
+def _why_quiet(record: CaseRecord) -> str:
+    reason = " ".join(filter(None, (record.expectation.get("reason"), record.expectation.get("issue"))))
+    if record.outcome == EXPECTED:
+        told = f"expected failure ({record.ended}): {reason or record.message}"
+    else:
+        told = record.message or record.outcome
+    return line(told)
+
+
+def _told(record: CaseRecord) -> str:
+    where = f"stage {record.stage}" + (f", board {record.board}" if record.board else "")
+    differing = [f"{one.get('name')}: {one.get('reason')}" for one in record.outputs if not one.get("passed")]
+    parts = (
+        f"{record.outcome} ({where})" + (f", {record.confirmed}" if record.confirmed else ""),
+        record.message,
+        f"hint: {record.hint}" if record.hint else "",
+        "\n".join(differing),
+        shortened(record.detail),
+    )
+    return plain("\n".join(filter(None, parts)))
+
+
+def _attempts(record: CaseRecord) -> list[str]:
+    return [
+        f"also tried ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')} "
+        f"{line(one.get('message') or '')}".strip()
+        for one in record.attempts
+    ]
+
+
+def _class(*parts: str) -> str:
+    """A class name: parsers make packages of its dots."""
+    return ".".join(re.sub(r"[^\w+-]+", "_", plain(part)) or "_" for part in parts)

@@ -1,0 +1,120 @@
+"""What a suite run was asked to do. Stored with it, so that it can be gone on with."""
+
+from __future__ import annotations
+
+import fnmatch
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.controller.devices.links.provider import is_lent
+from hil.controller.workloads.suites.case_stages import Settings
+from hil.controller.workloads.suites.spec import CaseSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `hil suite run` was asked to do.
+
+    Attributes:
+        source: the suite: see :func:`hil.controller.workloads.suites.sources.open_suite`.
+        flow: its name, or a file.
+        boards: what ``--board`` named, in order; empty is the simulator.
+        hw_type: what ``--runtime-hw-type`` named.
+        ssh: ``identity``, ``known_hosts``, ``accept_new_host_key`` where they were given.
+        filters: shell patterns over case ids, of which one must match; one without wildcards matches a part of the id,
+            one after an equals sign the id itself.
+        layers: also a case for each layer of a model.
+        group, layer_inputs, merge: what layers are, what they are run on, and which of them are one case.
+        dims: values of symbolic dimensions.
+        only_expected_failures: leave out what is expected to pass.
+        confirm: how often a mismatch is run again.
+        keep_all: keep the tensors of cases that passed as well.
+        jobs: how many compile at a time, None is one a core; with boards of a farm, how many of those run at a time.
+        faults: of a simulator.
+        wait_s: how long to wait for a busy board.
+        settings: how each case is run.
+    """
+
+    source: str
+    flow: str = "iree"
+    boards: tuple[str, ...] = ()
+    hw_type: str = ""
+    ssh: Mapping[str, Any] = field(default_factory=dict)
+    filters: tuple[str, ...] = ()
+    layers: bool = True
+    group: str = "node"
+    layer_inputs: str = "real"
+    merge: str = "content"
+    dims: Mapping[str, int] = field(default_factory=dict)
+    only_expected_failures: bool = False
+    confirm: int = 0
+    keep_all: bool = False
+    jobs: int | None = None
+    faults: tuple[str, ...] = ()
+    wait_s: float = 60.0
+    settings: Settings = field(default_factory=Settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can say of it."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Request:
+        """The request of a stored run."""
+        settings = dict(values["settings"])
+        settings["allow_blind"] = tuple(settings.get("allow_blind", ()))
+        settings["debug_ir"] = Path(settings["debug_ir"]) if settings["debug_ir"] else None
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        plain["settings"] = Settings(**settings)
+        return cls(**plain)
+
+    @property
+    def on_farm(self) -> bool:
+        """Whether it runs on boards that a farm lends."""
+        return any(is_lent(board) for board in self.boards)
+
+    def selects(self, spec: CaseSpec) -> bool:
+        """Whether the filters let a case through."""
+        return not self.filters or any(_matches(spec.id, pattern) for pattern in self.filters)
+
+    def command(self, case_id: str) -> str:
+        """The command that runs one of the cases again."""
+        words = ["hil", "suite", "run", self.source, "--flow", self.flow, "--filter", f"={case_id}"]
+        for name, value in self._options():
+            words += [name] if value is True else [name, str(value)]
+        return shlex.join(words)
+
+    def _options(self) -> list[tuple[str, Any]]:
+        """The options that decide what a case comes to, where they are not as usual."""
+        usual, settings = Request(self.source), self.settings
+        named: list[tuple[str, Any, Any]] = [
+            *(("--board", board, "") for board in self.boards),
+            ("--runtime-hw-type", self.hw_type, ""),
+            ("--identity", self.ssh.get("identity"), None),
+            ("--known-hosts", self.ssh.get("known_hosts"), None),
+            ("--group", self.group, usual.group),
+            ("--layer-inputs", self.layer_inputs, usual.layer_inputs),
+            ("--merge", self.merge, usual.merge),
+            *(("--dim", f"{name}={size}", "") for name, size in self.dims.items()),
+            *(("--fault", fault, "") for fault in self.faults),
+            *(("--allow-blind", pattern, "") for pattern in settings.allow_blind),
+            *(
+                (f"--{name}", getattr(settings, name), getattr(usual.settings, name))
+                for name in ("seed", "rtol", "atol", "iterations", "warmup", "timeout")
+            ),
+            ("--no-fallback", settings.no_fallback, False),
+        ]
+        return [(name, value) for name, value, without in named if value is not None and value != without]
+
+
+def _matches(case_id: str, pattern: str) -> bool:
+    if pattern.startswith("="):
+        return case_id == pattern[1:]
+    if not any(char in pattern for char in "*?["):
+        return pattern in case_id
+    return fnmatch.fnmatchcase(case_id, pattern)

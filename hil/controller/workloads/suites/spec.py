@@ -1,0 +1,82 @@
+"""What a suite consists of: cases before anything was done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hil.controller.pipeline.case import Workshop
+from hil.controller.workloads.bundles.program_case import ProgramCase
+from hil.core.tensors import Array
+
+
+@dataclass(frozen=True)
+class CaseData:
+    """What a case runs.
+
+    Attributes:
+        path: its model, a flow's recipe applied.
+        inputs: name -> tensor; what is missing is seeded random.
+        expected: outputs that take the references' place; empty asks a reference.
+        plain_path: the model before the flow's recipe: its reference's answer is compared too, and told apart. None
+            where there was no recipe.
+        plain_expected: outputs that take the place of that reference; empty asks it.
+        rtol, atol: the case's own tolerance; None is the dtype's default.
+        dims: values of symbolic dimensions.
+        program: the case with its compiled program, where it came with one; then all but the tolerance stands there.
+    """
+
+    path: Path
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    expected: Mapping[str, Array] = field(default_factory=dict)
+    plain_path: Path | None = None
+    plain_expected: Mapping[str, Array] = field(default_factory=dict)
+    rtol: float | None = None
+    atol: float | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    program: ProgramCase | None = None
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """One case. Its name is cheap to know; its data is made when it is its turn.
+
+    Attributes:
+        id: unique in its suite and the same in every run: ``<model>_full_model``, ``<model>_layer_<op>_<name>``, for a
+            case that came with the model ``<model>_<case>``, a node test's name. Letters, digits and ``._+-`` only.
+        model: the model's name.
+        make: makes the data; the folder is the case's own and empty. Called in a thread, for each case at most once.
+            Raises HilError (stage ``import`` where it says none).
+        layer: the layer's name; "" is the whole model.
+        op: the operator, or those of a group (``Conv+Relu``); "" is a whole model.
+        content: digest of all that it is made from. A run that is gone on with runs a case again where it is another.
+        params: what its test is parametrised by, such as ``dtype``.
+    """
+
+    id: str
+    model: str
+    make: Callable[[Workshop, Path], CaseData]
+    layer: str = ""
+    op: str = ""
+    content: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases under one name.
+
+    Attributes:
+        name: ``operators``, ``models``, or the folder's name.
+        source: what names it on the command line.
+        cases: in order; their ids differ.
+        expected: the file of expected failures, whether it is there or not; None where there can be none.
+        left_out: test cases that lie there and cannot be run, a line for each place.
+    """
+
+    name: str
+    source: str
+    cases: tuple[CaseSpec, ...]
+    expected: Path | None = None
+    left_out: tuple[str, ...] = ()

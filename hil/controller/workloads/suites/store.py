@@ -1,0 +1,184 @@
+"""A suite run's folder: ``suite.json``, ``results.jsonl`` with a line a case as it ends, and ``cases/<id>/``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.begun import seal
+from hil.controller.storage.runs import safe_name, storing
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.files import read_file
+from hil.core.json_values import jsonable
+from hil.core.tensors import Array, save_npy
+from hil.errors import UsageError
+
+SCHEMA = 1
+HEAD = "suite.json"
+LINES = "results.jsonl"
+_LOCK = ".lock"
+
+
+class SuiteRun:
+    """A suite run in its folder; one process at a time writes it (:meth:`writing`).
+
+    Attributes:
+        folder: where.
+        head: what suite.json holds: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
+            ``versions``, ``ids`` (of all cases, in order), ``started``, ``finished``, ``exit_code``, ``interrupted``.
+    """
+
+    def __init__(self, folder: Path, head: dict[str, Any]) -> None:
+        self.folder = folder
+        self.head = head
+
+    @classmethod
+    def create(cls, folder: Path, head: Mapping[str, Any]) -> SuiteRun:
+        """A new run; its folder must not hold one already.
+
+        Raises:
+            UsageError: it does.
+            StorageError: it cannot be written.
+        """
+        if (folder / HEAD).exists():
+            raise UsageError(
+                f"{folder} holds a suite run already",
+                hint=f"go on with it: --resume {shlex.quote(str(folder))}, or name another --out",
+            )
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / LINES).touch()
+            seal(folder, head.get("request", {}))
+        run = cls(folder, {"schema": SCHEMA, **head, "started": time.time(), "finished": None, "exit_code": None})
+        run.save()
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> SuiteRun:
+        """A stored run.
+
+        Raises:
+            UsageError: there is none, or its head cannot be read.
+        """
+        try:
+            head = json.loads(read_file(folder / HEAD))
+            if head["schema"] > SCHEMA:
+                raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"{folder} holds no suite run: it has no {HEAD}",
+                hint="name the folder of one: --out, or what hil suite run told of",
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UsageError(f"{folder / HEAD} cannot be read: {error}") from error
+        return cls(folder, head)
+
+    def save(self) -> None:
+        """Write suite.json, atomically."""
+        with storing(self.folder):
+            temporary = self.folder / f"{HEAD}.{os.getpid()}"
+            temporary.write_text(json.dumps(jsonable(self.head), indent=1, allow_nan=False) + "\n")
+            temporary.replace(self.folder / HEAD)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Have the run for oneself. What a killed writer left of a line is taken away.
+
+        Raises:
+            UsageError: somebody else writes it.
+        """
+        import filelock
+
+        lock = filelock.FileLock(self.folder / _LOCK, timeout=0)
+        with storing(self.folder):
+            try:
+                lock.acquire()
+            except filelock.Timeout as error:
+                raise UsageError(f"another hil writes {self.folder} now", hint="wait until it has ended") from error
+            self._cut_partial_line()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def append(self, record: CaseRecord) -> None:
+        """Add a case's record; it is out of this process when this returns, whatever kills us."""
+        with storing(self.folder), (self.folder / LINES).open("ab") as file:
+            file.write(_line(record))
+
+    def records(self) -> list[CaseRecord]:
+        """The records of the cases that have ended, in the suite's order."""
+        return self.read()[0]
+
+    def read(self) -> tuple[list[CaseRecord], int]:
+        """The same, and how many lines cannot be read: of these nothing is known, so that their cases run again."""
+        found: dict[str, CaseRecord] = {}
+        damaged = 0
+        for line in self._lines():
+            try:
+                record = CaseRecord.of_json(json.loads(line))
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                damaged += 1
+            else:
+                found[record.id] = record
+        order = {case_id: number for number, case_id in enumerate(self.head.get("ids", ()))}
+        return sorted(found.values(), key=lambda record: order.get(record.id, len(order))), damaged
+
+    def drop_stale(self, content: Mapping[str, str]) -> list[str]:
+        """Take out the records of cases that were made from something else than they are now; returns their ids.
+
+        Args:
+            content: of each case: see :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
+        """
+        records = self.records()
+        kept = [record for record in records if record.content == content.get(record.id)]
+        stale = [record.id for record in records if record.content != content.get(record.id)]
+        if stale:
+            with storing(self.folder):
+                temporary = self.folder / f"{LINES}.{os.getpid()}"
+                temporary.write_bytes(b"".join(map(_line, kept)))
+                temporary.replace(self.folder / LINES)
+        return stale
+
+    def _lines(self) -> list[bytes]:
+        """What was written, line by line. What follows the last line's end is half a line, or nothing."""
+        path = self.folder / LINES
+        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+    def case_folder(self, case_id: str) -> Path:
+        """Where a case keeps its files."""
+        return self.folder / "cases" / case_id
+
+    def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:
+        """Write tensors of a case as .npy below ``cases/<id>/<kind>``; returns their files, in order."""
+        folder = self.case_folder(case_id) / kind
+        files = []
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, (name, array) in enumerate(tensors.items()):
+                files.append(folder / f"{number}-{safe_name(name)}.npy")
+                save_npy(files[-1], array)
+        return files
+
+    def _cut_partial_line(self) -> None:
+        path = self.folder / LINES
+        if path.exists():
+            whole = path.read_bytes().rpartition(b"\n")
+            if whole[2]:
+                os.truncate(path, len(whole[0]) + len(whole[1]))
+
+
+def _line(record: CaseRecord) -> bytes:
+    return json.dumps(jsonable(record.to_json()), allow_nan=False).encode() + b"\n"
+
+
+def default_folder(title: str, flow: str) -> Path:
+    """A new folder's name where the user names none."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return Path("hil-suites") / f"{stamp}-{safe_name(title)}-{safe_name(flow)}-{os.urandom(2).hex()}"

@@ -1,0 +1,188 @@
+"""Which board runs what next: cases that are ready, runs that confirm a mismatch, and runs after a board was lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hil.controller.pipeline.case import Case
+from hil.core.results import Timings
+
+
+@dataclass
+class Task:
+    """A case that is ready to run.
+
+    Attributes:
+        case: what is run next, or was run last.
+        early: a copy of it that has asked the references already, or None.
+        boards: the boards that may run it; empty is any of them.
+        board: who ran it last.
+        hw_type: the hardware type of who gave the answer that counts.
+        attempts: the tries that do not count: see :class:`hil.controller.workloads.suites.record.CaseRecord`.
+        wrong: the case as its answer was first found wrong; None unless further runs are to confirm that.
+        wrong_on: the board that gave that answer.
+        confirmations: how those runs ended: (board, whether the answer was wrong again).
+        started: seconds since the epoch.
+    """
+
+    case: Case
+    early: Case | None = None
+    boards: tuple[str, ...] = ()
+    board: str = ""
+    hw_type: str = ""
+    attempts: list[dict[str, str]] = field(default_factory=list)
+    wrong: Case | None = None
+    wrong_on: str = ""
+    confirmations: list[tuple[str, bool]] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+
+
+class TaskQueue:
+    """Tasks that wait for a board; threads take what their board may run, first come, first served.
+
+    Args:
+        boards: the names of all boards.
+    """
+
+    def __init__(self, boards: Sequence[str]) -> None:
+        self._alive = list(boards)
+        self._waiting: list[Task] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """The boards that still take tasks."""
+        with self._changed:
+            return tuple(self._alive)
+
+    def put(self, task: Task, *, most: int | None = None) -> bool:
+        """Add a task; false where no board is left that may run it, or the queue is closed.
+
+        Args:
+            task: the task.
+            most: wait until fewer than so many wait; None does not.
+        """
+        with self._changed:
+            while not self._closed and most is not None and len(self._waiting) >= most and self._alive:
+                self._changed.wait(0.5)
+            if self._closed or not any(not task.boards or board in task.boards for board in self._alive):
+                return False
+            self._waiting.append(task)
+            self._changed.notify_all()
+            return True
+
+    def take(self, board: str) -> Task | None:
+        """The next task for a board; waits for one. None when the queue is closed."""
+        with self._changed:
+            while not self._closed:
+                for task in self._waiting:
+                    if not task.boards or board in task.boards:
+                        self._waiting.remove(task)
+                        self._changed.notify_all()
+                        return task
+                self._changed.wait(0.5)
+            return None
+
+    def leave(self, board: str) -> list[Task]:
+        """A board takes no more; returns the tasks that nobody is left for."""
+        with self._changed:
+            self._alive.remove(board)
+            stranded = [
+                task
+                for task in self._waiting
+                if not any(not task.boards or other in task.boards for other in self._alive)
+            ]
+            for task in stranded:
+                self._waiting.remove(task)
+            self._changed.notify_all()
+            return stranded
+
+    def rename(self, board: str, to: str) -> None:
+        """In place of a board there is another one from now on, also for the tasks that were meant for it.
+
+        Whoever had that one before must have left it: a board that was lost may be lent to another seat at once, and
+        the former one finds out only when its case has ended.
+        """
+
+        def renamed(names: Sequence[str]) -> list[str]:
+            return [to if name == board else name for name in names]
+
+        with self._changed:
+            while to != board and to in self._alive and not self._closed:
+                self._changed.wait(0.5)
+            self._alive = renamed(self._alive)
+            for task in self._waiting:
+                task.boards = tuple(renamed(task.boards))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send everybody home."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def fresh(case: Case) -> Case:
+    """The case as it was before it ran: what the host made is left, references among it, and of its times those."""
+    return replace(
+        case,
+        result=None,
+        verdicts=[],
+        plain_verdict=None,
+        outcome=None,
+        stage="",
+        reason="",
+        error=None,
+        timings=Timings(import_s=case.timings.import_s, compile_s=case.timings.compile_s),
+        worker_log=[],
+        pushed_bytes=0,
+    )
+
+
+def attempt(why: str, task: Task) -> dict[str, str]:
+    """The record of a try that does not count, and why it does not."""
+    case = task.case
+    outcome = case.outcome.value if case.outcome else ""
+    return {"why": why, "board": task.board, "outcome": outcome, "message": case.reason}
+
+
+def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:
+    """Where the next run that confirms a mismatch takes place: the same board first, then in turns another.
+
+    Args:
+        task: a task whose first run was wrong.
+        wanted: how many such runs are asked for.
+        boards: those that still take tasks.
+
+    Returns:
+        The boards that may do it; None when there is nothing more to do.
+    """
+    done = len(task.confirmations)
+    if done >= wanted or not boards:
+        return None
+    others = tuple(board for board in boards if board != task.wrong_on)
+    if others and (done % 2 or task.wrong_on not in boards):
+        return others
+    return (task.wrong_on,)
+
+
+def confirmed(first: str, confirmations: Sequence[tuple[str, bool]]) -> str:
+    """What runs that confirm a mismatch say: ``always wrong``, ``flaky`` or ``one bad board``; "" without any.
+
+    Args:
+        first: the board that gave the first wrong answer.
+        confirmations: (board, whether it was wrong again).
+    """
+    if not confirmations:
+        return ""
+    if all(wrong for _, wrong in confirmations):
+        return "always wrong"
+    elsewhere = [wrong for board, wrong in confirmations if board != first]
+    here = [wrong for board, wrong in confirmations if board == first]
+    if here and all(here) and elsewhere and not any(elsewhere):
+        return "one bad board"
+    return "flaky"

@@ -1,0 +1,1 @@
+"""What every part of hil needs: tensors, digests, clocks, results, files."""

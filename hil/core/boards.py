@@ -1,0 +1,323 @@
+"""Board configs: one TOML file a kind of board.
+
+Looked for in this order: the path itself, those that come with hil, ``$HIL_BOARDS``, the user's ``hil/core/boards``
+config folder, and ``./board_configs``, of which only what the user trusts may do more than describe a board
+(:mod:`hil.core.trust`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hil.core.digest import digest_file, digest_of
+from hil.core.files import read_file
+from hil.core.power import Command, Power, parse_power
+from hil.core.runtime_command import RuntimeCommand, parse_runtime
+from hil.core.toml_text import parse_toml
+from hil.core.trust import asks_for, check_trust, user_folder
+from hil.errors import UsageError, did_you_mean, one_of
+
+_PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
+_BOARD = ("name", "hw_type", "description", "runtime")
+_TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator", "labgrid"}
+# Words that addresses begin with: a file of such a name would be taken for what the word means.
+_NO_NAMES = {"farm", "local", "ssh", "unix"}
+_MOST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How the board is reached; paths are relative to the config.
+
+    Attributes:
+        address: an agent's ``unix:PATH`` or ``HOST:PORT``, or over SSH ``USER@HOST[:PORT]`` or ``ssh:ALIAS``; "" where
+            ``--board`` gives it, and for a simulator.
+        token_file, ca, cert, key: of an agent that listens on a port: the token's file, and PEM files.
+        identity: private key for SSH; "" leaves it to the ssh agent, the ssh config and the usual keys.
+        known_hosts: file of pinned host keys; "" is the user's own.
+        accept_new_host_key: pin the key of a host that was never seen.
+        folder: hil's folder on the board; "" is ``.hil`` in the login's home.
+        fence: sessions are opened with it, so that nobody with a lower one can use the board; 0 is none.
+        lease: of a board that a farm lent: whose and from where, for results; "" is none.
+    """
+
+    address: str = ""
+    token_file: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    identity: str = ""
+    known_hosts: str = ""
+    accept_new_host_key: bool = False
+    folder: str = ""
+    fence: int = 0
+    lease: str = ""
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """A simulated device: most memory for a program (bytes, 0 is no limit), arithmetic ("" is exact), faults."""
+
+    memory_limit: int = 0
+    arithmetic: str = ""
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Labgrid:
+    """A board that labgrid has: the farm's host acquires its place, which tells the SSH address and switches the power.
+
+    Attributes:
+        place: its name; "" is no labgrid place.
+        coordinator: ``HOST:PORT``; "" is ``LG_COORDINATOR``, else labgrid's own default.
+        service: which ``NetworkService`` it is, where the place has several.
+        client: labgrid's command line.
+    """
+
+    place: str = ""
+    coordinator: str = ""
+    service: str = ""
+    client: str = "labgrid-client"
+
+
+@dataclass(frozen=True)
+class BoardConfig:
+    """A board config.
+
+    Attributes:
+        name: the board's.
+        hw_type: kind of hardware; ``sim...`` for simulators.
+        description: for people.
+        runtime: the runtime to use when none is asked for.
+        devices: runtime -> its device.
+        compile_flags: compiler -> flags, the target's among them.
+        labels: for selecting boards.
+        connection: how it is reached.
+        command: how a program is run where no agent is (the table ``[runtime]``).
+        power: what resets it and switches its power.
+        simulator: set for a simulator, which hil starts itself.
+        labgrid: the labgrid place that it is.
+        path: the file it was read from.
+        text: what that held.
+        asks: what of it needs the user's trust: see :func:`hil.core.trust.asks_for`.
+    """
+
+    name: str
+    hw_type: str
+    description: str = ""
+    runtime: str = "iree"
+    devices: Mapping[str, str] = field(default_factory=dict)
+    compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    connection: Connection = Connection()
+    command: RuntimeCommand = field(default_factory=RuntimeCommand)
+    power: Power = field(default_factory=Power)
+    simulator: Simulator | None = None
+    labgrid: Labgrid = Labgrid()
+    path: Path = Path()
+    text: str = field(default="", repr=False, compare=False)
+    asks: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def is_simulator(self) -> bool:
+        """Whether hil starts this board itself."""
+        return self.simulator is not None and not self.connection.address
+
+
+def folders() -> Iterator[Path]:
+    """The folders that hold board configs, the first match wins: a name of hil's own is always hil's own."""
+    yield own_folder()
+    if named := os.environ.get("HIL_BOARDS"):
+        yield Path(named)
+    if user := user_folder():
+        yield user / "boards"
+    yield Path("board_configs")
+
+
+def own_folder() -> Path:
+    """The folder of those that come with hil: inside the package, in a checkout beside it."""
+    here = Path(__file__).resolve().parents[1]
+    inside = here / "board_configs"
+    return inside if inside.is_dir() else here.parent / "board_configs"
+
+
+def is_trusted_place(path: Path) -> bool:
+    """Whether a config's file lies where only the user or hil puts one, and so needs no word of the user's.
+
+    A relative ``HIL_BOARDS`` is another folder in every working directory, and counts as that.
+    """
+    named, user = os.environ.get("HIL_BOARDS", ""), user_folder()
+    places = [own_folder(), *([Path(named)] if Path(named).is_absolute() else ()), *([user / "boards"] if user else ())]
+    return any(path.parent.absolute() == place.absolute() or _same(path.parent, place) for place in places)
+
+
+def known_boards() -> dict[str, Path]:
+    """Every board config that a name finds: name -> file."""
+    found: dict[str, Path] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
+            if path.stem not in _NO_NAMES:
+                found.setdefault(path.stem, path)
+    return found
+
+
+def load_board(name: str, *, typed: bool = True) -> BoardConfig:
+    """The config of a board's name or of a file.
+
+    Args:
+        name: what was named.
+        typed: whether the user named it here and now: a file that they typed is trusted, any other one is as one that
+            its name found.
+
+    Raises:
+        UsageError: there is none, it is not a board config, or the user has not trusted it.
+    """
+    path = find_board(name)
+    config = read_board(path)
+    if not (typed and is_file(name)) and not is_trusted_place(path):
+        check_trust(config.path, trust_digest(config), config.asks, f"--board {path}")
+    return config
+
+
+def is_file(name: str) -> bool:
+    """Whether a text names a config's file and not a board."""
+    return name.endswith(".toml")
+
+
+def find_board(name: str) -> Path:
+    """The file of a board's name; a file itself.
+
+    Raises:
+        UsageError: no board is called so.
+    """
+    if is_file(name):
+        return Path(name)
+    known = known_boards()
+    if name not in known:
+        names = did_you_mean(name, known) + one_of(known)
+        raise UsageError(
+            f"unknown board {name!r}",
+            hint=f"{names}{names and '; or '}USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT, farm:SELECTOR",
+        )
+    return known[name]
+
+
+def read_board(path: Path) -> BoardConfig:
+    """The config that a file holds, whether it is trusted or not: to be shown, and not to be used.
+
+    Raises:
+        UsageError: there is no such file, or it is not a board config.
+    """
+    try:
+        text = read_file(path, _MOST_TEXT).decode()
+    except FileNotFoundError as error:
+        raise UsageError(f"no such board config: {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return parse_board(text, path)
+
+
+def trust_digest(config: BoardConfig) -> str:
+    """The digest that a config is trusted by: of its text, and of the programs here that it names by their path.
+
+    "" where such a program cannot be read: what is not there is not trusted.
+    """
+    programs = [config.path.parent / Path(config.command.file).expanduser()] if config.command.file else []
+    for hook in config.power.hooks.values():
+        if isinstance(hook, Command) and "/" in hook.argv[0]:
+            programs.append(Path(hook.argv[0]))
+    try:
+        digests = [digest_file(path) for path in programs]
+    except (OSError, RuntimeError):  # or the home of a user that there is not
+        return ""
+    return digest_of("\0".join([config.text, *digests]).encode())
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def parse_board(text: str, path: Path) -> BoardConfig:
+    """The board config that a text is.
+
+    Args:
+        text: TOML.
+        path: the file that it is from, or would be: its name is the board's where the text tells none.
+
+    Raises:
+        UsageError: it is not a board config.
+    """
+    return _parse(parse_toml(text, path), path, text)
+
+
+def _parse(data: dict[str, Any], path: Path, text: str) -> BoardConfig:
+    def table(name: str) -> dict[str, Any]:
+        value = data.get(name, {})
+        if not isinstance(value, dict):
+            raise UsageError(f"{path}: [{name}] must be a table")
+        return value
+
+    for name in data.keys() - _TABLES:
+        raise UsageError(f"{path}: unknown table [{name}]")
+    board = table("board")
+    for name in board.keys() - _BOARD:
+        raise UsageError(f"{path}: [board] has no {name!r}", hint=f"it takes {', '.join(_BOARD)}")
+    board = {"name": path.stem, "hw_type": path.stem, **board}
+    devices = table("devices")
+    if not all(isinstance(device, str) and "\0" not in device for device in devices.values()):
+        raise UsageError(f"{path}: [devices] must be a table of texts", hint='for example iree = "local-task"')
+    flags = {compiler: tuple(_strings(path, compiler, value)) for compiler, value in table("compile_flags").items()}
+    simulator = dict(table("simulator")) if "simulator" in data else None
+    if simulator and "faults" in simulator:
+        simulator["faults"] = tuple(_strings(path, "faults", simulator["faults"]))
+    connection: Connection = _make(Connection, table("connection"), path, "connection")
+    if not 0 <= connection.fence < 1 << 63:
+        raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
+    made: BoardConfig = _make(
+        BoardConfig,
+        {
+            **board,
+            "devices": devices,
+            "compile_flags": flags,
+            "labels": table("labels"),
+            "connection": connection,
+            "command": parse_runtime(table("runtime"), path),
+            "power": parse_power(table("power"), path),
+            "simulator": None if simulator is None else _make(Simulator, simulator, path, "simulator"),
+            "labgrid": _make(Labgrid, table("labgrid"), path, "labgrid"),
+            "path": path.resolve(),
+            "text": text,
+            "asks": tuple(asks_for(data)),
+        },
+        path,
+        "board",
+    )
+    return made
+
+
+def _make(kind: Any, values: dict[str, Any], path: Path, table: str) -> Any:
+    allowed = {one.name: one for one in fields(kind)}
+    for key, value in values.items():
+        if key not in allowed:
+            raise UsageError(f"{path}: [{table}] has no {key!r}", hint=f"it takes {', '.join(allowed)}")
+        wanted, called = _PLAIN.get(str(allowed[key].type), (object, ""))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+            raise UsageError(f"{path}: [{table}] {key} must be {called}")
+        if isinstance(value, str) and "\0" in value:
+            raise UsageError(f"{path}: [{table}] {key} holds a character that no name can")
+    return kind(**values)
+
+
+def _strings(path: Path, name: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UsageError(f"{path}: {name} must be a list of texts")
+    if any("\0" in item for item in value):
+        raise UsageError(f"{path}: {name} holds a character that no argument can")
+    return value

@@ -1,0 +1,301 @@
+"""What ExecuTorch's files say: the methods of a ``.pte``, and the test cases that a ``.bpte`` bundles with one.
+
+Read without ExecuTorch, so that a host without PyTorch can send such a program to a board, and a board can say what a
+program lacks before it is loaded. The schemas (``program.fbs``, ``bundled_program_schema.fbs``) come with ExecuTorch;
+fields are numbered as they stand there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hil.core.tensors import Array, Dim, TensorSpec, from_bytes, nbytes_of
+from hil.formats.flatbuffer import Damaged, Table, reading, root_table
+from hil.formats.torch_values import inverse
+
+PROGRAM = b"ET12"
+BUNDLE = b"BP08"
+_DEFAULT_METHOD = "forward"
+# ExecuTorch's ScalarType, which is PyTorch's.
+DTYPES = {
+    0: "uint8",
+    1: "int8",
+    2: "int16",
+    3: "int32",
+    4: "int64",
+    5: "float16",
+    6: "float32",
+    7: "float64",
+    11: "bool",
+    15: "bfloat16",
+    23: "float8_e5m2",
+    24: "float8_e4m3fn",
+    25: "float8_e5m2fnuz",
+    26: "float8_e4m3fnuz",
+    27: "uint16",
+    28: "uint32",
+    29: "uint64",
+}
+# The unions KernelTypes (of a program) and ValueUnion (of a bundle).
+_KINDS = (
+    "",
+    "none",
+    "int",
+    "bool",
+    "double",
+    "tensor",
+    "string",
+    "int list",
+    "double list",
+    "bool list",
+    "tensor list",
+)
+_BUNDLED_KINDS = ("", "tensor", "int", "bool", "double")
+_SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}
+# KernelCall and DelegateCall name their values in field 1; MoveCall has two fields, a number each.
+_KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL = 1, 2, 3
+_MOST_DIMS = 32
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a method takes or gives in one place.
+
+    Attributes:
+        kind: ``tensor``, ``int``, ``bool``, ``double``, ``none``, ``string`` ...
+        dtype: of a tensor; "" where hil has no such dtype.
+        sizes: of a tensor; the greatest ones where they are dynamic.
+        dynamic: whether a tensor may be smaller than that; which of its dimensions, the file does not say.
+        order: a tensor's dimensions as they lie in memory, the outermost first.
+        constant: the number that an input was exported with, which it must always be given; that of an output which
+            no instruction writes. None for whatever else.
+    """
+
+    kind: str
+    dtype: str = ""
+    sizes: tuple[int, ...] = ()
+    dynamic: bool = False
+    order: tuple[int, ...] = ()
+    constant: int | float | bool | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """An entry point.
+
+    Attributes:
+        inputs, outputs: in order, those that are no tensors among them.
+        operators: what it calls beside its delegates: ``aten::add.out``.
+        backends: what its delegates were compiled for: ``XnnpackBackend``.
+        calls: (backend, operator) of each call of a delegate or a kernel, in order, one of the two "".
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    operators: tuple[str, ...]
+    backends: tuple[str, ...]
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """The operators that it calls to write into buffers of its own: ``aten::copy_``, ``aten::index_put_``."""
+        names = {operator: operator.rpartition("::")[2].partition(".")[0] for operator in self.operators}
+        return tuple(one for one, name in names.items() if name.endswith("_") or name.startswith("update_cache"))
+
+    def input_specs(self) -> list[tuple[int, TensorSpec]]:
+        """The tensors that it takes, and their places among all inputs; hil calls them ``input0``, ``input1``.
+
+        Constants are not among them.
+
+        Raises:
+            Damaged: it takes what is neither a tensor nor a number.
+        """
+        return self._specs("input", self.inputs)
+
+    def output_specs(self) -> list[tuple[int, TensorSpec]]:
+        """The tensors that it gives, and the numbers that its instructions write, and their places among all outputs.
+
+        Raises:
+            Damaged: it gives what is neither a tensor, a number nor nothing.
+        """
+        return self._specs("output", self.outputs)
+
+    def _specs(self, what: str, values: Sequence[Value]) -> list[tuple[int, TensorSpec]]:
+        found: list[tuple[int, TensorSpec]] = []
+        for place, value in enumerate(values):
+            if value.kind == "none" or value.constant is not None:
+                continue
+            name = f"{what}{len(found)}"
+            dtype = value.dtype or _SCALARS.get(value.kind, "")
+            if not dtype:
+                kind = "tensor of a dtype that hil does not know" if value.kind == "tensor" else value.kind
+                raise Damaged(f"{what} {place} of the method {self.name!r} is a {kind}: hil passes tensors")
+            shape: tuple[Dim, ...] = value.sizes
+            if value.dynamic:
+                shape = tuple(f"{name}.dim{axis}" if what == "input" else None for axis in range(len(value.sizes)))
+            found.append((place, TensorSpec(name, dtype, shape)))
+        return found
+
+
+@dataclass(frozen=True)
+class BundledCase:
+    """A case of a ``.bpte``: tensors, and numbers where the method takes one."""
+
+    inputs: tuple[Array | int | float | bool, ...]
+    expected_outputs: tuple[Array | int | float | bool, ...]
+
+
+def mapped(file: Path) -> memoryview:
+    """A file's bytes, as it lies on the disk.
+
+    Raises:
+        Damaged: there are none.
+    """
+    if not file.stat().st_size:
+        raise Damaged("it is empty")
+    return np.memmap(file, np.uint8, "r").data
+
+
+def is_bundle(data: memoryview) -> bool:
+    """Whether a file is a ``.bpte`` (of any version) by its first bytes."""
+    return bytes(data[4:6]) == BUNDLE[:2]
+
+
+def program_in(data: memoryview) -> memoryview:
+    """The ``.pte`` in a file: all of it, or what a ``.bpte`` bundles.
+
+    Raises:
+        Damaged: it is neither.
+    """
+    if not is_bundle(data):
+        return data
+    with reading():
+        return _root(data, BUNDLE).data(2)
+
+
+def read_methods(data: memoryview) -> dict[str, Method]:
+    """The methods of a ``.pte`` or ``.bpte``, in order.
+
+    Raises:
+        Damaged: it is neither, or cut off, or altered.
+    """
+    with reading():
+        return {method.name: method for method in map(_method, _root(program_in(data), PROGRAM).tables(1))}
+
+
+def pick_method(methods: Mapping[str, Method], name: str) -> Method | None:
+    """The method of a name; of "" the only one, or ``forward``. None where there is no such method."""
+    if name:
+        return methods.get(name)
+    return next(iter(methods.values())) if len(methods) == 1 else methods.get(_DEFAULT_METHOD)
+
+
+def read_cases(data: memoryview) -> dict[str, list[BundledCase]]:
+    """The cases that a ``.bpte`` bundles, by method, in order.
+
+    Raises:
+        Damaged: it is none, or cut off, or altered; a tensor's data does not fill its shape.
+    """
+    found: dict[str, list[BundledCase]] = {}
+    with reading():
+        for suite in _root(data, BUNDLE).tables(1):
+            found.setdefault(suite.text(0), []).extend(
+                BundledCase(*(tuple(_bundled(value) for value in case.tables(field)) for field in (0, 1)))
+                for case in suite.tables(1)
+            )
+    return found
+
+
+def _root(data: memoryview, identifier: bytes) -> Table:
+    found = bytes(data[4:8])
+    if found != identifier:
+        kind = "program" if identifier == PROGRAM else "bundled program"
+        if found[:2] == identifier[:2]:
+            raise Damaged(f"it is an ExecuTorch {kind} of the version {found!r}, not {identifier!r}")
+        raise Damaged(f"it is no ExecuTorch {kind}")
+    return root_table(data)
+
+
+def _method(plan: Table) -> Method:
+    values = list(plan.tables(2))
+    written = {
+        place
+        for chain in plan.tables(5)
+        for instruction in chain.tables(2)
+        if (arguments := instruction.table(1)) is not None
+        for place in (
+            (arguments.number(1, "Int32"),) if instruction.number(0, "Uint8") == _MOVE_CALL else arguments.integers(1)
+        )
+    }
+    places = plan.integers(3), plan.integers(4)
+    if any(not 0 <= place < len(values) for place in (*places[0], *places[1])):
+        raise Damaged("it is damaged: a method's values are not there")
+    operators = [".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.tables(6)]
+    backends = [one.text(0) for one in plan.tables(7)]
+    return Method(
+        name=plan.text(0),
+        inputs=tuple(_value(values[place], is_fixed=True) for place in places[0]),
+        outputs=tuple(_value(values[place], is_fixed=place not in written) for place in places[1]),
+        operators=tuple(dict.fromkeys(operators)),
+        backends=tuple(dict.fromkeys(backends)),
+        calls=tuple(_calls(plan, operators, backends)),
+    )
+
+
+def _calls(plan: Table, operators: Sequence[str], backends: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for chain in plan.tables(5):
+        for instruction in chain.tables(2):
+            kind, arguments = instruction.number(0, "Uint8"), instruction.table(1)
+            if arguments is None or kind not in (_KERNEL_CALL, _DELEGATE_CALL):
+                continue
+            names, number = operators if kind == _KERNEL_CALL else backends, arguments.number(0, "Int32")
+            if not 0 <= number < len(names):
+                raise Damaged("it is damaged: a method calls what is not there")
+            yield ("", names[number]) if kind == _KERNEL_CALL else (names[number], "")
+
+
+def _value(value: Table, *, is_fixed: bool) -> Value:
+    number = value.number(0, "Uint8")
+    kind = _KINDS[number] if number < len(_KINDS) else "list"
+    held = value.table(1)
+    if held is None:
+        return Value("none")
+    if kind != "tensor":
+        return Value(kind, constant=_number(kind, held) if is_fixed and kind in _SCALARS else None)
+    sizes = held.integers(2)
+    order = tuple(held.data(3)) or tuple(range(len(sizes)))
+    if len(sizes) > _MOST_DIMS or any(size < 0 for size in sizes) or sorted(order) != list(range(len(sizes))):
+        raise Damaged("it is damaged: a tensor's shape cannot be")
+    return Value(kind, DTYPES.get(held.number(0, "Int8"), ""), sizes, held.number(8, "Int8") != 0, order)
+
+
+def _number(kind: str, held: Table) -> int | float | bool:
+    found: int | float | bool = held.number(0, {"int": "Int64", "bool": "Bool", "double": "Float64"}[kind])
+    return found
+
+
+def _bundled(value: Table) -> Array | int | float | bool:
+    number = value.number(0, "Uint8")
+    kind = _BUNDLED_KINDS[number] if number < len(_BUNDLED_KINDS) else ""
+    held = value.table(1)
+    if held is None or not kind:
+        raise Damaged("it is damaged: a case's value is none that is known")
+    if kind != "tensor":
+        return _number(kind, held)
+    sizes, order = held.integers(1), tuple(held.data(3))
+    dtype = DTYPES.get(held.number(0, "Int8"), "")
+    if not dtype or len(sizes) > _MOST_DIMS or sorted(order) != list(range(len(sizes))) or any(n < 0 for n in sizes):
+        raise Damaged("a case holds a tensor of a dtype or shape that hil does not know")
+    data, size = held.data(2), nbytes_of(dtype, sizes)
+    if data.nbytes != size:
+        shape = "x".join(map(str, sizes)) or "scalar"
+        raise Damaged(f"a case's tensor, {shape} {dtype}, takes {size} bytes and has {data.nbytes}")
+    try:
+        return from_bytes(data, dtype, [sizes[axis] for axis in order]).transpose(inverse(order))
+    except ValueError as error:  # what numpy says of strides beyond all numbers, where a dimension is 0
+        raise Damaged("a case holds a tensor of a shape that cannot be") from error

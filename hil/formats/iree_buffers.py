@@ -1,0 +1,86 @@
+"""Tensors in and out of an IREE device's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+
+from hil.core.packing import SUB_BYTE_BITS, pack, unpack
+from hil.core.tensors import Array, dtype_name, dtype_of
+from hil.errors import RunFailed
+from hil.formats.iree_values import dtype_of_element, element_of
+
+# Below this size a copy is quicker than setting up shared memory as a device buffer.
+_IMPORT_FROM = 1 << 16
+_ALIGNMENT = 64
+_MEMORY = int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE)
+_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
+_STAGING_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
+_STAGING_USAGE = int(rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING)
+
+
+def view_of(device: Any, array: Array, *, share: bool = False) -> Any:
+    """A tensor as a buffer view on a device.
+
+    Args:
+        device: an ``iree.runtime.HalDevice``.
+        array: the tensor.
+        share: let the device use the array's own memory where it can, which then has to outlive the view.
+
+    Raises:
+        LoadFailed: IREE has no element type for the dtype.
+    """
+    name = dtype_name(array.dtype)
+    element, shape, allocator = element_of(name), list(array.shape), device.allocator
+    if array.size == 0:
+        buffer = allocator.allocate_buffer(memory_type=_MEMORY, allowed_usage=_USAGE, allocation_size=0)
+        return rt.HalBufferView(buffer, shape, element)
+    raw = pack(array) if name in SUB_BYTE_BITS else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if share and raw.nbytes >= _IMPORT_FROM and raw.ctypes.data % _ALIGNMENT == 0:
+        # A device that cannot see host memory refuses, and gets a copy.
+        with contextlib.suppress(Exception):
+            return rt.HalBufferView(allocator.import_host_allocation(raw, _MEMORY, _USAGE), shape, element)
+    buffer = allocator.allocate_buffer_copy(memory_type=_MEMORY, allowed_usage=_USAGE, device=device, buffer=raw)
+    return rt.HalBufferView(buffer, shape, element)
+
+
+def array_of(device: Any, view: Any, declared: str = "") -> Array:
+    """The tensor in a buffer view; it views the device's memory where the host can see that.
+
+    Args:
+        device: an ``iree.runtime.HalDevice``.
+        view: the buffer view.
+        declared: the dtype that its function declares, which says of integers whether they have a sign; "" is unknown.
+
+    Raises:
+        RunFailed: hil has no dtype for its elements.
+    """
+    name = dtype_of_element(view.element_type, declared)
+    if not name:
+        raise RunFailed(f"IREE's element type {int(view.element_type):#x} is none that hil has a dtype for")
+    shape, dtype = tuple(view.shape), dtype_of(name)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    raw = _host_bytes(device, view)
+    if name in SUB_BYTE_BITS:
+        return unpack(raw, name, shape)
+    return raw[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def _host_bytes(device: Any, view: Any) -> Array:
+    """The bytes of a view, through a staging buffer where the host cannot map the device's own, as of most GPUs."""
+    buffer = view.get_buffer()
+    visible = buffer.memory_type() & int(rt.MemoryType.HOST_VISIBLE)
+    if visible and buffer.allowed_usage() & int(rt.BufferUsage.MAPPING_SCOPED):
+        return np.frombuffer(view.map(), np.uint8)
+    staging = device.allocator.allocate_buffer(
+        memory_type=_STAGING_MEMORY, allowed_usage=_STAGING_USAGE, allocation_size=buffer.byte_length()
+    )
+    done = rt.HalFence.create_at(device.create_semaphore(0), 1)
+    device.queue_copy(buffer, staging, [], done)
+    done.wait()
+    return np.frombuffer(staging.map(), np.uint8)

@@ -1,0 +1,144 @@
+"""Tensors of ours <-> ONNX Runtime's OrtValue, for every dtype that ONNX Runtime takes.
+
+numpy knows neither bfloat16 nor float8 nor the sub-byte dtypes, and ONNX Runtime's Python API refuses to hand those
+out (and takes no strings in): their bytes are passed as they lie in memory instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+
+from hil.core.packing import SUB_BYTE_BITS, pack, unpack
+from hil.core.tensors import ML_DTYPES, Array, TensorSpec, dtype_name, dtype_of
+from hil.errors import UsageError
+
+# ONNX's TensorProto element types by our names: onnx itself is not a dependency of an agent.
+ONNX_TYPES = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "string": 8,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "complex64": 14,
+    "complex128": 15,
+    "bfloat16": 16,
+    "float8_e4m3fn": 17,
+    "float8_e4m3fnuz": 18,
+    "float8_e5m2": 19,
+    "float8_e5m2fnuz": 20,
+    "uint4": 21,
+    "int4": 22,
+    "float4_e2m1fn": 23,
+    "float8_e8m0fnu": 24,
+    "uint2": 25,
+    "int2": 26,
+}
+_TYPE_STRINGS = {
+    "float": "float32",
+    "double": "float64",
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2": "float8_e5m2",
+    "float8e5m2fnuz": "float8_e5m2fnuz",
+    "float4e2m1": "float4_e2m1fn",
+    "float8e8m0": "float8_e8m0fnu",
+}
+
+
+def dtype_of_type(text: str) -> str | None:
+    """The dtype of ONNX Runtime's ``tensor(float)`` and the like; None for a sequence, map, optional, sparse tensor."""
+    if not (text.startswith("tensor(") and text.endswith(")")):
+        return None
+    inner = text[len("tensor(") : -1]
+    name = _TYPE_STRINGS.get(inner, inner)
+    return name if name in ONNX_TYPES else None
+
+
+def spec_of_node(node: Any) -> TensorSpec | None:
+    """The spec of a session's input or output; None where it is no tensor."""
+    dtype = dtype_of_type(node.type)
+    if dtype is None:
+        return None
+    shape = tuple(dim if isinstance(dim, int) else (str(dim) if dim else None) for dim in node.shape or ())
+    return TensorSpec(node.name, dtype, shape)
+
+
+def to_ort(array: Array) -> Any:
+    """An OrtValue (on the CPU) of a tensor; it may share the array's memory, and keeps it alive.
+
+    Raises:
+        UsageError: ONNX Runtime has no tensors of this dtype.
+    """
+    import onnxruntime as ort
+
+    name = dtype_name(array.dtype)
+    if name not in ONNX_TYPES or name.startswith("complex"):
+        raise UsageError(f"ONNX Runtime has no tensors of dtype {name}")
+    if name == "string":
+        return _strings_to_ort(array)
+    contiguous = np.ascontiguousarray(array).reshape(array.shape)
+    if name in SUB_BYTE_BITS:
+        # ONNX Runtime reads the packed bytes from the front of a buffer of the logical shape.
+        packed = pack(contiguous)
+        contiguous = np.zeros(array.shape, np.uint8)
+        contiguous.reshape(-1)[: packed.size] = packed
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous, ONNX_TYPES[name])
+
+
+def from_ort(value: Any, dtype: str) -> Array:
+    """The tensor of an OrtValue (on the CPU), copied out."""
+    if dtype not in ML_DTYPES:
+        array: Array = value.numpy()
+        return array
+    shape = tuple(value.shape())
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype_of(dtype))
+    raw = np.frombuffer(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()), np.uint8)
+    return unpack(raw, dtype, shape) if dtype in SUB_BYTE_BITS else raw.view(dtype_of(dtype)).reshape(shape)
+
+
+def _strings_to_ort(array: Array) -> Any:
+    """An OrtValue of strings. The Python API makes none, but a model that is one constant returns one.
+
+    The model is written by hand, because onnx is not a dependency of an agent. Field numbers of onnx.proto: TensorProto
+    dims 1, data_type 2, string_data 6, name 8; GraphProto name 2, initializer 5, output 12; ModelProto ir_version 1,
+    graph 7, opset_import 8.
+    """
+    import onnxruntime as ort
+
+    tensor = b"".join(_number(1, dim) for dim in array.shape) + _number(2, ONNX_TYPES["string"])
+    tensor += b"".join(_bytes(6, str(item).encode()) for item in array.ravel().tolist()) + _bytes(8, b"strings")
+    output = _bytes(1, b"strings") + _bytes(2, _bytes(1, _number(1, ONNX_TYPES["string"])))
+    graph = _bytes(2, b"g") + _bytes(5, tensor) + _bytes(12, output)
+    model = _number(1, 8) + _bytes(7, graph) + _bytes(8, _bytes(1, b"") + _number(2, 17))
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run_with_ort_values(None, {})[0]
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _number(field: int, number: int) -> bytes:
+    return _varint(field << 3) + _varint(number)
+
+
+def _bytes(field: int, payload: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(payload)) + payload

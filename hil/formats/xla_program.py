@@ -1,0 +1,112 @@
+"""What a program of the runtime xla-aot says of itself: text in the library, which a board reads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from hil.core.tensors import Array, TensorSpec, from_bytes, nbytes_of
+
+# Raise it when the library's functions, or what they say, change.
+ABI = 1
+LIBRARY = "program.so"
+# The first values of the variables, one after the other. Where the file is not beside the library, the variables are
+# inputs.
+VALUES = "variables.bin"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of the compiled function, in order.
+
+    Attributes:
+        spec: name, dtype and shape.
+        variable: whether it is a variable; those follow all inputs.
+        assigned: of a variable: whether running assigns it, in place.
+    """
+
+    spec: TensorSpec
+    variable: bool = False
+    assigned: bool = False
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Arguments and results of a library: the results are the outputs, then new values of assigned variables."""
+
+    function: str
+    arguments: tuple[Argument, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def variables(self) -> tuple[Argument, ...]:
+        """The arguments that are variables."""
+        return tuple(argument for argument in self.arguments if argument.variable)
+
+    def inputs(self, *, variables: bool) -> tuple[TensorSpec, ...]:
+        """What a caller gives, with the variables or without."""
+        return tuple(argument.spec for argument in self.arguments if variables or not argument.variable)
+
+    def values(self, data: bytes) -> dict[str, Array]:
+        """The variables' values in the file beside the library.
+
+        Raises:
+            ValueError: it has another size than they take.
+        """
+        specs = [variable.spec for variable in self.variables]
+        sizes = [size_of(spec) for spec in specs]
+        if len(data) != sum(sizes):
+            raise ValueError(f"{VALUES} has {len(data)} bytes, the program's variables take {sum(sizes)}")
+        ends = list(itertools.accumulate(sizes))
+        pieces = (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
+        return {
+            spec.name: from_bytes(piece, spec.dtype, shape_of(spec)) for spec, piece in zip(specs, pieces, strict=True)
+        }
+
+    def results(self) -> tuple[TensorSpec, ...]:
+        """What a caller gets: the outputs, then the new values of the variables."""
+        assigned = (argument.spec for argument in self.arguments if argument.assigned)
+        return (*self.outputs, *(replace(spec, name=f"variable {spec.name}") for spec in assigned))
+
+
+def shape_of(spec: TensorSpec) -> tuple[int, ...]:
+    """A tensor's shape, which in a compiled program is numbers only."""
+    return tuple(dim for dim in spec.shape if isinstance(dim, int))
+
+
+def size_of(spec: TensorSpec) -> int:
+    """A tensor's size in bytes."""
+    return nbytes_of(spec.dtype, shape_of(spec))
+
+
+def write_signature(signature: Signature) -> str:
+    """A signature as text, in ASCII."""
+    return json.dumps({"abi": ABI, **asdict(signature)})
+
+
+def read_signature(text: str) -> Signature:
+    """A signature from its text.
+
+    Raises:
+        ValueError: it is none, or of another version.
+    """
+    try:
+        said = json.loads(text)
+        if said["abi"] != ABI:
+            raise ValueError(f"the program's interface has version {said['abi']}, expected was {ABI}")
+        arguments = [Argument(_spec(one["spec"]), one["variable"], one["assigned"]) for one in said["arguments"]]
+        return Signature(said["function"], tuple(arguments), _specs(said["outputs"]))
+    except (KeyError, TypeError, AssertionError, RecursionError) as error:
+        raise ValueError(f"the program's signature cannot be read: {error!r}") from error
+
+
+def _specs(said: Sequence[dict[str, object]]) -> tuple[TensorSpec, ...]:
+    return tuple(map(_spec, said))
+
+
+def _spec(said: dict[str, object]) -> TensorSpec:
+    shape = said["shape"]
+    assert isinstance(shape, list)
+    return TensorSpec(str(said["name"]), str(said["dtype"]), tuple(shape))

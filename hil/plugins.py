@@ -1,0 +1,38 @@
+"""The types that packages use to add to hil (docs/extending.md), under names that stay.
+
+A runtime is loaded on the board, where there is no controller: it takes :class:`hil.agent.runtimes.Runtime` from there.
+"""
+
+from __future__ import annotations
+
+from hil.controller.backends.compilers import Compiler
+from hil.controller.backends.references import Reference
+from hil.controller.devices.links.link import Link
+from hil.controller.devices.links.provider import BoardLoan, BoardProvider
+from hil.controller.models.flows import Flow, Recipe
+from hil.controller.models.importers import Importer
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+from hil.controller.workloads.bundles.formats import Format
+from hil.core.artifacts import Artifact, Model
+from hil.core.boards import BoardConfig
+
+__all__ = [
+    "Artifact",
+    "BoardConfig",
+    "BoardLoan",
+    "BoardProvider",
+    "Cache",
+    "Compiler",
+    "Flow",
+    "Format",
+    "Importer",
+    "Isolated",
+    "Link",
+    "Model",
+    "Recipe",
+    "Reference",
+    "load_tensors",
+    "save_tensors",
+]

@@ -1,0 +1,1 @@
+"""The protocol between controller, agent and farm: generated messages, the wire, sockets."""

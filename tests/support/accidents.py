@@ -1,0 +1,120 @@
+"""`hil run` watched from outside while things happen to its board, and models that keep it busy in one stage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from hil.testing.virtual_board import VirtualBoard
+from support.models import save_model
+
+FLOAT = TensorProto.FLOAT
+MB = 1_000_000
+# More than any outcome takes: a link that is gone is noticed within 15 s, looked for, and given up.
+PATIENCE_S = 150
+
+
+@dataclass
+class Run:
+    """A `hil run` that goes on."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    record: dict[str, Any] = field(default_factory=dict)
+    err: str = ""
+
+    def end(self) -> dict[str, Any]:
+        """Wait for it; its one case."""
+        out, self.err = self.process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in self.err, self.err
+        self.record = json.loads(out)
+        return self.record["cases"][0]
+
+    def left_behind(self) -> list[str]:
+        """Command lines of what it started on this machine and what is still there."""
+        return [line for pid, line in _processes() if self.mark.encode() in _read(f"/proc/{pid}/environ")]
+
+
+def _processes() -> Iterator[tuple[str, str]]:
+    for place in Path("/proc").glob("[0-9]*"):
+        pid = place.name
+        yield pid, _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.002)
+    raise AssertionError(f"after {seconds:g} s still not: {what}")
+
+
+def traffic(board: VirtualBoard, way: str) -> int:
+    """Bytes to (``tx``) or from (``rx``) the board so far."""
+    return int(Path(f"/sys/class/net/{board.link}/statistics/{way}_bytes").read_text())
+
+
+def working(board: VirtualBoard) -> bool:
+    """Whether a program runs there: some process of the agent's computes all the time."""
+
+    def ticks() -> dict[str, int]:
+        script = "for p in $(pgrep -f hil.agent); do cat /proc/$p/stat 2>/dev/null; done; true"
+        rows = [line.split() for line in board.run(["sh", "-c", script]).stdout.splitlines()]
+        return {row[0]: int(row[13]) for row in rows}
+
+    before = ticks()
+    # Longer than it takes to use up 20 ticks on a core that somebody else uses too.
+    time.sleep(0.6)
+    return any(spent - before.get(pid, spent) > 20 for pid, spent in ticks().items())
+
+
+def agents_processes(board: VirtualBoard) -> list[str]:
+    """The processes of hil's on the board, without their numbers."""
+    rows = board.run(["ps", "-eo", "args="]).stdout.splitlines()
+    return sorted(row.split(".hil", 1)[-1] for row in rows if ".hil/" in row or "hil.agent" in row)
+
+
+def is_quiet(board: VirtualBoard, before: list[str]) -> bool:
+    return len(agents_processes(board)) <= len(before)
+
+
+def model_with_weights(folder: Path, megabytes: int) -> Path:
+    """A model of that size; a sum would differ by the order in which it is added up, a maximum does not."""
+    # Others each time: what the board has is not sent again.
+    weights = np.random.default_rng().standard_normal(megabytes * MB // 4).astype(np.float32)
+    nodes = [helper.make_node("Mul", ["x", "w"], ["z"]), helper.make_node("ReduceMax", ["z"], ["y"], keepdims=1)]
+    return save_model(
+        folder / "heavy.onnx",
+        nodes,
+        [("x", FLOAT, [1])],
+        [("y", FLOAT, [1])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+
+
+def model_with_output(folder: Path, megabytes: int) -> Path:
+    """A small input, and as much to fetch."""
+    shape = numpy_helper.from_array(np.array([megabytes * MB // 4 // 1000, 1000]), "shape")
+    return save_model(
+        folder / "loud.onnx",
+        [helper.make_node("Expand", ["x", "shape"], ["y"])],
+        [("x", FLOAT, [1, 1000])],
+        [("y", FLOAT, [megabytes * MB // 4 // 1000, 1000])],
+        [shape],
+    )

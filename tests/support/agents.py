@@ -1,0 +1,140 @@
+"""Small programs to run on an agent, and agents and simulators as processes. A pytest plugin for all tests."""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from hil.controller.devices.client import AgentClient, Target
+from hil.core.digest import digest_file
+
+ADD_MLIR = """
+func.func @main(%a: tensor<4096xf32>, %b: tensor<4096xf32>) -> tensor<4096xf32> {
+  %0 = arith.addf %a, %b : tensor<4096xf32>
+  return %0 : tensor<4096xf32>
+}
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program, and the files that it consists of."""
+
+    runtime: str
+    path: Path
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def push(self, client: AgentClient) -> None:
+        missing = client.missing(list(self.digests.values()))
+        client.put({digest: (self.path, have) for digest, have in missing.items()})
+
+    def load(self, client: AgentClient, **options: str):
+        settings = {"runtime": self.runtime, "device": "", "function": "", **options}
+        return client.load(self.digests, self.path.name, timeout=120, **settings)
+
+
+def program(runtime: str, path: Path) -> Program:
+    return Program(runtime, path, {path.name: digest_file(path)})
+
+
+def compile_mlir(source: Path, arch: str, output: Path) -> Program:
+    """An MLIR program for a CPU of that architecture."""
+    flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
+    if arch == platform.machine():
+        flags += ["--iree-llvmcpu-target-cpu=host"]
+    else:
+        flags += [f"--iree-llvmcpu-target-triple={arch}-unknown-linux-gnu", "--iree-llvmcpu-target-cpu=generic"]
+    command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", *flags, str(source), "-o", str(output)]
+    subprocess.run(command, check=True)
+    return program("iree", output)
+
+
+@pytest.fixture(scope="session")
+def add_programs_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Program]]:
+    """For an architecture: a + b of 4096 float32, for each runtime."""
+
+    @functools.cache
+    def make(arch: str) -> dict[str, Program]:
+        folder = tmp_path_factory.mktemp(f"programs-{arch}")
+        (folder / "add.mlir").write_text(ADD_MLIR)
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4096]) for name in ("a", "b", "sum")]
+        graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sum"])], "add", values[:2], values[2:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.save(model, folder / "add.onnx")
+        return {
+            "iree": compile_mlir(folder / "add.mlir", arch, folder / "add.vmfb"),
+            "onnxruntime": program("onnxruntime", folder / "add.onnx"),
+        }
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def add_programs(add_programs_for: Callable[[str], dict[str, Program]]) -> dict[str, Program]:
+    """a + b of 4096 float32, for each runtime on this machine."""
+    return add_programs_for(platform.machine())
+
+
+@pytest.fixture(params=["iree", "onnxruntime"])
+def add(request: pytest.FixtureRequest, add_programs: dict[str, Program]) -> Program:
+    return add_programs[request.param]
+
+
+def start_process(module: str, listen: str, store: Path, *more: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Start an agent or simulator as a process of its own; returns it and its address."""
+    command = [sys.executable, "-m", module, "--listen", listen, "--store", str(store), "--lifeline", *more]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"{module} did not start"
+    return process, json.loads(line)["address"]
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin and process.stdout
+    process.stdin.close()
+    process.wait(60)
+    process.stdout.close()
+
+
+@pytest.fixture
+def start_agent(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts an agent (or with ``module="hil.sim"`` a simulator) on a Unix socket; returns its address."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*more: str, module: str = "hil.agent") -> str:
+        number = len(processes)
+        process, address = start_process(module, f"unix:{tmp_path}/{number}.sock", tmp_path / f"store-{number}", *more)
+        processes.append(process)
+        return address
+
+    yield start
+    for process in processes:
+        stop_process(process)
+
+
+@pytest.fixture
+def open_client() -> Iterator[Callable[[str], AgentClient]]:
+    """Opens clients with a session at an address, closed at the end."""
+    clients: list[AgentClient] = []
+
+    def make(address: str) -> AgentClient:
+        client = AgentClient(Target(address), "test")
+        clients.append(client)
+        client.describe()
+        client.open_session("test", wait_s=60, on_wait=print)
+        return client
+
+    yield make
+    for client in clients:
+        client.close()

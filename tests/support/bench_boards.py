@@ -1,0 +1,74 @@
+"""A board whose programs take as long as they are told to, by a clock of its own: for how a bench goes about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.analysis.bench.measure import Side
+from hil.controller.devices.agentless.program import CommandCall
+from hil.controller.pipeline.case import Case, Options
+from hil.core.artifacts import Artifact
+from hil.core.results import RunResult
+
+
+@dataclass
+class PacedProgram:
+    """A loaded program; ``pace`` says how many nanoseconds its next iteration takes."""
+
+    board: PacedBoard
+    name: str
+    pace: Callable[[], int]
+
+    def run(self, inputs: Mapping[str, Any], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0) -> Any:
+        self.board.calls.append((self.name, warmup, iterations))
+        if self.board.fail_at and len(self.board.calls) == self.board.fail_at:
+            raise self.board.failure
+        warm = sum(self.pace() for _ in range(warmup))
+        self.board.now_ns += warm
+        stamps = []
+        for _ in range(iterations):
+            start = self.board.now_ns
+            self.board.now_ns += self.pace()
+            stamps.append((start, self.board.now_ns))
+        return RunResult("paced", {}, tuple(stamps), 7), CommandCall(warm, 0.0)
+
+    def unload(self) -> None:
+        self.board.loaded.remove(self.name)
+
+
+@dataclass
+class PacedBoard:
+    """Programs by their main file's name.
+
+    Attributes:
+        paces: name -> how long an iteration takes.
+        calls: (name, warm-up, iterations) of every call.
+        loads: the names, in the order of loading.
+        fail_at: the call (from 1) at which ``failure`` happens; 0 is never.
+    """
+
+    paces: Mapping[str, Callable[[], int]]
+    calls: list[tuple[str, int, int]] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    fail_at: int = 0
+    failure: BaseException = field(default_factory=RuntimeError)
+    now_ns: int = 10**9
+    name: str = "paced"
+
+    def load(self, artifact: Artifact, *, timeout: float, no_fallback: bool) -> PacedProgram:
+        self.loads.append(artifact.main)
+        self.loaded.append(artifact.main)
+        return PacedProgram(self, artifact.main, self.paces[artifact.main])
+
+
+def side_on(board: PacedBoard, label: str, name: str) -> Side:
+    """A side whose program is the one of that name."""
+    artifact = Artifact("paced", name, {}, {}, "main", "none")
+    case = Case(f"{label}-{name}", Path(name), Options(), Path(), artifact=artifact, inputs={"x": np.zeros(1)})
+    return Side(label, case, board)

@@ -1,0 +1,58 @@
+"""Bundles made for a test: with any program, for nothing runs it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
+from hil.bundles.layout import HEADER_BYTES, Head, aligned, canonical_json
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_of
+from hil.core.tensors import TensorSpec
+
+X = TensorSpec("x", "float32", ("N", 2))
+Y = TensorSpec("y", "float32", ("N",))
+
+
+def program(folder: Path, inputs: Sequence[TensorSpec] = (X,), outputs: Sequence[TensorSpec] = (Y,)) -> Artifact:
+    """A program of two files that no runtime would load."""
+    (folder / "weights").mkdir(exist_ok=True)
+    files = {"main.bin": folder / "main.bin", "weights/w.bin": folder / "weights" / "w.bin"}
+    for name, path in files.items():
+        path.write_bytes(name.encode() * 7)
+    return Artifact("none", "main.bin", files, {}, "f", "nobody 1", ("--flag",), tuple(inputs), tuple(outputs))
+
+
+def case(size: int = 3, **more: Any) -> MethodTestCase:
+    """A case of the program above."""
+    x = np.arange(2 * size, dtype=np.float32).reshape(size, 2)
+    return MethodTestCase([x], [x.sum(1)], **more)
+
+
+def bundle(folder: Path, *cases: MethodTestCase) -> Bundle:
+    """A bundle of the program above."""
+    return Bundle.create(program(folder), [MethodTestSuite("f", cases or (case(), case(1, rtol=0.5)))])
+
+
+def forged(made: Bundle, change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """The bundle's file with its manifest changed, and everything that follows from the manifest set right."""
+    document = made.head.document()
+    blobs = {item["digest"]: item["size"] for item in document["blobs"]}
+    data = {digest: blob for digest, blob in made._blobs.items()}
+    replaced = change(document)
+    text = replaced if isinstance(replaced, bytes) else canonical_json(document)
+    size = aligned(HEADER_BYTES + len(text)) + sum(aligned(count) for count in blobs.values())
+    head = Head(size, text).to_bytes()
+    return head + b"".join(bytes(blob).ljust(aligned(len(blob)), b"\0") for blob in data.values())
+
+
+def digest_patched(raw: bytes) -> bytes:
+    """A file whose manifest was changed in place, with the digest in its header set right."""
+    (size,) = struct.unpack_from("<Q", raw, 24)
+    digest = digest_of(raw[HEADER_BYTES : HEADER_BYTES + size]).partition(":")[2]
+    return raw[:32] + bytes.fromhex(digest) + raw[64:]

@@ -1,0 +1,88 @@
+"""`hil` as a user calls it, and models made for a test. A pytest plugin for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+
+from hil.controller.storage.cache import default_root
+from support.agents import start_process, stop_process
+from support.models import save_model
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+    @property
+    def case(self) -> dict[str, Any]:
+        (case,) = self.document["cases"]
+        return case
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON documents of a file that somebody adds to; none where it is not there yet."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for this session, but for the packages that boards are given: those are fetched once."""
+    cache = tmp_path_factory.mktemp("cache")
+    wheels = default_root() / "board-wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    (cache / "board-wheels").symlink_to(wheels)
+    return cache
+
+
+@pytest.fixture
+def environment(shared_cache: Path, tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(tmp_path), "XDG_CONFIG_HOME": ""}
+
+
+@pytest.fixture
+def hil(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Ended]:
+    """Runs `hil ARGS...` in an empty folder."""
+
+    def call(*args: object, cwd: Path = tmp_path) -> Ended:
+        command = [sys.executable, "-m", "hil.controller.cli.main", *map(str, args)]
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+        assert "Traceback" not in done.stderr, done.stderr
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A simulator that many tests use, one after another."""
+    folder = tmp_path_factory.mktemp("sim")
+    process, address = start_process("hil.sim", f"unix:{folder}/sim.sock", folder / "store")
+    yield address
+    stop_process(process)
+
+
+@pytest.fixture
+def doubling(tmp_path: Path) -> Path:
+    """y = x + x, 4 float32."""
+    node = helper.make_node("Add", ["x", "x"], ["y"], "twice")
+    value = (TensorProto.FLOAT, [4])
+    return save_model(tmp_path / "doubling.onnx", [node], [("x", *value)], [("y", *value)])

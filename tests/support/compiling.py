@@ -1,0 +1,25 @@
+"""A compiler that does what a test wants of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from hil.controller.storage.isolated import Isolated
+
+
+def fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Isolated:
+    """A pool of one whose worker finds this script in place of iree-compile, and the rest of iree.compiler as it is."""
+    package = folder / "fake" / "iree" / "compiler"
+    (package / "_mlir_libs").mkdir(parents=True)
+    binary = package / "_mlir_libs" / "iree-compile"
+    binary.write_text(f"#!{sys.executable}\nimport os, signal, sys, time\n{script}\n")
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+    for level in (package, package.parent):
+        (level / "__init__.py").write_text("import pkgutil\n__path__ = pkgutil.extend_path(__path__, __name__)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "fake"), os.environ.get("PYTHONPATH", "")]))
+    return Isolated(1)

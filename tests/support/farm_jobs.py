@@ -1,0 +1,112 @@
+"""Small jobs for a farm, of which it is known how each must end: bundles that pass, mismatch and crash, a bad model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
+from hil.controller.farm.words import Kind, Spec
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
+from hil.core.tensors import TensorSpec
+
+# The second reads so far behind its input that its worker is killed.
+_SUM = """
+func.func @main(%a: tensor<4xi32>, %b: tensor<4xi32>) -> tensor<4xi32> {
+  %0 = arith.addi %a, %b : tensor<4xi32>
+  return %0 : tensor<4xi32>
+}
+"""
+_FAR = """
+func.func @main(%a: tensor<4xi32>, %b: tensor<4xi32>) -> tensor<4xi32> {
+  %empty = tensor.empty() : tensor<4xi32>
+  %0 = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+      ins(%b : tensor<4xi32>) outs(%empty : tensor<4xi32>) {
+  ^bb0(%index: i32, %old: i32):
+    %factor = arith.constant 1000000000 : i64
+    %wide = arith.extsi %index : i32 to i64
+    %far = arith.muli %wide, %factor : i64
+    %at = arith.index_cast %far : i64 to index
+    %value = tensor.extract %a[%at] : tensor<4xi32>
+    linalg.yield %value : i32
+  } -> tensor<4xi32>
+  return %0 : tensor<4xi32>
+}
+"""
+_FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=generic",
+)
+_SPECS = tuple(TensorSpec(name, "int32", (4,)) for name in ("a", "b"))
+_OUT = (TensorSpec("out", "int32", (4,)),)
+
+
+@dataclass(frozen=True)
+class KnownJob:
+    """A job and how it must end, on whatever board, after however many attempts.
+
+    Attributes:
+        kind: a word for it.
+        spec: as it is submitted.
+        files: digest -> file, to upload before.
+        exit_code, outcome: of its result.
+    """
+
+    kind: str
+    spec: Spec
+    files: dict[str, Path]
+    exit_code: int
+    outcome: str
+
+
+def known_jobs(folder: Path) -> dict[str, KnownJob]:
+    """One of each kind: pass, mismatch, crash, compile."""
+    return {one.kind: one for one in _jobs(folder)}
+
+
+def _jobs(folder: Path) -> Iterator[KnownJob]:
+    a, b = np.arange(4, dtype=np.int32), np.full(4, 2, np.int32)
+    yield _bundle_job(folder, "pass", _SUM, b, a + b, 0, "PASS")
+    yield _bundle_job(folder, "mismatch", _SUM, b, a, 1, "FAIL")
+    yield _bundle_job(folder, "crash", _FAR, b, a, 3, "RUN_CRASH")
+    model = folder / "odd.onnx"
+    _write_odd_model(model)
+    digest = digest_file(model)
+    spec = Spec(Kind.RUN, {"models": ["model/odd.onnx"]}, {"model/odd.onnx": digest})
+    yield KnownJob("compile", spec, {digest: model}, 3, "COMPILE_ERROR")
+
+
+def _write_odd_model(path: Path) -> None:
+    """One that the compiler refuses: nobody has its operator."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")
+    graph = helper.make_graph([node], "odd", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+
+
+def _bundle_job(
+    folder: Path, kind: str, source: str, b: np.ndarray, expected: np.ndarray, exit_code: int, outcome: str
+) -> KnownJob:
+    path = folder / f"{kind}.hilb"
+    mlir, vmfb = folder / f"{kind}.mlir", folder / f"{kind}.vmfb"
+    mlir.write_text(source)
+    compiler = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile"]
+    subprocess.run([*compiler, *_FLAGS, str(mlir), "-o", str(vmfb)], check=True)
+    program = Artifact(
+        "iree", vmfb.name, {vmfb.name: vmfb}, {vmfb.name: digest_file(vmfb)}, "main", "iree", _FLAGS, _SPECS, _OUT
+    )
+    case = MethodTestCase([np.arange(4, dtype=np.int32), b], [expected])
+    Bundle.create(program, [MethodTestSuite("main", [case])]).save(path)
+    digest, at = digest_file(path), f"bundle/{path.name}"
+    spec = Spec(Kind.BUNDLE, {"models": [at], "methods": []}, {at: digest}, affinity=digest)
+    return KnownJob(kind, spec, {digest: path}, exit_code, outcome)

@@ -1,0 +1,193 @@
+"""A gateway of the farm in this process, and boards that attend it with nothing behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.desk.access import add_token
+from hil.controller.farm.gateway.server import Gateway, GatewayConfig, serving
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.terms import Terms
+from hil.controller.farm.words import BoardCard, Grant, Kind, Order, Result, Role, Spec
+from hil.protocol.v1 import farm_pb2 as pb
+from support import farm_rows
+
+WAIT_S = 90.0
+# Boards are healthy until somebody says otherwise.
+QUICK = Terms(beat_s=0.2)
+
+
+class Running:
+    """A gateway that serves in a thread of its own."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.gateway: Gateway | None = None
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._there = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        self._thread.start()
+        assert self._there.wait(WAIT_S)
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+
+    @property
+    def address(self) -> str:
+        assert self.gateway is not None
+        return self.gateway.addresses[0]
+
+    def stop(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def client(self, token: str, **settings: Any) -> FarmClient:
+        return FarmClient(FarmAddress((self.address,), token), **settings)
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop):
+            try:
+                self._loop.run_until_complete(self._serve())
+            except BaseException as error:
+                self._error = error
+                self._there.set()
+
+    async def _serve(self) -> None:
+        async with serving(self.config) as self.gateway:
+            self._there.set()
+            await self._over.wait()
+
+
+@contextlib.contextmanager
+def running_gateway(db: str, folder: Path, **settings: Any) -> Iterator[Running]:
+    given = {"listen": (f"unix:{folder}/gateway.sock",), "artifacts": str(folder / "artifacts"), "terms": QUICK}
+    running = Running(GatewayConfig(db=db, **{**given, **settings}))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def rows(db: str, query: str, *values: Any) -> list[dict[str, Any]]:
+    return farm_rows.with_tx(db, lambda tx: farm_rows.rows(tx, query, *values))
+
+
+def token_of(db: str, user: str, role: Role = Role.ADMIN, **settings: Any) -> str:
+    return farm_rows.with_tx(db, lambda tx: add_token(tx, user, role, **settings))
+
+
+def simple_order(**settings: Any) -> Order:
+    return Order(**{"title": "digits", "specs": (Spec(Kind.RUN),), **settings})
+
+
+def until(condition: Callable[[], Any], what: str = "") -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what or "it did not happen in time"
+        time.sleep(0.01)
+    return found
+
+
+class BareBoard:
+    """A worker with nothing behind it: it is healthy, and does with other grants what its test says."""
+
+    def __init__(self, farm: FarmClient, name: str, *, worker: str = "", beats: bool = True, **card: Any) -> None:
+        self.farm, self.name, self.worker = farm, name, worker or f"worker-{name}"
+        self.card = BoardCard(name=name, site="lab", host=card.pop("host", "host"), **card)
+        self.grants: queue.Queue[Grant] = queue.Queue()
+        self.heard: list[pb.ToBoard] = []
+        self.held: set[int] = set()
+        self._had: set[int] = set()
+        self.error: Exception | None = None
+        self._asked: queue.Queue[pb.FromBoard | None] = queue.Queue()
+        self._over = threading.Event()
+        self.hello()
+        self._stream = farm.stub.Attend(iter(self._asked.get, None), metadata=farm.metadata)
+        self._threads = [
+            threading.Thread(target=self._read, daemon=True),
+            *([threading.Thread(target=self._beat, daemon=True)] if beats else []),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def hello(self) -> None:
+        hello = pb.Hello(card=json.dumps(self.card.to_json()), worker=self.worker, leases=sorted(self.held))
+        self.say(hello=hello)
+
+    def say(self, **message: Any) -> None:
+        self._asked.put(pb.FromBoard(**message))
+
+    def start(self, grant: Grant, direct: str = "") -> None:
+        self.say(started=pb.Started(lease=grant.lease, direct=direct))
+
+    def print(self, grant: Grant, text: str) -> None:
+        self.say(printed=pb.Printed(lease=grant.lease, text=text))
+
+    def report(self, grant: Grant, result: Result | None = None) -> pb.ReportReply:
+        said = json.dumps((result or Result(0, "PASS")).to_json())
+        reply = self.farm.report(grant.lease, self.worker, said, grant.fence)
+        self.held.discard(grant.lease)
+        return reply
+
+    def grant(self) -> Grant:
+        return self.grants.get(timeout=WAIT_S)
+
+    def told(self, kind: str) -> list[Any]:
+        return [getattr(one, kind) for one in self.heard if one.WhichOneof("kind") == kind]
+
+    def online(self) -> BareBoard:
+        until(lambda: [one for one in self.farm.ask("boards") if one["name"] == self.name and one["state"] == "online"])
+        return self
+
+    def leave(self) -> None:
+        """End our side: the board is given up."""
+        self._end(lambda: self._asked.put(None))
+
+    def cut(self) -> None:
+        """Break the stream, as a link does."""
+        self._end(self._stream.cancel)
+
+    def _end(self, how: Callable[[], Any]) -> None:
+        if not self._over.is_set():
+            self._over.set()
+            how()
+            for thread in self._threads:
+                thread.join(WAIT_S)
+            self._asked.put(None)
+
+    def _beat(self) -> None:
+        while not self._over.wait(0.2):
+            self.say(beat=pb.BoardBeat(leases=sorted(self.held)))
+
+    def _read(self) -> None:
+        try:
+            for message in self._stream:
+                self.heard.append(message)
+                if message.WhichOneof("kind") == "grant":
+                    grant = Grant.of_json(json.loads(message.grant))
+                    # A gateway that was slow may send one again, before it hears that we have it.
+                    if grant.lease in self._had:
+                        continue
+                    self._had.add(grant.lease)
+                    self.held.add(grant.lease)
+                    if grant.spec.kind is Kind.HEALTH:
+                        self.start(grant)
+                        self.report(grant)
+                    else:
+                        self.grants.put(grant)
+        except Exception as error:
+            self.error = error

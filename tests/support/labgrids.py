@@ -1,0 +1,134 @@
+"""A real labgrid, in an environment of its own: its pytest plugin would interfere with ours."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from support.sshd import LOOPBACK, free_port, wait_for
+
+LABGRID = "labgrid==26.*"
+
+
+@pytest.fixture(scope="session")
+def labgrid_bin() -> Path:
+    """The folder of labgrid's programs, installed by uv once; skips where there is no uv or no registry."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "tests"
+    place = cache / "labgrid-26"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{place}.lock"):
+        if not (place / "ready").exists():
+            beside = Path(sys.executable).with_name("uv")
+            uv = str(beside) if beside.exists() else shutil.which("uv")
+            if uv is None:
+                pytest.skip("no uv, to install labgrid with")
+            made = subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(place)])
+            install = [uv, "pip", "install", "-q", "--python", str(place / "bin/python"), LABGRID]
+            if made.returncode or subprocess.run(install).returncode:
+                pytest.skip(f"{LABGRID} cannot be installed here")
+            (place / "ready").touch()
+    return place / "bin"
+
+
+@dataclass
+class Labgrid:
+    """A coordinator that runs, its exporters, and the command line."""
+
+    bin: Path
+    folder: Path
+    address: str = field(default_factory=lambda: f"{LOOPBACK}:{free_port()}")
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start_coordinator(self) -> None:
+        self._start("coordinator", str(self.bin / "labgrid-coordinator"), "-l", self.address)
+        wait_for(lambda: "Coordinator ready" in self._log("coordinator"), "the coordinator did not start")
+
+    def export(self, name: str, resources: str) -> None:
+        """An exporter of resources (YAML)."""
+        (self.folder / f"{name}.yaml").write_text(resources)
+        program = str(self.bin / "labgrid-exporter")
+        self._start(name, program, "-c", self.address, "-n", name, str(self.folder / f"{name}.yaml"))
+        wait_for(lambda: "connected to coordinator" in self._log(name), "the exporter did not start")
+
+    def client(self, *words: str, user: str = "admin") -> str:
+        environment = {**os.environ, "LG_COORDINATOR": self.address, "LG_USERNAME": user}
+        done = subprocess.run(
+            [str(self.bin / "labgrid-client"), *words], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def place(self, name: str, match: str) -> None:
+        """A place of all that an exporter's group has."""
+        self.client("-p", name, "create")
+        self.client("-p", name, "add-match", match)
+        # The exporter's resources reach the coordinator a moment after it is connected.
+        wait_for(lambda: "Matching resource" in self.client("-p", name, "show"), f"nothing matches {match}")
+
+    def stop(self, name: str) -> None:
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _start(self, name: str, *command: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+            )
+
+    def _log(self, name: str) -> str:
+        assert self.processes[name].poll() is None, (self.folder / f"{name}.log").read_text()
+        return (self.folder / f"{name}.log").read_text()
+
+
+@contextlib.contextmanager
+def running_labgrid(bin: Path, folder: Path) -> Iterator[Labgrid]:
+    lab = Labgrid(bin, folder)
+    try:
+        lab.start_coordinator()
+        yield lab
+    finally:
+        for name in list(lab.processes):
+            lab.stop(name)
+
+
+class Outlet:
+    """A switched socket that labgrid's `rest` power driver talks to: what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        outlet = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                outlet.told.append(self.rfile.read(int(self.headers["content-length"])).decode())
+                self.do_GET()
+
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write((outlet.told or ["1"])[-1].encode())
+
+            def log_message(self, *words: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}/{{index}}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

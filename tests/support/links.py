@@ -1,0 +1,98 @@
+"""Every way to reach a board, for the contract's tests."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hil.agent.server import Agent, AgentConfig
+from hil.controller.devices.deploy import ensure_agent
+from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.tunnel import open_tunnel
+from hil.core.boards import Connection
+from hil.testing.virtual_board import VirtualBoard
+from support.agents import start_process, stop_process
+
+BOARDS = {"x86_64 board": "board_x86", "aarch64 board": "board_aarch64"}
+_BOARD = pytest.mark.board
+AGENTS = ["in-process", "agent over TCP", "simulator", *(pytest.param(name, marks=_BOARD) for name in BOARDS)]
+COMMANDS = [pytest.param(f"{name}, by command", marks=_BOARD) for name in BOARDS]
+
+# Functions for every kind of end: one that reports an error unless it is given a 3, and one that never ends.
+ENDS = """
+func.func @refuses(%n: i32) -> i32 {
+  %0 = arith.constant 3 : i32
+  %1 = arith.cmpi eq, %n, %0 : i32
+  cf.assert %1, "it is not three"
+  return %n : i32
+}
+func.func @hangs(%n: i32) -> i32 {
+  %0 = scf.while (%i = %n) : (i32) -> i32 {
+    %1 = arith.constant 0 : i32
+    %2 = arith.cmpi ne, %n, %1 : i32
+    scf.condition(%2) %i : i32
+  } do {
+  ^bb0(%i: i32):
+    %3 = arith.addi %i, %n : i32
+    scf.yield %3 : i32
+  }
+  return %0 : i32
+}
+"""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What is reached.
+
+    Attributes:
+        address: the agent's, or the board's where it has none.
+        arch: of the machine behind it.
+        board: for a board over SSH: its address, with identity and known hosts.
+        by_command: the board has no agent.
+    """
+
+    address: str
+    arch: str = platform.machine()
+    board: str = ""
+    identity: Path | None = None
+    known_hosts: Path | None = None
+    by_command: bool = False
+
+
+@contextmanager
+def reach(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Reached]:
+    """Something with one of the names above, as long as it is used; ``folder`` is for what it stores."""
+    kind, _, how = name.partition(", ")
+    if kind in BOARDS:
+        board = request.getfixturevalue(BOARDS[kind])
+        yield from _by_command(board) if how else _deployed(board, folder)
+    elif name == "in-process":
+        agent = Agent(AgentConfig(f"unix:{folder}/a.sock", folder / "store"))
+        yield Reached(agent.address)
+        agent.stop()
+    else:
+        simulated = name == "simulator"
+        listen = f"unix:{folder}/s.sock" if simulated else "127.0.0.1:0"
+        process, address = start_process("hil.sim" if simulated else "hil.agent", listen, folder / "store")
+        yield Reached(address)
+        stop_process(process)
+
+
+def _deployed(board: VirtualBoard, folder: Path) -> Iterator[Reached]:
+    """The agent of a board, through a tunnel."""
+    connection = Connection(identity=str(board.identity), known_hosts=str(board.known_hosts))
+    with open_shell(board.address, connection, board=board.name, base=folder) as shell:
+        place = ensure_agent(shell, folder="", runtimes=("iree", "onnxruntime"), board=board.name, say=print)
+        tunnel = open_tunnel(shell, place.socket)
+        yield Reached(tunnel.address, board.arch, board.address, board.identity, board.known_hosts)
+        tunnel.close()
+
+
+def _by_command(board: VirtualBoard) -> Iterator[Reached]:
+    yield Reached(board.address, board.arch, board.address, board.identity, board.known_hosts, by_command=True)

@@ -1,0 +1,152 @@
+"""Farms as a user runs them: `hil farm up` in a home of its own, and commands beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from support.commands import Ended
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "farm.schema.json").read_text())
+# Whoever is stopped for a few seconds on a busy machine loses nothing.
+TERMS = "[terms]\nbeat_s = 0.3\nlease_s = 15\nowner_s = 15\nquarantine_s = 2\n"
+HIL = (sys.executable, "-m", "hil.controller.cli.main")
+
+
+class RunningFarm:
+    """A farm that is up.
+
+    Attributes:
+        home: its HIL_FARM_HOME, removed at the end.
+        environment: for commands.
+        process: `hil farm up`.
+    """
+
+    def __init__(self, home: Path, words: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self.home, self._words = home, words
+        self.environment = {**environment, "HIL_FARM_HOME": str(home)}
+        for name in ("HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA", "HIL_FARM_DB", "HIL_BOARD"):
+            self.environment.pop(name, None)
+        self.process: subprocess.Popen[bytes]
+
+    def up(self, within_s: float = 180.0) -> None:
+        """Start it, and wait until it has looked at its boards."""
+        self.start()
+        self.eventually(self._is_ready, within_s)
+
+    def start(self) -> None:
+        with (self.home / "said").open("ab") as said:
+            command = [*HIL, "farm", "up", *self._words]
+            self.process = subprocess.Popen(command, env=self.environment, stderr=said, stdin=subprocess.DEVNULL)
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.said()
+        sheet = self.sheet()
+        return bool(sheet and sheet["pid"] == self.process.pid and sheet["ready"])
+
+    def sheet(self) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.home / "up.json").read_text())
+        return None
+
+    def said(self) -> str:
+        """What it told, and the ends of its logs."""
+        logs = [path.read_text(errors="replace")[-3000:] for path in (self.home / "logs").glob("*.log")]
+        return "\n".join([(self.home / "said").read_text(errors="replace"), *logs])
+
+    def eventually(self, what: Callable[[], object], within_s: float = 120.0) -> Any:
+        """The first answer that is true."""
+        deadline = time.monotonic() + within_s
+        while not (found := what()):
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+        return found
+
+    def hil(self, *args: object, timeout: float = 240.0, cwd: Path | None = None) -> Ended:
+        """`hil ARGS...` beside it."""
+        done = subprocess.run(
+            [*HIL, *map(str, args)],
+            env=self.environment,
+            cwd=cwd or self.home,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        ended = Ended(done.returncode, done.stdout, done.stderr)
+        if "--json" in args and args[0] == "farm":
+            check(str(args[1]), args, ended.document)
+        return ended
+
+    def boards(self) -> dict[str, str]:
+        """Name -> state."""
+        return {board["name"]: board["state"] for board in self.hil("farm", "boards", "--json").document["boards"]}
+
+    def processes(self) -> list[int]:
+        """All that belongs to it: what has its home in its environment, or works in it."""
+        found = []
+        for path in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if path.name.isdecimal() and int(path.name) != os.getpid():
+                    mine = f"HIL_FARM_HOME={self.home}\0".encode() in (path / "environ").read_bytes() + b"\0"
+                    below = os.readlink(path / "cwd").startswith(str(self.home))  # noqa: PTH115 - /proc's links
+                    zombie = (path / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+                    found += [int(path.name)] * ((mine or below) and not zombie)
+        return found
+
+    def stop(self, how: signal.Signals = signal.SIGINT, within_s: float = 60.0) -> int:
+        """End it, and wait until it has; its exit code."""
+        self.process.send_signal(how)
+        return self.process.wait(within_s)
+
+    def end(self) -> None:
+        """Whatever became of it, nothing of it is left."""
+        if hasattr(self, "process") and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(60)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(AttributeError):
+            self.process.wait(60)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def check(command: str, args: tuple[object, ...], document: Any) -> None:
+    """What a command prints is of the form that docs/farm.schema.json says."""
+    name = "farm result" if command == "submit" and "--wait" in args else f"farm {command}"
+    if name in SCHEMA["$defs"] and "error" not in document:
+        jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{name}"}).validate(document)
+
+
+@contextlib.contextmanager
+def running_farm(*words: str, environment: Mapping[str, str], start: bool = True) -> Iterator[RunningFarm]:
+    """A farm of a test's own.
+
+    Args:
+        words: options of `hil farm up`.
+        environment: its own, and that of commands beside it.
+        start: start it now, and wait for its boards.
+    """
+    # Short enough for a socket, which pytest's own folders are not.
+    farm = RunningFarm(Path(tempfile.mkdtemp(prefix="hil-farm-")), words, environment)
+    (farm.home / "farm.toml").write_text(TERMS)
+    try:
+        if start:
+            farm.up()
+        yield farm
+    finally:
+        farm.end()

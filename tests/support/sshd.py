@@ -1,0 +1,287 @@
+"""A real sshd on loopback, with keys of its own, and a relay before it whose link can be cut.
+
+It is this machine's own sshd or, where there is none, Debian's, unpacked into the cache. An sshd that runs as root
+wants a user `sshd` and a folder /run/sshd: it gets both in a mount namespace of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import os
+import platform
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock
+
+from hil.core.boards import Connection
+from hil.testing.virtual_board.packages import Apt, unpack
+from hil.testing.virtual_board.places import cache_folder, made
+
+LOOPBACK = "127.0.0.1"
+IS_ROOT = os.geteuid() == 0
+# Who logs in with a password, where sshd runs as root. `openssl passwd -6 -salt boardboard over-the-wire`
+PASSWORD_USER, PASSWORD = "somebody", "over-the-wire"
+_HASH = "$6$boardboard$ppfEfSpZIZyV6WMISJk3zkge.CkQKr9cIjQlqT1KIOjWqBZMCXcFS1EigufK8Vb7Grrin79QrUJ4uIXn1oay/0"
+_SETTINGS = """
+StrictModes no
+UsePAM no
+PidFile none
+PrintMotd no
+LogLevel VERBOSE
+MaxStartups 100
+PermitRootLogin yes
+PasswordAuthentication yes
+"""
+
+
+def free_port() -> int:
+    """Nobody listens there, and the system gives it to nobody who asks for any: it is below those."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+
+
+@functools.cache
+def program() -> tuple[Path, dict[str, str]]:
+    """sshd, and the environment it needs."""
+    if found := shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"):
+        return Path(found), {}
+    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    arch = platform.machine()
+    place = made(cache_folder()) / f"sshd-{release}-{arch}"
+    with FileLock(f"{place}.lock"):
+        if not (place / "ready").exists():
+            apt = Apt(made(place / "apt"), arch, release)
+            apt.update()
+            # What this machine has need not be fetched: its libraries serve sshd as they serve ssh.
+            shutil.copy("/var/lib/dpkg/status", apt.folder / "status")
+            for package in apt.download(["openssh-server"]):
+                unpack(package, made(place / "root"))
+            (place / "ready").touch()
+    libraries = {str(path.parent) for path in (place / "root").rglob("*.so*")}
+    return place / "root/usr/sbin/sshd", {"LD_LIBRARY_PATH": ":".join(sorted(libraries))}
+
+
+def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", path], check=True)
+    return path
+
+
+@dataclass
+class Sshd:
+    """An sshd that runs; its settings can be added to, for a start anew."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    listen: str = LOOPBACK
+    sftp: bool = True
+    _process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.home = made(self.folder / "home")
+        self.identity = make_key(self.folder / "id")
+        self.host_key = make_key(self.folder / "host_key")
+        self.authorized = self.folder / "authorized_keys"
+        self.authorize(self.identity)
+        self.known_hosts = self.folder / "known_hosts"
+        self.pin(self.known_hosts)
+
+    @property
+    def user(self) -> str:
+        return getpass.getuser()
+
+    @property
+    def address(self) -> str:
+        return f"{self.user}@{LOOPBACK}:{self.port}"
+
+    @property
+    def connection(self) -> Connection:
+        return Connection(identity=str(self.identity), known_hosts=str(self.known_hosts))
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def end_agents(self) -> None:
+        """End what was deployed there, which would go on for as long as an agent may be idle."""
+        for pid in started_with(f"HOME={self.home}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def authorize(self, identity: Path) -> None:
+        with self.authorized.open("a") as file:
+            file.write(identity.with_name(f"{identity.name}.pub").read_text())
+
+    def pin(self, known_hosts: Path, port: int = 0, key: Path | None = None) -> None:
+        """Write the host key down as this server's, or another's."""
+        public = (key or self.host_key).with_suffix(".pub").read_text()
+        with known_hosts.open("a") as file:
+            file.write(f"[{LOOPBACK}]:{port or self.port} {public}")
+
+    def start(self, *settings: str) -> None:
+        sshd, environment = program()
+        config = self.folder / "sshd_config"
+        lines = [
+            f"Port {self.port}",
+            f"ListenAddress {self.listen}",
+            f"HostKey {self.host_key}",
+            f"AuthorizedKeysFile {self.authorized}",
+            f"SetEnv HOME={self.home}",
+        ]
+        if self.sftp:
+            lines.append("Subsystem sftp internal-sftp")
+        config.write_text("\n".join([*settings, *lines]) + _SETTINGS)
+        command = [str(sshd), "-D", "-e", "-f", str(config)]
+        if IS_ROOT:
+            command = ["unshare", "--mount", "sh", "-ec", self._namespace(), "sh", *command]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env={**os.environ, **environment}, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        wait_for(lambda: _answers(self) or self._process.poll() is not None, "sshd did not start")
+        assert self._process.poll() is None, self.log
+
+    def stop(self) -> None:
+        """End it with all its connections."""
+        if self._process:
+            for pid in [*descendants(self._process.pid), self._process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _namespace(self) -> str:
+        passwd = self.folder / "passwd"
+        lines = Path("/etc/passwd").read_text().splitlines()
+        kept = [line for line in lines if line.split(":")[0] not in ("root", "sshd", PASSWORD_USER)]
+        kept += [
+            f"root:x:0:0:root:{self.home}:/bin/sh",
+            "sshd:x:74:65534::/run/sshd:/usr/sbin/nologin",
+            f"{PASSWORD_USER}:{_HASH}:12345:12345::{self.home}:/bin/sh",
+        ]
+        passwd.write_text("\n".join(kept) + "\n")
+        return (
+            f"mount --make-rprivate /; mount --bind '{passwd}' /etc/passwd; "
+            'mount -t tmpfs -o mode=755,size=4m tmpfs /run; mkdir /run/sshd; exec "$@"'
+        )
+
+
+@contextlib.contextmanager
+def running_sshd(folder: Path, *settings: str, listen: str = LOOPBACK, sftp: bool = True) -> Iterator[Sshd]:
+    server = Sshd(made(folder), listen=listen, sftp=sftp)
+    try:
+        server.start(*settings)
+        yield server
+    finally:
+        server.stop()
+        server.end_agents()
+
+
+class Relay:
+    """A TCP connection's way through this process, which can be cut: then nothing passes and nobody is told."""
+
+    def __init__(self, port: int, turn_away: int = 0) -> None:
+        self._to = port
+        self._turn_away = turn_away
+        self._left: int | None = None
+        self.came = 0
+        self._passing = threading.Event()
+        self._passing.set()
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._passing.clear()
+
+    def cut_after(self, size: int) -> None:
+        """Cut the link once that many bytes more have passed."""
+        self._left = size
+
+    def restore(self) -> None:
+        self._left = None
+        self._passing.set()
+
+    def close(self) -> None:
+        self._passing.set()
+        for one in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self.came += 1
+                if self.came <= self._turn_away:
+                    near.close()
+                    continue
+                far = socket.create_connection((LOOPBACK, self._to))
+                self._sockets += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                if self._left is not None:
+                    self._left -= len(piece)
+                    if self._left < 0:
+                        self._passing.clear()
+                self._passing.wait()
+                sink.sendall(piece)
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+def started_with(setting: str) -> list[int]:
+    """The processes that were started with this, ``NAME=VALUE``, in their environment; of one that has ended nobody
+    can see it.
+    """
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if setting.encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """A process's children and theirs, from what /proc says now."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = list(parents.get(pid, []))
+    for child in found:
+        found += parents.get(child, [])
+    return found
+
+
+def wait_for(condition, failing: str, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, failing
+        time.sleep(0.02)
+
+
+def _answers(server: Sshd) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((server.listen, server.port), 1):
+        return True
+    return False

@@ -1,0 +1,60 @@
+"""What a bench refuses before anything is compiled or stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.models import DIGITS
+
+from hil.controller.analysis.bench.job import run_bench
+from hil.controller.analysis.bench.model import BenchJob
+from hil.controller.analysis.bench.sides import board_of_stored
+from hil.controller.cli.screen import Screen
+from hil.controller.pipeline.job import Job
+from hil.errors import UsageError
+
+MODEL = DIGITS / "digits_cnn.onnx"
+NO_KEYS = {"identity": None, "known_hosts": None, "accept_new_host_key": False}
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "said"),
+    [
+        (0, {}, "one MODEL, or two"),
+        (3, {}, "one MODEL, or two"),
+        (2, {"against": "latest"}, "compares one MODEL"),
+        (1, {"against": "nothing"}, "no run 'nothing'"),
+        (1, {"iterations": 0}, "at least 1"),
+        (2, {"iterations": 19}, "at least 20 iterations"),
+        (1, {"against": "nothing", "iterations": 19}, "at least 20 iterations"),
+        (1, {"min_time_s": 0.0}, "above 0"),
+        (1, {"min_time_s": float("nan")}, "above 0"),
+        (1, {"warmup": -1}, "at least 0"),
+        (1, {"concurrency": 0}, "1 to 32"),
+        (1, {"concurrency": 33}, "1 to 32"),
+        (2, {"concurrency": 2}, "one program"),
+        (2, {"min_effect": 1.0}, "less than 100"),
+        (2, {"min_effect": float("nan")}, "less than 100"),
+        (1, {"fail_if_slower": 0.05}, "something to compare with"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_stored(tmp_path: Path, models, settings, said):
+    job = Job(models=(MODEL,) * models, out=tmp_path / "runs")
+    with pytest.raises(UsageError, match=said):
+        run_bench(BenchJob(job, **settings), screen=Screen(quiet=True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_somebody_elses_record_says_nothing_of_boards():
+    """A file or an address there would be used as if it were typed."""
+    typed, nothing = Job(models=(), board="sim"), Job(models=())
+    for board in ("board_configs/evil.toml", "root@10.0.0.7", "unix:/a.sock", "10.0.0.7:7700"):
+        stored = Job(models=(), board=board, identity=Path("key"), accept_new_host_key=True)
+        assert board_of_stored(stored, nothing, own=True) == stored
+        assert board_of_stored(stored, typed, own=False) == replace(stored, board="sim", **NO_KEYS)
+        with pytest.raises(UsageError, match="not begun by you here"):
+            board_of_stored(stored, nothing, own=False)
+    stored = Job(models=(), board="kitchen", identity=Path("key"), accept_new_host_key=True)
+    assert board_of_stored(stored, nothing, own=False) == replace(stored, **NO_KEYS)

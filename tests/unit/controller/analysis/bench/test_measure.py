@@ -1,0 +1,145 @@
+"""How programs are measured: what is run how often and in which order."""
+
+from __future__ import annotations
+
+import random
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.bench_boards import PacedBoard, side_on
+
+from hil.controller.analysis.bench.document import under_load
+from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, measure
+from hil.controller.analysis.bench.model import Batch, BenchJob
+from hil.controller.pipeline.job import Job
+from hil.core.results import Outcome
+from hil.errors import RunCrashed
+
+JOB = Job(models=(Path("a"), Path("b")))
+
+
+def bench(**settings: object) -> BenchJob:
+    return BenchJob(JOB, **settings)
+
+
+def noisy(seed: int, level_ns: float, spread: float):
+    rng = random.Random(seed)
+    return lambda: round(level_ns * rng.lognormvariate(0, spread))
+
+
+@given(st.integers(1, 300), st.sampled_from([10_000, 3_000_000, 700_000_000]))
+@settings(max_examples=25)
+def test_one_side_has_exactly_the_iterations_that_were_asked_for(iterations, each_ns):
+    board = PacedBoard({"a": lambda: each_ns})
+    side = side_on(board, "A", "a")
+    measure([side], bench(iterations=iterations), lambda *_: None, random.Random(1))
+    assert sum(batch.duration_ns.size for batch in side.batches) == iterations
+    assert all((batch.duration_ns == each_ns).all() for batch in side.batches)
+    assert max(batch.duration_ns.size for batch in side.batches) * each_ns <= max(500_000_000, each_ns)
+    assert (board.loads, board.loaded) == (["a"], [])
+
+
+@given(st.integers(20, 400), st.integers(0, 5))
+@settings(max_examples=25)
+def test_two_sides_have_exactly_the_iterations_that_were_asked_for(iterations, seed):
+    board = PacedBoard({"a": lambda: 3_000_000, "b": lambda: 5_000_000})
+    sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
+    measure(sides, bench(iterations=iterations), lambda *_: None, random.Random(seed))
+    for side in sides:
+        assert sum(batch.duration_ns.size for batch in side.batches) == iterations
+    assert board.loaded == []
+
+
+def test_a_side_is_measured_for_the_time_that_was_asked_for():
+    side = side_on(PacedBoard({"a": lambda: 50_000}), "A", "a")
+    shares = []
+    measure([side], bench(min_time_s=1.5), lambda side, batch, share: shares.append(share), random.Random(1))
+    assert sum(int(batch.duration_ns.sum()) for batch in side.batches) == pytest.approx(1.5e9, rel=0.01)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_turns_are_a_b_b_a_or_b_a_a_b_and_both_are_loaded_anew_for_each_round():
+    board = PacedBoard({"a": lambda: 50_000, "b": lambda: 50_000})
+    sides, order = [side_on(board, "A", "a"), side_on(board, "B", "b")], []
+    measure(
+        sides, bench(min_time_s=2.0), lambda side, batch, _: order.append((batch.round, side.label)), random.Random(1)
+    )
+    assert len(board.loads) == 2 * ROUNDS
+    assert {board.loads[number] for number in range(0, 2 * ROUNDS, 2)} == {"a", "b"}
+    first = set()
+    for _, turns in groupby(order, key=lambda one: one[0]):
+        labels = "".join(label for _, label in turns)
+        assert len(labels) % 4 == 0
+        for at in range(0, len(labels), 4):
+            assert labels[at : at + 4] in ("ABBA", "BAAB")
+            first.add(labels[at])
+    assert first == {"A", "B"}
+
+
+def test_sides_that_are_about_as_fast_have_batches_of_as_many_iterations():
+    board = PacedBoard({"a": lambda: 50_000, "b": lambda: 60_000})
+    sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
+    measure(sides, bench(), lambda *_: None, random.Random(1))
+    assert [b.duration_ns.size for b in sides[0].batches] == [b.duration_ns.size for b in sides[1].batches]
+
+
+def test_a_program_is_warmed_up_after_each_load_and_as_often_as_was_asked_for():
+    board = PacedBoard({"a": lambda: 1_000_000, "b": lambda: 1_000_000})
+    sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
+    measure(sides, bench(warmup=7, iterations=40), lambda *_: None, random.Random(1))
+    assert [count for _, _, count in board.calls].count(7) == 2 * ROUNDS
+    cold = PacedBoard({"a": lambda: 1_000_000})
+    side = side_on(cold, "A", "a")
+    measure([side], bench(warmup=0, iterations=40), lambda *_: None, random.Random(1))
+    assert {warmup for _, warmup, _ in cold.calls} == {0}
+
+
+def test_a_burst_while_the_speed_is_looked_at_does_not_make_batches_tiny():
+    slow = [400_000_000] * 3
+    board = PacedBoard({"a": lambda: slow.pop() if slow else 50_000})
+    side = side_on(board, "A", "a")
+    measure([side], bench(min_time_s=1.0), lambda *_: None, random.Random(1))
+    assert sum(batch.duration_ns.size for batch in side.batches) == 20_000
+
+
+def test_measuring_goes_on_where_the_ratio_is_not_precise_and_ends_all_the_same():
+    wild = PacedBoard({"a": noisy(1, 3e7, 0.5), "b": noisy(2, 3e7, 0.5)})
+    sides = [side_on(wild, "A", "a"), side_on(wild, "B", "b")]
+    measure(sides, bench(min_time_s=0.1), lambda *_: None, random.Random(1))
+    assert len(wild.loads) == 3 * 2 * ROUNDS
+    assert compare_sides(sides, bench()).verdict == "no difference"
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "no difference"), (1.1, "slower"), (1 / 1.1, "faster")])
+def test_an_injected_slowdown_is_found_and_none_is_not(factor, verdict):
+    board = PacedBoard({"a": noisy(3, 2e6, 0.05), "b": noisy(4, 2e6 * factor, 0.05)})
+    sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
+    measure(sides, bench(), lambda *_: None, random.Random(1))
+    found = compare_sides(sides, bench())
+    assert found.verdict == verdict
+    assert found.ratio == pytest.approx(factor, rel=0.02)
+
+
+def test_what_was_measured_before_a_crash_stays_and_the_crash_is_the_outcome():
+    board = PacedBoard({"a": lambda: 1_000_000}, fail_at=20, failure=RunCrashed("gone"))
+    side = side_on(board, "A", "a")
+    with pytest.raises(RunCrashed):
+        measure([side], bench(iterations=100), lambda *_: None, random.Random(1))
+    assert side.batches
+    assert (side.case.outcome, side.case.stage) == (Outcome.RUN_CRASH, "run")
+    assert board.loaded == []
+
+
+def test_only_what_ran_while_all_copies_ran_counts_as_under_load():
+    def batch(copy: int, starts: list[int]) -> Batch:
+        return Batch("A", 0, copy, np.array(starts), np.full(len(starts), 10))
+
+    starts, durations, rate = under_load([batch(0, [0, 10, 20, 30]), batch(1, [15, 25, 35, 45])], 2)
+    assert starts.tolist() == [15, 20, 25, 30]
+    assert durations.tolist() == [10] * 4
+    assert rate == pytest.approx(4 / 25 * 1e9)

@@ -1,0 +1,84 @@
+"""What is judged of a program's outputs, by what, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.compare.verdict import compare
+from hil.controller.analysis.bisect.judge import Atol, finding_of, within, without_failed
+from hil.controller.analysis.bisect.result import Finding
+from hil.controller.analysis.layers import Layer
+from hil.controller.pipeline.case import Case, Options
+from hil.core.results import Outcome, RunResult
+from hil.errors import CompileFailed
+
+PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
+WANTED = {"a": np.array([1.0, 2.0]), "b": np.array([100.0, 200.0])}
+
+
+def judged(
+    given: Mapping[str, np.ndarray], rtol: float | None = None, atol: Atol = None, by_chance: tuple[str, ...] = ()
+) -> Finding:
+    case = Case("net", Path("net.onnx"), Options(), Path(), result=RunResult("board", given))
+    case.references = [RunResult("reference", WANTED)]
+    case.verdicts = [compare(case.result, case.references[0])]
+    case.outcome, case.reason = case.verdicts[0].outcome, case.verdicts[0].reason
+    return finding_of(case, rtol, atol, by_chance)
+
+
+def layer(name: str, inputs: str, outputs: str) -> Layer:
+    return Layer(name, "Op", (name,), Path(f"{name}.onnx"), tuple(inputs), tuple(outputs), 0)
+
+
+@pytest.mark.parametrize("names", ["ab", "xy"])
+def test_each_output_is_held_against_its_own_tolerance(names):
+    given = dict(zip(names, (WANTED["a"] + 0.5, WANTED["b"] + 0.5), strict=True))
+    assert judged(given).outcome is FAIL
+    assert judged(given, atol={"a": 0.6, "b": 0.6}).outcome is PASS
+    found = judged(given, atol={"a": 0.4, "b": 0.6})
+    assert (found.outcome, [one.passed for one in found.outputs]) == (FAIL, [False, True])
+    assert found.reason.startswith("output a: 2 of 2 values out of tolerance")
+
+
+def test_outputs_in_another_order_are_found_by_their_names():
+    assert judged({"b": WANTED["b"], "a": WANTED["a"]}, atol=0.1).outcome is PASS
+
+
+def test_a_tolerance_that_says_nothing_of_a_tensor_leaves_it_out():
+    found = judged(WANTED, atol=50.0)
+    assert found.outcome is PASS and [one.name for one in found.outputs] == ["b"]
+    assert "50" in found.unjudged["a"]
+
+
+def test_what_random_numbers_go_into_is_left_out():
+    wrong = {"a": WANTED["a"] + 1, "b": WANTED["b"]}
+    found = judged(wrong, by_chance=("a",))
+    assert found.outcome is PASS and list(found.unjudged) == ["a"]
+    assert judged(wrong, by_chance=("b",)).outcome is FAIL
+    nothing = judged(wrong, by_chance=("a", "b"))
+    assert nothing.outcome is SKIP and nothing.reason == "random numbers go into it, so no two runs agree"
+
+
+def test_an_error_is_told_with_its_stage_and_hint():
+    case = Case("net", Path("net.onnx"), Options(), Path(), outcome=Outcome.COMPILE_ERROR, stage="compile")
+    case.reason, case.error = "no such operator", CompileFailed("no such operator", hint="leave it out")
+    assert finding_of(case, None, None) == Finding(Outcome.COMPILE_ERROR, "no such operator", "compile", "leave it out")
+
+
+def test_a_layer_is_what_its_tensors_are_within_the_whole():
+    whole = judged({"a": WANTED["a"] + 1, "b": WANTED["b"]}, by_chance=("b",))
+    assert within(layer("one", "x", "a"), whole).outcome is FAIL
+    assert within(layer("two", "a", "b"), whole).outcome is SKIP
+    assert within(layer("both", "x", "ab"), whole).outcome is FAIL
+    assert "could not be run" in within(layer("more", "b", "c"), whole).reason
+    dead = within(layer("one", "x", "a"), Finding(Outcome.RUN_CRASH, "SIGILL"))
+    assert (dead.outcome, dead.reason) == (SKIP, "the whole model ended in RUN_CRASH: SIGILL")
+
+
+def test_what_takes_from_a_layer_that_failed_goes_with_it_near_and_far():
+    layers = [layer("a", "x", "p"), layer("b", "p", "q"), layer("c", "q", "r"), layer("d", "x", "s")]
+    assert [one.name for one in without_failed(layers, {"b"})] == ["a", "d"]

@@ -1,0 +1,49 @@
+"""Two models are of the same layers, or it is said where they part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hil.controller.analysis.bisect.pair import check_layers, check_signatures
+from hil.controller.analysis.layers import Layer
+from hil.core.artifacts import Model
+from hil.core.tensors import TensorSpec
+from hil.errors import UsageError
+
+X, Y = TensorSpec("x", "float32", (4,)), TensorSpec("y", "float32", (4,))
+MODEL = Model("net", "onnx", Path("net.onnx"), {}, "blake3:0", inputs=(X,), outputs=(Y,))
+OTHER = replace(MODEL, name="received", path=Path("received.onnx"))
+LAYERS = (
+    Layer("Neg_a", "Neg", ("a",), Path("a.onnx"), ("x",), ("t",), 0),
+    Layer("Relu_b", "Relu", ("b",), Path("b.onnx"), ("t",), ("y",), 1),
+)
+
+
+def test_the_same_network_with_other_files_is_fine():
+    check_signatures(MODEL, OTHER)
+    check_layers(MODEL, LAYERS, OTHER, [replace(layer, path=Path("other.onnx"), same_as="") for layer in LAYERS])
+
+
+@pytest.mark.parametrize("part", ["inputs", "outputs"])
+def test_another_signature_is_refused(part):
+    other = replace(OTHER, **{part: (TensorSpec("x", "float32", (5,)),)})
+    with pytest.raises(UsageError, match=rf"received\.onnx is not the same network as net\.onnx: its {part} are"):
+        check_signatures(MODEL, other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"op": "Elu"}, {"nodes": ("c",)}, {"inputs": ("x",)}, {"outputs": ("z",)}],
+    ids=lambda change: str(change),
+)
+def test_the_first_layer_that_is_another_is_named(change):
+    with pytest.raises(UsageError, match=r"where it has Relu_b \(.*\), there should be Relu_b \(t to y\)"):
+        check_layers(MODEL, LAYERS, OTHER, [LAYERS[0], replace(LAYERS[1], **change)])
+
+
+def test_a_layer_too_few_is_refused():
+    with pytest.raises(UsageError, match="it has 1 layers, not 2"):
+        check_layers(MODEL, LAYERS, OTHER, LAYERS[:1])

@@ -1,0 +1,156 @@
+"""What is concluded from how layers did, alone and within the whole model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from hil.compare.verdict import compare_output
+from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding
+from hil.core.results import Outcome
+
+PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
+
+
+def bisection(
+    isolated: str = "", cumulative: str = "", whole: Outcome | None = PASS, exposed: Outcome | None = PASS
+) -> Bisection:
+    """Layers a, b, c, ... with outcomes by letter: P(ass), F(ail), S(kip), E(rror), B(oard lost)."""
+    letters = {"P": PASS, "F": FAIL, "S": SKIP, "E": Outcome.COMPILE_ERROR, "B": Outcome.BOARD_LOST}
+    layers = tuple(
+        LayerFinding(
+            f"Op_{name}",
+            "Op",
+            (name,),
+            depth,
+            (f"{name}.out",),
+            *(Finding(letters[way[depth]], "why") if way else None for way in (isolated, cumulative)),
+        )
+        for depth, name in enumerate("abcdefg"[: len(isolated or cumulative)])
+    )
+    models: Mapping[str, Finding | None] = {
+        name: Finding(outcome, "why") if outcome and cumulative else None
+        for name, outcome in (("whole", whole), ("exposed", exposed))
+    }
+    return Bisection("m.onnx", "m.onnx", "sim", "sim", "iree", "", "onnxruntime", layers, **models)
+
+
+TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
+ANY_CAUSE = f"errors add up from layer to layer, {TOGETHER}"
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "verdict"),
+    [
+        (bisection("PPP", "PPP"), 0, "no layer is wrong, isolated and cumulative"),
+        (bisection("PPP"), 0, "no layer is wrong, isolated"),
+        (
+            bisection("PFP", "PFF", FAIL, FAIL),
+            1,
+            "the first layer that is wrong: Op_b (Op, node b), isolated and cumulative",
+        ),
+        (bisection("PFF"), 1, "the first layer that is wrong: Op_b (Op, node b), isolated"),
+        (bisection("", "PFF", FAIL, FAIL), 1, "the first layer that is wrong: Op_b (Op, node b), cumulative"),
+        (
+            bisection("PFP", "PPP"),
+            1,
+            "the first layer that is wrong: Op_b (Op, node b), isolated; "
+            "in a run of the whole model it stays in tolerance",
+        ),
+        (
+            bisection("PFP", "PSP"),
+            1,
+            "the first layer that is wrong: Op_b (Op, node b), isolated",
+        ),
+        (
+            bisection("PFP", "PPP", FAIL),
+            1,
+            "the first layer that is wrong: Op_b (Op, node b), isolated; "
+            "the model as it is gives a wrong answer too, with its intermediates as outputs no layer is wrong",
+        ),
+        (
+            bisection("PPP", "PPF", FAIL, FAIL),
+            1,
+            "every layer is right by itself; in a run of the whole model the first to leave tolerance is "
+            f"Op_c (Op, node c): {ANY_CAUSE}",
+        ),
+        (
+            bisection("PEP", "PPF", FAIL, FAIL),
+            3,
+            "the layers that ran are right by themselves; in a run of the whole model the first to leave tolerance is "
+            f"Op_c (Op, node c): {ANY_CAUSE}",
+        ),
+        (
+            bisection("PPF", "PFF", FAIL, FAIL),
+            1,
+            "the first layer that is wrong: Op_c (Op, node c), isolated; "
+            f"but in a run of the whole model Op_b (Op, node b) leaves tolerance before it: {ANY_CAUSE}",
+        ),
+        (
+            bisection("FPP", "PPF", FAIL, FAIL),
+            1,
+            "the first layer that is wrong: Op_a (Op, node a), isolated; "
+            "in a run of the whole model the first to leave tolerance is Op_c (Op, node c)",
+        ),
+        (
+            bisection("PPP", "PPP", FAIL),
+            1,
+            f"no layer is wrong, isolated and cumulative, but the model as it is gives a wrong answer: {TOGETHER}",
+        ),
+        (
+            bisection("PPP", "PSP", FAIL),
+            1,
+            "no layer that was judged is wrong, isolated and cumulative, but the model as it is gives a wrong answer: "
+            f"{ANY_CAUSE}",
+        ),
+        (
+            bisection("PPP", "SSS", FAIL, Outcome.RUN_CRASH),
+            3,
+            f"no layer is wrong, isolated, but the model as it is gives a wrong answer: {ANY_CAUSE}",
+        ),
+        (bisection("PSP", "PSP"), 0, "no layer that was judged is wrong, isolated and cumulative"),
+        (
+            bisection("PEP", "PSP", Outcome.RUN_CRASH, Outcome.RUN_CRASH),
+            3,
+            "no answer is wrong; Op_b (Op, node b) ended in COMPILE_ERROR, isolated",
+        ),
+        (
+            bisection("PPP", "SSS", PASS, Outcome.RUN_CRASH),
+            3,
+            "no answer is wrong; the whole model ended in RUN_CRASH, with its intermediates as outputs",
+        ),
+        (bisection("PBB"), 4, "no answer is wrong; Op_b (Op, node b) ended in BOARD_LOST, isolated"),
+        (bisection("SS"), 5, "no layer was judged"),
+    ],
+)
+def test_the_verdict_names_the_layer_and_what_it_comes_of(found: Bisection, code: int, verdict: str) -> None:
+    assert found.verdict == verdict
+    assert found.exit_code == code
+
+
+def test_a_layer_of_many_nodes_names_some_of_them() -> None:
+    layer = LayerFinding("Conv_c", "Conv", tuple("abcdef"), 0, ("y",))
+    assert str(layer) == "Conv_c (Conv, nodes a, b, c, d and 2 more)"
+
+
+def test_of_several_outputs_the_worst_counts() -> None:
+    b = np.array([1.0, 2.0])
+    finding = Finding(FAIL, outputs=tuple(compare_output(n, b + off, b) for n, off in (("y", 0.25), ("z", 0.5))))
+    assert finding.max_abs == 0.5
+    assert finding.sqnr_db == pytest.approx(10 * math.log10(5 / 0.5))
+    assert Finding(PASS).max_abs is None and Finding(PASS).sqnr_db is None
+
+
+def test_all_of_it_can_be_written_as_json() -> None:
+    equal = compare_output("y", np.ones(2), np.ones(2))
+    layer = LayerFinding("Add_a", "Add", ("a",), 0, ("y",), Finding(PASS, outputs=(equal,)))
+    found = Bisection("m.onnx", "n.onnx", "sim", "sim", "iree", "", "onnxruntime", (layer,))
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert document["layers"][0]["isolated"]["sqnr_db"] == "inf"
+    assert document["layers"][0]["isolated"]["outcome"] == "PASS"
+    assert document["layers"][0]["cumulative"] is None and document["whole"] is None
+    assert document["verdict"] == "no layer is wrong, isolated"

@@ -1,0 +1,164 @@
+"""A bisection as a table and as a picture."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hil.compare.verdict import compare_output
+from hil.controller.analysis.bisect.growth import plot_growth
+from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding
+from hil.controller.analysis.bisect.table import print_bisection
+from hil.core.results import Outcome
+from hil.errors import StorageError, UsageError
+
+
+def finding(off: float) -> Finding:
+    output = compare_output("y", np.ones(4) + off, np.ones(4))
+    return Finding(Outcome.PASS if output.passed else Outcome.FAIL, output.reason, outputs=(output,))
+
+
+def bisection(count: int = 4) -> Bisection:
+    """Errors grow from layer to layer; the second last does not compile alone, the last is not judged."""
+    errors = [0.0, *(1e-9 * 10**number for number in range(1, count - 2))]
+    layers = [
+        LayerFinding(f"Conv_$layer{depth}", "Conv", (f"$layer{depth}",), depth, ("y",), finding(off / 2), finding(off))
+        for depth, off in enumerate(errors)
+    ]
+    broken = Finding(Outcome.COMPILE_ERROR, "no such operator", "compile")
+    layers.append(LayerFinding("Odd_odd", "Odd", ("odd",), count, ("y",), broken, finding(0.5)))
+    unjudged = Finding(Outcome.SKIP, "atol says nothing")
+    layers.append(LayerFinding("Neg_neg", "Neg", ("neg",), count, ("z",), unjudged, unjudged))
+    return Bisection(
+        "net.onnx",
+        "received.onnx",
+        "sim",
+        "sim",
+        "iree",
+        "",
+        "onnxruntime",
+        tuple(layers),
+        finding(0.5),
+        notes=("so it is",),
+    )
+
+
+def shown(width: int | None, found: Bisection) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=width is not None, color_system=None)
+    print_bisection(console, found)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_a_narrow_terminal_leaves_out_numbers_before_a_name(width):
+    found = bisection()
+    lines = shown(width, replace(found, layers=found.layers[:2])).splitlines()
+    assert max(map(len, lines[1:4])) <= width
+    for number, layer in enumerate(found.layers[:2]):
+        (line,) = [line for line in lines if layer.name in line]
+        assert line.split()[:2] == [str(number), layer.name] and line.split().count("PASS") == 2
+    assert ("max abs" in lines[1]) is (width >= 60) and ("SQNR dB" in lines[1]) is (width >= 80)
+
+
+def test_each_layer_has_its_line_with_both_ways():
+    lines = shown(None, bisection()).splitlines()
+    assert "compiled from received.onnx" in lines[0]
+    assert lines[2].split() == ["0", "Conv_$layer0", "Conv", "$layer0", "PASS", "0", "inf", "PASS", "0", "inf"]
+    assert lines[4].split() == ["4", "Odd_odd", "Odd", "odd", "COMPILE_ERROR", "-", "-", "FAIL", "0.5", "6.02"]
+    text = "\n".join(lines)
+    assert "Odd_odd (Odd, node odd), isolated: COMPILE_ERROR: no such operator" in text
+    assert "Neg_neg, isolated: not judged: atol says nothing" in text
+    assert "the model as it is: 4 of 4 values out of tolerance" in text
+    assert "note: so it is" in text
+    assert text.index("COMPILE_ERROR: no such") < text.index("not judged")
+    assert lines[-1].startswith("the layers that ran are right by themselves; in a run of the whole model")
+
+
+def test_what_is_nan_where_it_should_not_be_is_told_instead_of_what_the_rest_says(tmp_path: Path):
+    output = compare_output("y", np.array([1, np.nan, np.inf]), np.array([1.0, 2, 3]))
+    assert (output.max_abs, output.sqnr_db) == (0, np.inf)
+    wrong = Finding(Outcome.FAIL, output.reason, outputs=(output,))
+    found = replace(bisection(), layers=(LayerFinding("Log_log", "Log", ("log",), 0, ("y",), wrong, finding(0.0)),))
+    assert shown(None, found).splitlines()[2].split() == [
+        "0", "Log_log", "Log", "log", "FAIL", "NaN/Inf", "-", "PASS", "0", "inf",
+    ]  # fmt: skip
+    assert "2 values NaN or infinite in one and not in the other" in shown(None, found)
+    plot_growth(tmp_path / "growth.svg", found)
+    assert (tmp_path / "growth.svg").read_text().count("off the scale (NaN/Inf)") == 2
+    plot_growth(tmp_path / "growth.svg", bisection())
+    assert "off the scale" not in (tmp_path / "growth.svg").read_text()
+
+
+def test_what_nobody_can_judge_says_why_and_is_no_error(tmp_path: Path):
+    output = compare_output("y", np.full(2, np.nan), np.full(2, np.nan))
+    blind = Finding(Outcome.BLIND, output.reason, outputs=(output,))
+    layers = (LayerFinding("Log_log", "Log", ("log",), 0, ("y",), blind, finding(0.0)),)
+    found = replace(bisection(), layers=layers, whole=blind)
+    text = shown(None, found)
+    assert "Log_log, isolated: not judged: every value is NaN on both sides" in text
+    assert "the model as it is: every value is NaN on both sides" in text
+    assert text.splitlines()[-1] == "no layer is wrong, cumulative; nobody can judge Log_log (Log, node log)"
+    crosses = []
+    for name, outcome in (("blind", Outcome.BLIND), ("error", Outcome.RUN_ERROR)):
+        layer = replace(layers[0], isolated=Finding(outcome, ""))
+        plot_growth(tmp_path / f"{name}.svg", replace(found, layers=(layer,)))
+        crosses.append((tmp_path / f"{name}.svg").read_text().count("stroke-width: 2"))
+    assert crosses[0] < crosses[1], "a cross is what could not be run"
+
+
+def test_what_has_the_same_reason_stands_in_one_line():
+    lost = Finding(Outcome.BOARD_LOST, "the board went away")
+    layers = [LayerFinding(f"Op_{name}", "Op", (name,), 0, (name,), lost) for name in "abcdefghijkl"]
+    lines = shown(None, replace(bisection(), layers=tuple(layers), whole=None)).splitlines()
+    (line,) = (line for line in lines if "went away" in line)
+    assert line.startswith("Op_a (Op, node a), Op_b (Op, node b), ")
+    assert line.endswith(" and 8 more, isolated: BOARD_LOST: the board went away")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_terminal_is_never_overrun(width):
+    table = shown(width, bisection()).splitlines()[1:6]
+    assert all(len(line.rstrip()) <= width for line in table)
+    assert ("nodes" in table[0]) == (width == 140)
+    assert "cumulative max abs SQNR dB" in " ".join(table[0].split())
+
+
+@pytest.mark.parametrize("count", [3, 4, 60])
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_growth_is_drawn_for_few_and_many_layers(tmp_path: Path, count: int, suffix: str):
+    path = tmp_path / f"growth.{suffix}"
+    plot_growth(path, bisection(count))
+    assert path.read_bytes().startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    if suffix == "svg" and count == 4:
+        text = path.read_text()
+        assert "Odd_odd" in text and "isolated" in text and "cumulative" in text
+
+
+def test_a_picture_of_one_way_alone_or_of_nothing_at_all(tmp_path: Path):
+    nothing = bisection()
+    layers = tuple(LayerFinding(one.name, one.op, one.nodes, one.depth, one.tensors) for one in nothing.layers)
+    plot_growth(tmp_path / "none.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", layers))
+    plot_growth(tmp_path / "empty.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", ()))
+
+
+def test_a_picture_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UsageError, match="cannot draw"):
+        plot_growth(tmp_path / "growth.nonsense", bisection())
+    with pytest.raises(UsageError, match="there is no folder"):
+        plot_growth(tmp_path / "missing" / "growth.png", bisection())
+    (tmp_path / "taken.png").mkdir()
+    with pytest.raises(StorageError, match="cannot write"):
+        plot_growth(tmp_path / "taken.png", bisection())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError) as caught:
+        plot_growth(tmp_path / "growth.png", bisection())
+    assert "hil[plot]" in caught.value.hint

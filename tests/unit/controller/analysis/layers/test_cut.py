@@ -1,0 +1,123 @@
+"""Parts of a model, from one place to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support.layer_models import branches_and_loops, dynamic_batch, folded, residual_cnn, sequences
+from support.models import DIGITS
+
+from hil.controller.analysis.layers import Layer, activations, cut, layer_inputs, layer_outputs, layer_specs, layers_of
+from hil.controller.backends.references import refer
+from hil.controller.models.importers import import_model
+from hil.core.artifacts import Model
+from hil.core.tensors import Array
+from hil.errors import UsageError
+
+Cut = Callable[..., Layer]
+
+
+@pytest.fixture
+def cut_out(imported: Any, shop: dict[str, Any]) -> Cut:
+    """cut_out(proto, start, end) -> the part."""
+
+    def call(proto: onnx.ModelProto, start: str, end: str, **options: Any) -> Layer:
+        return cut(imported(proto), start, end, **shop, **options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "nodes"),
+    [
+        ("r1", "r2", ["block/conv1", "block/relu1"]),
+        ("stem", "stem_relu", ["stem", "stem_norm", "stem_relu"]),
+        ("c1", "stem_relu", ["stem_norm", "stem_relu"]),
+        ("flatten", "product", ["flatten", "head"]),
+        ("Flatten_flatten", "MatMul_head", ["flatten", "head"]),
+        ("", "n1", ["stem", "stem_norm"]),
+        ("biased", "", ["head_act"]),
+        ("pool", "pool", ["pool"]),
+        ("block/conv2", "block/add", ["block/conv2", "block/add"]),
+        ("r1", "sum", ["block/conv1", "block/relu1", "block/conv2", "block/add"]),
+    ],
+)
+def test_tensors_nodes_and_layers_say_where(cut_out: Cut, start: str, end: str, nodes: list[str]) -> None:
+    assert cut_out(residual_cnn(), start, end).nodes == tuple(nodes)
+
+
+def test_layers_of_a_group_say_where_too(cut_out: Cut) -> None:
+    part = cut_out(residual_cnn(), "Conv+Relu_block_conv1", "Conv+Add+Relu_block_conv2", group="fused")
+    assert part.nodes[0] == "block/conv1" and part.nodes[-1] == "block/relu2"
+
+
+def test_a_layer_begins_and_ends_a_cut_with_what_dequantises_for_it(isolated: Any, shop: dict[str, Any]) -> None:
+    model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
+    layers = {layer.name: layer for layer in layers_of(model, **shop)}
+    conv, pool = "DequantizeLinear+Conv+QuantizeLinear_conv2", "DequantizeLinear+MaxPool+QuantizeLinear_pool2"
+    alone, both = cut(model, conv, conv, **shop), cut(model, conv, pool, **shop)
+    for one in (alone, both):
+        assert one.inputs == layers[conv].inputs
+    assert (alone.nodes, alone.outputs) == (layers[conv].nodes, layers[conv].outputs)
+    assert sorted(both.nodes) == sorted((*layers[conv].nodes, *layers[pool].nodes))
+    assert both.outputs == layers[pool].outputs
+
+
+def test_what_comes_in_from_aside_is_an_input_too(cut_out: Cut) -> None:
+    part = cut_out(residual_cnn(), "r2", "r3")
+    assert part.inputs == ("r2", "r1") and part.outputs == ("r3",)
+    assert part.name == "cut_r2_to_r3" and part.op == "Conv+Add+Relu"
+    assert [str(spec) for side in layer_specs(part) for spec in side] == [
+        "r2: 1x8x8x8 float32", "r1: 1x8x8x8 float32", "r3: 1x8x8x8 float32",
+    ]  # fmt: skip
+
+
+def test_a_part_computes_what_it_computes_in_the_whole(
+    imported: Any, inputs_of: Callable[[Model], dict[str, Array]], shop: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    model = imported(branches_and_loops())
+    values = activations(model, inputs_of(model), **settings)
+    part = cut(model, "h", "repeat", **shop)
+    assert part.inputs == ("positive", "h") and part.outputs == ("last", "every")
+    own = import_model(part.path, isolated=settings["isolated"])
+    made = refer("onnxruntime", own, layer_inputs(part, values), **settings).outputs
+    for name, value in layer_outputs(part, values).items():
+        np.testing.assert_allclose(made[name], value, rtol=1e-6)
+
+
+def test_dimensions_are_fixed_by_inputs_here_too(cut_out: Cut) -> None:
+    part = cut_out(dynamic_batch(), "r", "flat", inputs={"x": np.zeros((6, 3, 4), np.float32)})
+    assert [str(spec) for side in layer_specs(part) for spec in side] == ["r: 6x3x4 float32", "flat: 6x12 float32"]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "message", "hint"),
+    [
+        ("block/conv3", "", "no tensor, node or layer 'block/conv3'", "did you mean 'block/conv"),
+        ("", "scoers", "no tensor, node or layer 'scoers'", "did you mean 'scores'"),
+        ("r3", "c1", "'c1' does not depend on 'r3'", "--from comes before --to"),
+        ("r1", "r1", "'r1' does not depend on 'r1'", "--from comes before --to"),
+        ("", "image", "'image' does not depend on any node", "--from comes before --to"),
+        ("w1", "", "no tensor, node or layer 'w1' that depends on its inputs", "`hil layers MODEL` lists"),
+    ],
+)
+def test_places_that_cannot_be_meant(cut_out: Cut, start: str, end: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        cut_out(residual_cnn(), start, end)
+    assert message in refused.value.message and hint in refused.value.hint
+
+
+def test_a_cut_through_what_is_no_tensor_or_leads_nowhere(cut_out: Cut) -> None:
+    with pytest.raises(UsageError, match="'list', which would be at the edge of the cut, is no tensor"):
+        cut_out(sequences(), "x", "list")
+    with pytest.raises(UsageError, match="no output of the model depends on 'nothing'"):
+        cut_out(folded(), "nothing", "")
+
+
+def test_the_whole_model_is_a_part_of_itself(cut_out: Cut, imported: Any, shop: dict[str, Any]) -> None:
+    whole = cut_out(residual_cnn(), "", "")
+    assert whole.nodes == tuple(name for layer in layers_of(imported(residual_cnn()), **shop) for name in layer.nodes)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.models import DIGITS
+
+from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
+from hil.controller.analysis.profile.estimate_ops import operations
+from hil.controller.models.importers import import_model
+
+Save = Callable[..., Path]
+Shapes = Sequence[Sequence[int] | None]
+FLOAT = TensorProto.FLOAT
+
+
+def estimates(path: Path, settings: dict[str, Any], **dims: int) -> Estimates:
+    model = import_model(path, dims=dims, isolated=settings["isolated"])
+    return estimate(model, **{name: settings[name] for name in ("cache", "isolated", "timeout", "log")})
+
+
+@pytest.mark.parametrize(
+    ("op_type", "ins", "outs", "given", "expected"),
+    [
+        ("Conv", [(1, 3, 8, 8), (16, 3, 3, 3)], [(1, 16, 6, 6)], {}, 2 * 16 * 36 * 27),
+        ("Conv", [(1, 8, 8, 8), (8, 1, 3, 3)], [(1, 8, 6, 6)], {"group": 8}, 2 * 8 * 36 * 9),
+        ("QLinearConv", [(1, 3, 8, 8), (), (), (16, 3, 3, 3)], [(1, 16, 6, 6)], {}, 2 * 16 * 36 * 27),
+        ("ConvTranspose", [(1, 4, 5, 5), (4, 2, 3, 3)], [(1, 2, 7, 7)], {}, 2 * 100 * 18),
+        ("Gemm", [(4, 8), (8, 16), (16,)], [(4, 16)], {}, 64 * (16 + 1)),
+        ("Gemm", [(8, 4), (8, 16)], [(4, 16)], {"transA": 1}, 64 * 16),
+        ("MatMul", [(2, 4, 8), (8, 16)], [(2, 4, 16)], {}, 2 * 128 * 8),
+        ("MatMulInteger", [(4, 8), (8, 16)], [(4, 16)], {}, 2 * 64 * 8),
+        ("Einsum", [(2, 3, 4), (2, 4, 5)], [(2, 3, 5)], {"equation": "bij, bjk -> bik"}, 2 * 2 * 3 * 4 * 5),
+        ("Einsum", [(2, 3)], [(3, 2)], {"equation": "ij->ji"}, None),
+        ("MaxPool", [(1, 4, 8, 8)], [(1, 4, 4, 4)], {"kernel_shape": [2, 2]}, 64 * 4),
+        ("GlobalAveragePool", [(1, 4, 8, 8)], [(1, 4, 1, 1)], {}, 256),
+        ("ReduceSum", [(4, 8)], [(4,)], {}, 32),
+        ("Relu", [(4, 8)], [(4, 8)], {}, 32),
+        ("Softmax", [(4, 8)], [(4, 8)], {}, 160),
+        ("LSTM", [(10, 1, 8), (1, 64, 8), (1, 64, 16)], [None], {}, 10 * (2 * (64 * 8 + 64 * 16) + 24 * 16)),
+        ("Attention", [(1, 2, 4, 8)] * 3, [(1, 2, 4, 8)], {}, 2 * 4 * 4 * (16 + 16 + 5)),
+        (
+            "Attention",
+            [(1, 4, 16)] * 3,
+            [(1, 4, 16)],
+            {"q_num_heads": 2, "kv_num_heads": 2},
+            2 * 4 * 4 * (16 + 16 + 5),
+        ),
+        ("Transpose", [None], [None], {}, 0),
+        ("Relu", [None], [None], {}, None),
+        ("NobodyKnows", [(4,)], [(4,)], {}, None),
+    ],
+)
+def test_operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any], expected: int | None) -> None:
+    assert operations(op_type, ins, outs, given) == expected
+
+
+def test_nodes_together_do_not_move_what_goes_from_one_to_the_other(settings: dict[str, Any]) -> None:
+    found = estimates(DIGITS / "digits_cnn.onnx", settings)
+    image, filters, bias, between = 4 * 64, 4 * 16 * 9, 4 * 16, 4 * 16 * 64
+    assert found.of(["conv1"]).bytes == image + filters + bias + between
+    assert found.of(["relu1"]).bytes == 2 * between
+    together = found.of(["conv1", "relu1"])
+    assert together.bytes == image + filters + bias + between
+    assert together.flops == 2 * 16 * 64 * 9 + 16 * 64
+    assert together.shapes == "1x1x8x8xf32, 16x1x3x3xf32, 16xf32 -> 1x16x8x8xf32"
+
+
+def test_the_whole_model_moves_its_inputs_its_weights_and_its_outputs(settings: dict[str, Any]) -> None:
+    found = estimates(DIGITS / "digits_cnn.onnx", settings)
+    weights = 16 * 9 + 16 + 32 * 16 * 9 + 32 + 128 * 10 + 10
+    assert found.of(found.nodes).bytes == 4 * (64 + weights + 10)
+
+
+def test_what_is_seen_otherwise_is_not_moved_and_what_is_picked_not_read_whole(
+    save_onnx: Save, settings: dict[str, Any]
+) -> None:
+    table = numpy_helper.from_array(np.zeros((1000, 8), np.float32), "table")
+    shape = numpy_helper.from_array(np.array([16], np.int64), "shape")
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], name="pick"),
+        helper.make_node("Reshape", ["rows", "shape"], ["y"], name="flat"),
+    ]
+    path = save_onnx(nodes, [("ids", TensorProto.INT64, (2,))], [("y", FLOAT, (16,))], [table, shape])
+    found = estimates(path, settings)
+    assert found.of(["pick"]).bytes == 2 * 8 + 2 * (2 * 8 * 4)
+    assert found.of(["flat"]).bytes == 0
+    assert found.of(["pick", "flat"]).flops == 0
+
+
+def test_sizes_given_to_symbols_count(save_onnx: Save, settings: dict[str, Any]) -> None:
+    path = save_onnx([helper.make_node("Relu", ["x"], ["y"], name="r")], [("x", FLOAT, ("N", 4))], [("y", FLOAT, None)])
+    assert estimates(path, settings).of(["r"]) == Estimate(None, None, "? -> ?")
+    assert estimates(path, settings, N=3).of(["r"]) == Estimate(12, 96, "3x4xf32 -> 3x4xf32")
+
+
+def test_names_of_no_node_are_passed_over(settings: dict[str, Any]) -> None:
+    found = estimates(DIGITS / "digits_cnn.onnx", settings)
+    assert found.of(["no such node"]) == Estimate(None, None)
+    assert found.of(["fc1", "no such node"]) == found.of(["fc1"])
+
+
+def test_other_models_have_no_estimates(settings: dict[str, Any], tmp_path: Path) -> None:
+    module = tmp_path / "model.mlir"
+    module.write_text("func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }\n")
+    assert not estimates(module, settings).nodes
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "bound"),
+    [
+        (int(RIDGE) * 100, 100, "compute"),
+        (int(RIDGE) * 100 - 1, 100, "memory"),
+        (0, 100, "memory"),
+        (None, 100, ""),
+        (100, None, ""),
+        (100, 0, ""),
+    ],
+)
+def test_the_ridge_tells_what_should_limit_it(flops: int | None, moved: int | None, bound: str) -> None:
+    assert Estimate(flops, moved).bound == bound

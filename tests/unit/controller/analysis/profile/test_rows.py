@@ -1,0 +1,152 @@
+"""The table of operations: what is written is what is read, and what is no such table is told."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.made_profiles import row, run_on
+
+from hil.controller.analysis.profile.rows import COLUMNS, join_list, read_csv, split_list, write_csv, write_parquet
+from hil.core.timeline import OpRow
+from hil.errors import UsageError
+
+# UTF-8 has no half characters; names of boards, runtimes and their operations hold neither of the other two.
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"))
+NODES = st.lists(
+    st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text(";\\,\"'\n\r\0en")), max_size=4
+).map(tuple)
+COUNTS = st.integers(0, 2**63 - 1)
+ROWS = st.builds(
+    OpRow,
+    run=NAMES,
+    iteration=COUNTS,
+    board=NAMES,
+    runtime=NAMES,
+    op=NAMES,
+    kind=st.sampled_from(["compute", "runtime"]),
+    onnx_nodes=NODES,
+    op_types=NODES,
+    start_ns=st.integers(-(2**63), 2**63 - 1),
+    duration_ns=COUNTS,
+    tiles=st.none() | COUNTS,
+    tile_time_ns=st.none() | COUNTS,
+    shapes=NAMES,
+    bytes=st.none() | COUNTS,
+    flops=st.none() | COUNTS,
+    bound_estimate=st.sampled_from(["", "compute", "memory"]),
+)
+# Each example writes its file anew.
+ANEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@given(NODES)
+def test_any_names_can_stand_in_one_cell(names):
+    assert split_list(join_list(names)) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "cell"),
+    [
+        ((), ""),
+        (("conv1", "relu1"), "conv1;relu1"),
+        (("",), "\\e"),
+        (("a;b", "c\\"), "a\\;b;c\\\\"),
+        (("a\nb",), "a\\nb"),
+    ],
+)
+def test_a_cell_of_names_reads_well(names, cell):
+    assert join_list(names) == cell
+
+
+@ANEW
+@given(rows=st.lists(ROWS, max_size=4))
+def test_rows_are_read_as_they_were_written(tmp_path, rows):
+    assert write_csv(rows, tmp_path / "ops.csv") == len(rows)
+    assert list(read_csv(tmp_path / "ops.csv")) == rows
+
+
+@ANEW
+@given(rows=st.lists(ROWS, max_size=4))
+def test_parquet_holds_the_same(tmp_path, rows):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_parquet(rows, tmp_path / "ops.parquet")
+    table = parquet.read_table(tmp_path / "ops.parquet")
+    assert tuple(table.column_names) == COLUMNS
+    lists = ("onnx_nodes", "op_types")
+    read = [OpRow(**{**cells, **{name: tuple(cells[name]) for name in lists}}) for cells in table.to_pylist()]
+    assert read == rows
+
+
+def test_a_table_reads_with_any_tool(tmp_path):
+    rows = run_on(iterations=1).rows
+    write_csv(rows, tmp_path / "ops.csv")
+    with (tmp_path / "ops.csv").open(newline="", encoding="utf-8") as file:
+        first, *_, last = csv.DictReader(file)
+    assert (first["op"], first["onnx_nodes"], first["tiles"]) == ("dispatch_0", "conv0;relu0", "16")
+    assert first["shapes"] == "1x8x8xf32, 3x3xf32 -> 1x8x8xf32"
+    assert (last["kind"], last["onnx_nodes"], last["tiles"], last["bytes"]) == ("runtime", "", "", "")
+
+
+def test_a_table_that_was_cut_off_is_told_wherever_it_was_cut(tmp_path):
+    rows = [row('a\n"b"', 5, 7, shapes="1x2 -> 3"), row("c", 12, 1)]
+    path = tmp_path / "ops.csv"
+    write_csv(rows, path)
+    whole = path.read_bytes()
+    ends = [len(whole)]
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        try:
+            assert list(read_csv(path)) == rows[: len(ends) - 1]
+            ends.append(size)
+        except UsageError as error:
+            assert str(path) in error.message
+    # Nothing but whole lines can pass for a table: the first, and those of both rows but the last's.
+    assert len(ends) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "its columns are none"),
+        ("name,time\nconv,3\n", "its columns are name, time"),
+        (",".join(COLUMNS) + "\nmade,0\n", "line 2: 2 cells instead of 17"),
+        (",".join(COLUMNS) + "\nr,one,b,iree,op,compute,,,1,2,board,,,,,,\n", "line 2: invalid literal for int"),
+        (",".join(COLUMNS) + '\nr,1,"b', "cut off"),
+        ("\xff\xfe\n", "its columns are"),
+    ],
+)
+def test_another_table_is_told(tmp_path, text, said):
+    path = tmp_path / "ops.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=said):
+        list(read_csv(path))
+
+
+def test_what_is_no_text_is_told(tmp_path):
+    (tmp_path / "ops.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="no profile's table"):
+        list(read_csv(tmp_path / "ops.csv"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(read_csv(tmp_path / "missing.csv"))
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_table_that_failed_half_way_leaves_the_one_before(tmp_path: Path, write):
+    if write is write_parquet:
+        pytest.importorskip("pyarrow")
+    path = tmp_path / "ops"
+    write([row("a", 1, 2)], path)
+    before = path.read_bytes()
+
+    def failing():
+        yield row("b", 1, 2)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(failing(), path)
+    assert [file.name for file in tmp_path.iterdir()] == ["ops"]
+    assert path.read_bytes() == before

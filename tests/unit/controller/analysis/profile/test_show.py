@@ -1,0 +1,365 @@
+"""Sums over a profile's rows, what the terminal and JSON show of them, and which profile a text means."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from support.shown_profile import US, example
+
+from hil.controller.analysis.profile.show import print_profile, profile_record, si
+from hil.controller.analysis.profile.show_find import find_profile, folder_of, title_of, trace_of
+from hil.controller.analysis.profile.show_totals import run_times, totals, typical_iteration
+from hil.controller.analysis.profile.store import write_profile
+from hil.controller.cli.profile import profile as command
+from hil.controller.storage.runs import RunStore
+from hil.errors import UsageError
+
+
+def test_rows_are_summed_up_by_operation_with_the_costliest_first():
+    first, second, third = totals(example().rows)
+    assert [(one.name, one.calls, one.total_ns, one.share) for one in (first, second, third)] == [
+        ("matmul_0", 3, 180 * US, 0.6),
+        ("matmul_1", 6, 90 * US, 0.3),
+        ("buffer.copy", 3, 30 * US, 0.1),
+    ]
+    assert (first.mean_ns, second.mean_ns, second.p50_ns) == (60 * US, 15 * US, 15 * US)
+    assert (first.onnx_nodes, second.onnx_nodes, third.onnx_nodes) == (("fc1", "relu1"), ("fc2", "fc3"), ())
+    assert (first.kind, third.kind) == ("compute", "runtime")
+
+
+def test_rows_are_summed_up_by_node_and_by_type():
+    by_node = [(one.name, one.share) for one in totals(example().rows, "node")]
+    assert by_node == [("fc1, relu1", 0.6), ("fc2", 0.2), ("fc3", 0.1), ("(runtime)", 0.1)]
+    by_type = [(one.name, one.share, one.ops) for one in totals(example().rows, "type")]
+    assert by_type == [
+        ("Gemm+Relu", 0.6, ("matmul_0",)),
+        ("Gemm", 0.3, ("matmul_1",)),
+        ("(runtime)", 0.1, ("buffer.copy",)),
+    ]
+
+
+def test_threads_are_told_where_the_runtime_tells_of_tiles():
+    assert [one.parallelism for one in totals(example().rows)] == [2.0, 1.0, None]
+
+
+def test_estimated_work_is_put_beside_measured_time():
+    first, second, third = totals(example().rows)
+    # 120,000 operations and 6,000 bytes in 60 us.
+    assert (first.flops_per_s, first.bytes_per_s, first.intensity) == (2e9, 1e8, 20.0)
+    assert (first.bound_estimate, second.bound_estimate, third.bound_estimate) == ("compute", "memory", "")
+    assert (third.flops_per_s, third.bytes_per_s, third.intensity) == (None, None, None)
+
+
+def test_a_single_row_without_an_estimate_leaves_the_sum_without():
+    rows = list(example().rows)
+    rows[4] = replace(rows[4], flops=None, bound_estimate="memory")
+    (first, *_) = totals(rows)
+    assert (first.flops_per_s, first.intensity, first.bound_estimate) == (None, None, "")
+    assert first.bytes_per_s == 1e8
+
+
+def test_rows_that_took_no_time_are_no_trouble():
+    rows = [replace(row, duration_ns=0, tile_time_ns=0) for row in example().rows]
+    assert {(one.share, one.parallelism, one.flops_per_s) for one in totals(rows)} == {(0.0, None, None)}
+    assert totals([]) == []
+
+
+def test_what_the_runtime_does_around_operations_does_not_count_their_time_again():
+    *compute, copy = example(iterations=1).rows
+    around = replace(copy, op="execute", start_ns=compute[0].start_ns - 10 * US, duration_ns=120 * US)
+    # Two threads at once: of the 40 us that the two take together, 20 pass.
+    beside = replace(compute[1], op="beside")
+    found = {one.name: one.total_ns for one in totals([around, *compute[:2], beside, *compute[2:], copy])}
+    assert found == {
+        "execute": 20 * US,
+        "matmul_0": 60 * US,
+        "matmul_1": 30 * US,
+        "beside": 20 * US,
+        "buffer.copy": 10 * US,
+    }
+
+
+def test_the_profile_pass_is_compared_with_the_timed_runs():
+    times = run_times(example(timed_ns=80 * US))
+    assert (times.timed_p50_ns, times.profiled_p50_ns, times.iterations) == (80 * US, 100 * US, 3)
+    assert times.overhead == pytest.approx(0.25)
+
+
+def test_where_only_the_rows_tell_of_iterations_they_are_asked():
+    profile = example(iterations=4)
+    calls = [replace(call, iterations_ns=()) for call in profile.calls]
+    times = run_times(replace(profile, calls=calls))
+    # The timed call took 160 us and 10 before and after.
+    assert (times.timed_p50_ns, times.profiled_p50_ns, times.iterations) == (180 * US, 100 * US, 4)
+
+
+def test_without_any_call_and_row_nothing_is_claimed():
+    times = run_times(replace(example(), rows=[], calls=[]))
+    assert (times.timed_p50_ns, times.profiled_p50_ns, times.iterations, times.overhead) == (None, None, 0, None)
+    assert typical_iteration([]) == []
+
+
+def test_the_typical_iteration_is_the_one_in_the_middle():
+    rows = [replace(row, duration_ns=row.duration_ns * (3, 1, 2)[row.iteration]) for row in example().rows]
+    assert {row.iteration for row in typical_iteration(rows)} == {2}
+    assert [row.op for row in typical_iteration(rows)] == ["matmul_0", "matmul_1", "matmul_1", "buffer.copy"]
+
+
+def shown(profile, *, by="op", top=20, width=80) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_profile(console, profile, by=by, top=top)
+    return console.file.getvalue()
+
+
+def test_the_terminal_shows_head_totals_estimates_and_notes():
+    text = shown(example(timed_ns=100 * US))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[0] == "digits_cnn on sim, iree 3.13.0 on local-task"
+    assert lines[1] == "timed run p50 100 us"
+    assert lines[2] == "profiled run p50 100 us of 3 iterations, +0.0% beside the timed run"
+    assert "matmul_0 60 us 60.0% ████████ 1 60 us 60 us 2.00" in lines
+    assert "matmul_1 30 us 30.0% ████ 2 15 us 15 us 1.00" in lines
+    assert "matmul_0 2 Gop/s 100 MB/s 20 compute" in lines
+    assert any(line.startswith("estimates:") for line in lines)
+    assert lines[-1] == "this board tells no temperature"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_the_profiler_distorts_is_told_beside_each_figure():
+    text = shown(example(timed_ns=25 * US), width=150)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "profiled run p50 100 us of 3 iterations, +300.0% beside the timed run" in lines
+    assert "matmul_0 60 us (+300%) 60.0% ████████████████ 1 60 us (+300%) 60 us (+300%) 2.00" in lines
+    assert "matmul_0 2 Gop/s (+300%) 100 MB/s (+300%) 20 compute" in lines
+    assert "(+300%): measured under a profiler that adds so much to a run." in text
+    assert "(+" not in shown(example(timed_ns=90 * US), width=150).replace("+11", "")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100])
+@pytest.mark.parametrize("timed_ns", [80 * US, 100 * US])
+def test_a_name_is_the_last_thing_to_go(width, timed_ns):
+    rows = [replace(row, op=f"main$async_dispatch_{row.op}_elementwise_1x64x56x56") for row in example().rows]
+    text = shown(replace(example(timed_ns=timed_ns), rows=rows), width=width, by="node")
+    lines = text.splitlines()
+    for name in ("fc1, relu1", "fc2", "fc3"):
+        found = [line for line in lines if line.startswith(f"{name} ")]
+        assert max(map(len, found)) <= width
+        assert [unit in line for unit, line in zip(("us", "op/s"), found, strict=True)] == [True, True]
+
+
+def test_what_is_left_out_is_told():
+    assert "and 2 more with 40.0% of the time" in shown(example(), top=1)
+
+
+def test_what_all_operations_names_begin_with_is_left_out_to_be_found_in_json():
+    rows = [replace(row, op=f"digits$async_dispatch_{row.op}" if row.onnx_nodes else row.op) for row in example().rows]
+    profile = replace(example(), rows=rows)
+    text = shown(profile, width=120)
+    assert "…matmul_0" in text and "…matmul_1" in text and "digits$" not in text and "\nbuffer.copy" in text
+    assert profile_record(profile, by="op", top=1)["totals"][0]["name"] == "digits$async_dispatch_matmul_0"
+
+
+def test_hostile_names_are_shown_as_they_are():
+    rows = [replace(row, op="\x1b[31m[red]op[/red]", onnx_nodes=("[bold]n",)) for row in example().rows]
+    text = shown(replace(example(), rows=rows, model="[link=x]m", notes=["[blink]note"]), width=120)
+    assert "\x1b" not in text
+    for name in ("[red]op[/red]", "[bold]n", "[link=x]m", "[blink]note"):
+        assert name in text
+
+
+def test_a_profile_without_rows_says_why():
+    text = shown(replace(example(), rows=[], calls=[], notes=["the runtime has no profiler"]))
+    assert text.splitlines() == ["digits_cnn on sim, iree 3.13.0 on local-task", "  the runtime has no profiler"]
+
+
+def test_json_holds_the_same_and_no_more_than_was_asked_for():
+    record = profile_record(example(), by="node", top=2)
+    assert [total["name"] for total in record["totals"]] == ["fc1, relu1", "fc2"]
+    assert (record["groups"], record["rows"], record["iterations"]) == (4, 12, 3)
+    assert record["overhead"] == pytest.approx(0.25)
+    assert json.loads(json.dumps(record, allow_nan=False))["totals"][0]["onnx_nodes"] == ["fc1", "relu1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0 B/s"), (999.0, "999 B/s"), (1.5e3, "1.5 kB/s"), (3.2e9, "3.2 GB/s"), (7e14, "700 TB/s")],
+)
+def test_numbers_have_their_prefix(value, text):
+    assert si(value, "B/s") == text
+
+
+# ---- which profile is meant
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    write_profile(example(), folder / "digits")
+    write_profile(example("other"), folder / "other")
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, written: Path) -> RunStore:
+    """Two runs: of one model, and of two; and one that was not profiled."""
+    store = RunStore(tmp_path / "hil-runs")
+    for title, cases in (("one", ["digits"]), ("two", ["digits", "other"]), ("none", [])):
+        run = store.create(title, {})
+        for case in cases:
+            (run.case_folder(case) / "profile").symlink_to(written / case)
+        (run.folder / "not-a-case").mkdir()
+    return store
+
+
+def named(store: RunStore, title: str) -> str:
+    (folder,) = store.root.glob(f"*-{title}-*")
+    return folder.name
+
+
+def test_a_folder_a_trace_and_a_run_are_found(store, written):
+    run = named(store, "one")
+    assert find_profile(str(written / "digits"), store=store) == written / "digits"
+    assert find_profile(str(written / "digits" / "trace.pftrace.gz"), store=store).name == "trace.pftrace.gz"
+    for text in (run, run[:-1], str(store.root / run)):
+        assert find_profile(text, store=store) == store.root / run / "digits" / "profile"
+    assert find_profile(run, "digits", store=store) == store.root / run / "digits" / "profile"
+
+
+def test_of_several_cases_one_must_be_named(store, written):
+    run = named(store, "two")
+    for text, expected in ((run, store.root / run / "other" / "profile"), (str(written), written / "other")):
+        with pytest.raises(UsageError, match="several cases: digits, other") as caught:
+            find_profile(text, store=store)
+        assert "--case" in caught.value.hint
+        assert find_profile(text, "other", store=store) == expected
+        with pytest.raises(UsageError, match="no profile of a case 'digit'") as caught:
+            find_profile(text, "digit", store=store)
+        assert caught.value.hint == "did you mean 'digits'? there are: digits, other"
+
+
+def test_what_is_no_profile_is_told(store, tmp_path):
+    run = named(store, "two")
+    mistyped = run.replace("-two-", "-tow-")
+    with pytest.raises(UsageError, match="is no file, no folder and no run in") as caught:
+        find_profile(mistyped, store=store)
+    assert f"did you mean '{run}'" in caught.value.hint
+    with pytest.raises(UsageError, match="has no profile\n") as caught:
+        find_profile(named(store, "none"), store=store)
+    assert "--profile DIR" in caught.value.hint
+    with pytest.raises(UsageError, match="has no profile\n"):
+        find_profile(str(tmp_path), store=store)
+    with pytest.raises(UsageError, match="several runs begin with"):
+        find_profile(run[:8], store=store)
+    with pytest.raises(UsageError, match="no run 'latest'"):
+        find_profile("latest", store=RunStore(tmp_path / "empty"))
+
+
+def test_a_trace_beside_its_rows_leads_to_them_and_a_trace_alone_does_not(written, tmp_path):
+    trace = written / "digits" / "trace.pftrace.gz"
+    assert folder_of(trace) == written / "digits"
+    assert trace_of(written / "digits") == trace_of(trace) == trace
+    assert title_of(trace) == title_of(written / "digits") == "digits_cnn on sim"
+    alone = tmp_path / "alone.pftrace.gz"
+    alone.write_bytes(trace.read_bytes())
+    assert (trace_of(alone), title_of(alone)) == (alone, "alone.pftrace.gz")
+    with pytest.raises(UsageError, match="is a trace alone"):
+        folder_of(alone)
+    with pytest.raises(UsageError, match="nothing to choose from"):
+        find_profile(str(alone), "digits")
+
+
+# ---- the commands
+
+
+def check_schema(document: dict, command_name: str) -> None:
+    schema = json.loads((Path(__file__).parents[5] / "docs" / "commands.schema.json").read_text())
+    found = {"$ref": f"#/$defs/{command_name.replace(' ', '%20')}", "$defs": schema["$defs"]}
+    jsonschema.Draft202012Validator(found).validate(document)
+
+
+def test_show_reads_a_stored_run(store, tmp_path):
+    run, picture = named(store, "one"), tmp_path / "p.svg"
+    words = ["show", run, "--out", str(store.root), "--by", "type", "--top", "1"]
+    text = CliRunner().invoke(command, [*words, "--plot", str(picture)]).output
+    assert "Gemm+Relu" in text and f"drawn in {picture}" in text and picture.stat().st_size
+    document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
+    record = json.loads(json.dumps(profile_record(example(), by="type", top=1)))
+    assert document == {"schema": 1, **record, "plot": None}
+    check_schema(document, "profile show")
+
+
+def test_a_folder_that_held_one_profile_and_now_holds_several_says_so(tmp_path):
+    write_profile(example("older"), tmp_path / "out")
+    write_profile(example(), tmp_path / "out" / "digits")
+    with pytest.raises(UsageError, match="several cases: out, digits"):
+        find_profile(str(tmp_path / "out"))
+    assert find_profile(str(tmp_path / "out"), "digits") == tmp_path / "out" / "digits"
+    assert find_profile(str(tmp_path / "out"), "out") == tmp_path / "out"
+
+
+def test_merge_writes_several_profiles_as_one_trace(written, tmp_path):
+    both = tmp_path / "both.pftrace.gz"
+    words = ["merge", str(written / "digits"), str(written / "other"), "--trace", str(both)]
+    said = CliRunner().invoke(command, words).output
+    size = both.stat().st_size
+    document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
+    assert said == f"written: {both}, {document['events']} events\n"
+    assert [one["run"] for one in document["profiles"]] == [example().run, example("other").run]
+    assert (document["trace"], document["bytes"]) == (str(both), size)
+    check_schema(document, "profile merge")
+    alone = CliRunner().invoke(command, ["merge", str(written / "digits"), "--trace", str(both), "--json"])
+    assert json.loads(alone.output)["events"] < document["events"]
+
+
+def test_diff_tells_what_became_slower_and_writes_both_as_one_trace(tmp_path):
+    for name, slower in (("a", 1.0), ("b", 3.0)):
+        # What the timed runs take is what the profiled ones do.
+        timed_ns = round((80 + 20 * slower) * US)
+        made = example(name, iterations=20, slower=slower, timed_ns=timed_ns, timed_runs=20)
+        write_profile(made, tmp_path / name)
+    trace, picture = tmp_path / "both.pftrace.gz", tmp_path / "diff.png"
+    words = ["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--trace", str(trace), "--plot", str(picture)]
+    shown = CliRunner().invoke(command, words, env={"COLUMNS": "120"}).output
+    assert "B is slower than A: its timed run takes 1.4 times as long" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("slower fc2")]
+    assert line.split()[2:9] == ["20", "us", "60", "us", "+40", "us", "3.000"]
+    assert trace.stat().st_size and picture.stat().st_size
+    document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
+    (slower,) = [one for one in document["ops"] if one["change"] == "slower"]
+    assert (document["schema"], slower["name"], slower["ratio"]) == (1, "fc2", pytest.approx(3.0))
+    assert (document["trace"], document["plot"]) == (str(trace), str(picture))
+    check_schema(document, "profile diff")
+
+
+def test_diff_compares_no_times_of_different_profilers(tmp_path):
+    write_profile(example("a", iterations=20, timed_ns=90 * US, timed_runs=20), tmp_path / "a")
+    other = replace(example("b", iterations=20, timed_ns=25 * US, timed_runs=20), runtime="onnxruntime 1.31.1")
+    write_profile(other, tmp_path / "b")
+    words = ["diff", str(tmp_path / "a"), str(tmp_path / "b")]
+    shown = CliRunner().invoke(command, words).output
+    assert "B is faster than A: its timed run takes 0.278 times as long" in shown
+    assert "slower" not in shown and "their share of their own run" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("fc1;relu1")]
+    assert line.split() == ["fc1;relu1", "60.0%", "60.0%", "60", "us", "60", "us", "(+300%)"]
+    assert "(+300%): of B, measured under a profiler" in shown
+    document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
+    assert (document["timed"]["change"], document["ops"][0]["ratio"]) == ("faster", None)
+    assert document["b_overhead"] == pytest.approx(3.0)
+    check_schema(document, "profile diff")
+
+
+def test_in_a_pipe_no_cell_is_wrapped(tmp_path):
+    long = "main$async_dispatch_0_" + "conv_2d_nchw_" * 8 + "f32"
+    rows = [replace(row, op=long) if row.op == "matmul_0" else row for row in example().rows]
+    write_profile(replace(example(), rows=rows), tmp_path / "a")
+    for words in (["show", str(tmp_path / "a")], ["diff", str(tmp_path / "a"), str(tmp_path / "a")]):
+        lines = CliRunner().invoke(command, words).output.splitlines()
+        assert len({line for line in lines if long in line or "fc1;relu1" in line}) >= 1
+    assert sum(long in line for line in CliRunner().invoke(command, ["show", str(tmp_path / "a")]).output.splitlines())

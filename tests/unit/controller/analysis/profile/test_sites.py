@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.models import DIGITS
+from support.profiles import HOST, profile_iree
+
+from hil.controller.analysis.profile.iree_events import read_ireeprof
+from hil.controller.analysis.profile.op_rows import iree_rows
+from hil.controller.analysis.profile.sites import Region, Site, Sites, dispatch_sites
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import Workshop
+from hil.controller.workloads.suites.zoo import zoo_models
+from hil.core.artifacts import Artifact, Model
+from hil.errors import CompileFailed, UsageError
+
+Save = Callable[..., Path]
+FLOAT = TensorProto.FLOAT
+
+
+def artifact(model: Model, flags: Sequence[str] = HOST) -> Artifact:
+    return Artifact("iree", "main.vmfb", {}, {}, model.function, "iree", tuple(flags))
+
+
+def sites_of(path: Path, settings: dict[str, Any], flags: Sequence[str] = HOST, **dims: int) -> Sites:
+    model = import_model(path, dims=dims, isolated=settings["isolated"])
+    given = {name: settings[name] for name in ("cache", "isolated", "timeout", "log")}
+    return dispatch_sites(model, artifact(model, flags), **given)
+
+
+def flat(sites: Sites) -> list[Site]:
+    return [site for region in sites.regions for site in region.sites]
+
+
+def region(*sites: tuple[str, str], loop: str = "") -> Region:
+    return Region(loop, tuple(Site(key, (node,)) for key, node in sites))
+
+
+def nodes(matched: Sequence[Sequence[Site]]) -> list[list[tuple[str, ...]]]:
+    return [[site.nodes for site in sites] for sites in matched]
+
+
+def test_a_dispatch_names_all_nodes_that_were_fused_into_it(settings: dict[str, Any]) -> None:
+    sites = sites_of(DIGITS / "digits_cnn.onnx", settings)
+    assert [site.nodes for site in flat(sites)] == [
+        ("conv1",),  # its input is padded
+        ("conv1", "relu1"),
+        ("pool1",),
+        ("conv2", "relu2"),
+        ("pool2",),
+        ("fc1",),
+    ]
+    assert sites.op_types["conv1"] == "Conv"
+    assert flat(sites)[-1].shapes == "1x128xf32, 10x128xf32 -> 1x10xf32"
+
+
+def test_who_only_shares_a_constant_with_a_dispatch_is_no_part_of_it(settings: dict[str, Any]) -> None:
+    sites = sites_of(DIGITS / "digits_cnn_int8.onnx", settings)
+    assert [site.nodes for site in flat(sites)][:3] == [
+        ("image_QuantizeLinear",),
+        ("conv1", "relu1.out_QuantizeLinear", "relu1.out_DequantizeLinear"),
+        ("pool1", "pool1.out_QuantizeLinear"),
+    ]
+
+
+def test_estimates_are_of_what_the_dispatch_itself_computes(settings: dict[str, Any]) -> None:
+    conv = flat(sites_of(DIGITS / "digits_cnn.onnx", settings))[1]
+    outputs = 16 * 8 * 8
+    # Nine multiplications and additions each, then the bias, and the comparison and the choice of the Relu.
+    assert conv.flops == outputs * (9 * 2 + 3)
+    assert conv.bytes == 4 * (10 * 10 + 16 * 9 + outputs)
+
+
+def test_calls_of_one_executable_are_told_apart(save_onnx: Save, settings: dict[str, Any]) -> None:
+    # Large enough that the compiler does not write them into the dispatch itself.
+    draw = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(draw.random((64, 64), np.float32), name) for name in ("w1", "w2", "w3")]
+    calls = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"], name="first"),
+        helper.make_node("Softmax", ["a"], ["b"], name="between"),
+        helper.make_node("MatMul", ["b", "w2"], ["c"], name="second"),
+        helper.make_node("Softmax", ["c"], ["d"], name="again"),
+        helper.make_node("MatMul", ["d", "w3"], ["y"], name="third"),
+    ]
+    path = save_onnx(calls, [("x", FLOAT, (4, 64))], [("y", FLOAT, (4, 64))], weights)
+    sites = [site for site in flat(sites_of(path, settings)) if "matmul" in site.key]
+    assert len({site.key for site in sites}) == 1
+    assert [site.nodes for site in sites] == [("first",), ("second",), ("third",)]
+
+
+def test_loops_are_told_from_one_another(settings: dict[str, Any]) -> None:
+    workshop = Workshop(settings["cache"], settings["isolated"])
+    gru = next(model for model in zoo_models(workshop) if model.name == "gru")
+    regions = sites_of(gru.path, settings).regions
+    assert [{node for site in each.sites for node in site.nodes} for each in regions] == [{"GRU_1"}, {"GRU_2"}]
+    assert regions[0].loop
+    assert regions[1].loop
+    assert regions[0].loop != regions[1].loop
+
+
+def test_nodes_without_names_are_called_by_type_and_place(save_onnx: Save, settings: dict[str, Any]) -> None:
+    path = save_onnx(
+        [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Softmax", ["a"], ["y"])],
+        [("x", FLOAT, (4, 8))],
+        [("y", FLOAT, (4, 8))],
+    )
+    named = {node for site in flat(sites_of(path, settings)) for node in site.nodes}
+    assert named == {"Exp_0", "Softmax_1"}
+
+
+def test_mlir_tells_its_own_locations_and_lines_without_them(settings: dict[str, Any], tmp_path: Path) -> None:
+    module = tmp_path / "model.mlir"
+    text = """func.func @main(%a: tensor<4x8xf32>, %b: tensor<8x16xf32>) -> tensor<4x16xf32> {
+  %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+    : (tensor<4x8xf32>, tensor<8x16xf32>) -> tensor<4x16xf32>
+  %1 = stablehlo.tanh %0 : tensor<4x16xf32> loc("activation")
+  return %1 : tensor<4x16xf32>
+}
+"""
+    module.write_text(text)
+    (site,) = flat(sites_of(module, settings))
+    assert set(site.nodes) == {"activation", "line 2"}
+
+
+def test_a_program_that_is_not_of_one_model_has_no_sites_and_says_so(settings: dict[str, Any]) -> None:
+    model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
+    given = {name: settings[name] for name in ("cache", "isolated", "timeout", "log")}
+    sites = dispatch_sites(replace(model, format="vmfb"), artifact(model), **given)
+    assert not sites.regions
+    assert "came compiled" in sites.notes[0]
+    sites = dispatch_sites(model, replace(artifact(model), function="digits_cnn.7"), **given)
+    assert not sites.regions
+    assert "several models" in sites.notes[0]
+    with pytest.raises(UsageError, match="onnxruntime has no dispatches"):
+        dispatch_sites(model, replace(artifact(model), runtime="onnxruntime"), **given)
+
+
+def test_a_wrong_flag_and_a_refused_model_are_told(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--no-such-flag"):
+        sites_of(DIGITS / "digits_cnn.onnx", settings, [*HOST, "--no-such-flag"])
+    bad = tmp_path / "bad.mlir"
+    bad.write_text("func.func @main(%a: tensor<?xf32>) -> tensor<?xf32> { return %a : tensor<?xf32> }\n")
+    with pytest.raises(CompileFailed):
+        sites_of(bad, settings, ["--iree-hal-target-device=local"])
+
+
+def test_sites_are_kept_in_the_cache(settings: dict[str, Any]) -> None:
+    first = sites_of(DIGITS / "digits_cnn.onnx", settings)
+    settings["log"].write_text("")
+    assert sites_of(DIGITS / "digits_cnn.onnx", settings) == first
+    assert settings["log"].read_text() == ""
+
+
+def test_a_submission_is_known_by_its_dispatches() -> None:
+    sites = Sites([region(("a", "A"), ("b", "B")), region(("c", "C"))], {})
+    matched, doubts = sites.match([(), ("c",), ("a", "b"), ("c",)])
+    assert nodes(matched) == [[], [("C",)], [("A",), ("B",)], [("C",)]]
+    assert not doubts
+
+
+def test_equal_submissions_outside_of_loops_are_told_by_their_order() -> None:
+    sites = Sites([region(("a", "A1")), region(("b", "B")), region(("a", "A2"))], {})
+    matched, doubts = sites.match([("a",), ("b",), ("a",)])
+    assert nodes(matched) == [[("A1",)], [("B",)], [("A2",)]]
+    assert not doubts
+
+
+def test_equal_submissions_of_one_loop_take_turns() -> None:
+    sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.1")], {})
+    matched, doubts = sites.match([("a",)] * 4)
+    assert nodes(matched) == [[("A1",)], [("A2",)], [("A1",)], [("A2",)]]
+    assert not doubts
+
+
+def test_equal_submissions_of_two_loops_come_one_loop_after_the_other_and_that_is_said() -> None:
+    sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.3")], {})
+    matched, doubts = sites.match([("a",)] * 4)
+    assert nodes(matched) == [[("A1",)], [("A1",)], [("A2",)], [("A2",)]]
+    assert "turn equally often" in doubts[0]
+
+
+def test_what_cannot_be_told_apart_names_all_nodes_that_it_may_be() -> None:
+    sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.3")], {})
+    matched, doubts = sites.match([("a",)] * 3)
+    assert nodes(matched) == [[("A1", "A2")]] * 3
+    assert "nodes of all of them" in doubts[0]
+
+
+def test_a_submission_of_no_region_is_known_by_its_dispatches_names_alone() -> None:
+    sites = Sites([region(("a", "A"), ("b", "B")), region(("b", "B2"))], {})
+    matched, doubts = sites.match([("b", "a"), ("z",)])
+    assert nodes(matched) == [[("B", "B2"), ("A",)], [()]]
+    assert ["several places" in doubts[0], "no known place" in doubts[1]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["local-task", "local-sync"])
+def test_every_dispatch_of_every_model_of_the_zoo_has_its_nodes(
+    settings: dict[str, Any], tmp_path: Path, device: str
+) -> None:
+    given = {name: settings[name] for name in ("isolated", "timeout", "log")}
+    profiled = 0
+    for model in zoo_models(Workshop(settings["cache"], settings["isolated"])):
+        folder = tmp_path / model.name
+        folder.mkdir()
+        try:
+            run = profile_iree(model.path, folder, settings, device=device, runs=3, **model.dims)
+        except CompileFailed:
+            continue  # the suite says of which models that is expected
+        sites = dispatch_sites(run.model, run.artifact, cache=settings["cache"], **given)
+        events = read_ireeprof(run.profile, folder=folder, warmup=1, iterations=2, **given)
+        notes: list[str] = list(events.notes)
+        rows = [row for row in iree_rows(events, sites, run="r", board="b", notes=notes) if row.kind == "compute"]
+        assert rows, model.name
+        assert not notes, model.name
+        assert {row.iteration for row in rows} == {0, 1}, model.name
+        assert not [row.op for row in rows if not row.onnx_nodes], model.name
+        assert not [row.op for row in rows if "" in row.op_types], model.name
+        profiled += 1
+    assert profiled > 20

@@ -1,0 +1,119 @@
+"""A profile's folder: read back it is the profile that was written, and what is no such folder is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.made_profiles import profile, row, run_on
+
+from hil.controller.analysis.profile.rows import write_csv
+from hil.controller.analysis.profile.store import HEAD, PARQUET, SCHEMA, TABLE, TRACE, read_profile, write_profile
+from hil.core.timeline import Sample
+from hil.errors import HilError, StorageError, UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_profile(run_on(), tmp_path / "out" / "m")
+    return tmp_path / "out" / "m"
+
+
+def test_a_profile_is_read_as_it_was_written(folder):
+    read = read_profile(folder)
+    assert replace(read, rows=list(read.rows)) == run_on()
+    assert gzip.decompress((folder / TRACE).read_bytes())
+
+
+def test_notes_and_odd_values_are_kept(tmp_path):
+    odd = profile(counters=[Sample(3, "load", float("inf"), "é"), Sample(4, "load", 0.1, "é")], notes=("no 'tool'",))
+    write_profile(odd, tmp_path)
+    read = read_profile(tmp_path)
+    assert (read.counters, read.notes, list(read.rows)) == (odd.counters, odd.notes, [])
+
+
+def test_rows_can_be_had_in_part(folder):
+    rows, all_of_them = read_profile(folder).rows, list(run_on().rows)
+    assert (len(rows), rows[0], rows[-1]) == (len(all_of_them), all_of_them[0], all_of_them[-1])
+    assert (rows[2:9:3], rows[::-1], rows[-2:]) == (all_of_them[2:9:3], all_of_them[::-1], all_of_them[-2:])
+    with pytest.raises(IndexError):
+        rows[len(all_of_them)]
+
+
+def test_a_folder_is_written_anew(folder):
+    write_profile(profile([row("a", 1, 2)]), folder)
+    assert [one.op for one in read_profile(folder).rows] == ["a"]
+
+
+def test_a_trace_that_cannot_be_written_loses_nothing(folder):
+    early = profile([row("a", -5, 2)])
+    with pytest.raises(HilError, match="no trace"):
+        write_profile(early, folder)
+    assert list(read_profile(folder).rows) == early.rows
+    assert not {TRACE, PARQUET} & {file.name for file in folder.iterdir()}, "of the profile that was there before"
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_profile(run_on(), tmp_path / "file" / "out")
+
+
+def test_a_folder_that_is_none_is_told(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        read_profile(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="no profile in"):
+        read_profile(tmp_path)
+
+
+def test_a_profile_that_was_cut_off_is_told(folder):
+    whole = (folder / HEAD).read_bytes()
+    for size in range(0, len(whole) - 1, 7):
+        (folder / HEAD).write_bytes(whole[:size])
+        with pytest.raises(UsageError, match="not whole"):
+            read_profile(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"schema": "one"}', '{"schema": 1, "rows": null}'])
+def test_another_json_is_told(folder, text):
+    (folder / HEAD).write_text(text)
+    with pytest.raises(UsageError, match="or no profile"):
+        read_profile(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("clock", {"drift": "fast"}),
+        ("stages", [{"name": "compile", "start_ns": "1", "end_ns": 2, "args": {}}]),
+        ("counters", [{"at_ns": 1.5, "name": "load", "value": 1, "unit": "%"}]),
+        ("model", None),
+    ],
+)
+def test_what_is_no_number_or_no_text_is_told(folder, part, values):
+    head = json.loads((folder / HEAD).read_text())
+    head[part] = {**head[part], **values} if part == "clock" else values
+    (folder / HEAD).write_text(json.dumps(head))
+    with pytest.raises(UsageError, match=r"or no profile: TypeError: .* is no (int|float|str)"):
+        read_profile(folder)
+
+
+def test_a_newer_profile_is_told(folder):
+    head = json.loads((folder / HEAD).read_text())
+    (folder / HEAD).write_text(json.dumps({**head, "schema": SCHEMA + 1}))
+    with pytest.raises(UsageError, match="newer hil"):
+        read_profile(folder)
+
+
+def test_a_table_of_another_length_is_told(folder):
+    rows = list(run_on().rows)
+    read = read_profile(folder)
+    write_csv(rows[:-1], folder / TABLE)
+    with pytest.raises(UsageError, match=f"holds {len(rows) - 1} rows"):
+        list(read.rows)
+    (folder / TABLE).unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(read.rows)

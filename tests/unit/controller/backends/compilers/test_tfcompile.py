@@ -1,0 +1,145 @@
+"""What tfcompile is told of a graph, what its programs are linked with, and which targets there are. No TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+
+import pytest
+
+from hil.controller.backends.compilers.tfcompile_build import glue_of, is_needed, needed_variants
+from hil.controller.backends.compilers.tfcompile_config import Node, assigned_variables, identifiers, make_config, split
+from hil.controller.backends.compilers.tfcompile_target import flags_for, target_of
+from hil.core.tensors import TensorSpec
+from hil.errors import CompileFailed, UsageError
+from hil.formats.xla_program import Signature, read_signature, write_signature
+
+GRAPH = [
+    Node("function/x", "Placeholder"),
+    Node("fc1/kernel", "VarHandleOp"),
+    Node("fc1.kernel", "VarHandleOp"),
+    Node("moving/mean", "VarHandleOp"),
+    Node("read", "ReadVariableOp", ("fc1/kernel", "^function/x")),
+    Node("same", "Identity", ("fc1/kernel:0",)),
+    Node("again", "IdentityN", ("same",)),
+    Node("assign", "AssignSubVariableOp", ("again:0", "function/x")),
+    Node("look", "ReadVariableOp", ("moving/mean",)),
+    Node("after", "NoOp", ("^moving/mean",)),
+    Node("gather", "ResourceGather", ("fc1.kernel", "function/x")),
+    Node("function/loss", "Mul", ("read", "look")),
+]
+
+
+def config(feed=(2, 4), nodes=GRAPH):
+    feeds = {"function/x:0": TensorSpec("x", "float32", feed)}
+    fetches = {"function/loss:0": TensorSpec("a/loss", "float32", ())}
+    variables = {
+        name: TensorSpec(name, "float32", (3,)) for name in ("fc1/kernel", "moving/mean", "fc1.kernel", "pruned")
+    }
+    return make_config(nodes, feeds, fetches, variables)
+
+
+def test_a_variable_is_read_only_unless_its_handle_reaches_something_that_may_assign_it():
+    assert assigned_variables(GRAPH) == {"fc1/kernel"}
+    assert {port.node: port.read_only for port in config().variables} == {
+        "fc1/kernel": False,
+        "moving/mean": True,
+        "fc1.kernel": True,
+    }
+    assert [port.node for port in config().assigned] == ["fc1/kernel"]
+
+
+def test_a_handle_that_goes_into_a_function_counts_as_assigned():
+    looped = [*GRAPH, Node("while", "While", ("moving/mean",))]
+    assert assigned_variables(looped) == {"fc1/kernel", "moving/mean"}
+
+
+def test_names_with_scopes_become_identifiers_and_stay_apart():
+    told = config()
+    assert [port.name for port in told.variables] == ["param_fc1_kernel", "param_moving_mean", "param_fc1_kernel_2"]
+    assert [port.spec.name for port in told.variables] == ["fc1/kernel", "moving/mean", "fc1.kernel"]
+    assert (told.feeds[0].name, told.feeds[0].node, told.feeds[0].output) == ("feed_x", "function/x", 0)
+    assert told.fetches[0].name == "fetch_a_loss"
+    name = identifiers()
+    assert [name("param", text) for text in ("a/b", "a_b", "a_b_2", "ä")] == [
+        "param_a_b",
+        "param_a_b_2",
+        "param_a_b_2_2",
+        "param__",
+    ]
+
+
+@pytest.mark.parametrize(("text", "parts"), [("a/b:1", ("a/b", 1)), ("a", ("a", 0)), ("while:12", ("while", 12))])
+def test_a_tensor_is_a_node_and_a_number(text, parts):
+    assert split(text) == parts
+
+
+def test_open_shapes_and_missing_nodes_are_refused():
+    with pytest.raises(CompileFailed, match="needs every shape, but x: "):
+        config(feed=("batch", 4))
+    with pytest.raises(CompileFailed, match="no node 'function/loss'"):
+        config(nodes=GRAPH[:-1])
+
+
+def test_only_what_a_program_calls_is_linked():
+    header = """
+#include "xla/backends/cpu/runtime/kernel_c_api.h"
+#include "xla/backends/cpu/runtime/dot_lib.h"
+#include "xla/backends/cpu/runtime/convolution_lib.h"
+   xla::cpu::internal::TypedMatMul<float, float, float>(device
+   xla::cpu::internal::TypedMatMul<std::complex<double>, std::complex<double>>(device
+   xla::cpu::internal::EigenConv2D<Eigen::half>(device
+"""
+    included, variants = needed_variants(header)
+    assert included == {"dot_lib", "convolution_lib"}
+    needed = {
+        name
+        for name in (
+            "allocator rng_state_lib sort_lib dot_lib_f32 dot_lib_f64 dot_lib_c128 convolution_lib_f16_2d "
+            "convolution_lib_f16_3d convolution_lib_f32_2d"
+        ).split()
+        if is_needed(name, included, variants)
+    }
+    assert needed == {"allocator", "rng_state_lib", "dot_lib_f32", "dot_lib_c128", "convolution_lib_f16_2d"}
+
+
+def test_a_call_of_unknown_type_brings_the_whole_library():
+    included, variants = needed_variants(
+        '#include "xla/backends/cpu/runtime/dot_lib.h"\ninternal::TypedMatMul<odd, odd>('
+    )
+    assert is_needed("dot_lib_f32", included, variants) and is_needed("dot_lib_s8", included, variants)
+    assert not is_needed("sort_lib", included, variants)
+
+
+def test_names_of_anybodys_model_stay_text_in_the_source():
+    names = ("x)hil", '"; } int evil() { return 0; } //', "a\\", "ü\n")
+    signature = Signature("step", (), tuple(TensorSpec(name, "float32", ()) for name in names))
+    (line,) = [line for line in glue_of(write_signature(signature)).splitlines() if "hil_xla_signature" in line]
+    literal = re.fullmatch(r'.* return ("(?:[^"\\]|\\["\\])*"); }', line)
+    assert literal and read_signature(json.loads(literal[1])) == signature
+
+
+def test_targets_are_this_machines_family_or_the_one_that_is_named():
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    assert target_of([]).triple.split("-")[0] == machine
+    arm = target_of(["--target-triple=aarch64-unknown-linux-gnu", "--target-cpu=cortex-a53", "--variables=outside"])
+    assert (arm.zig, arm.cpu, arm.variables) == ("aarch64-linux-gnu.2.17", "cortex-a53", True)
+    assert flags_for({"arch": "arm64"}) == ("--target-triple=aarch64-unknown-linux-gnu",)
+    assert flags_for({}) == ()
+    with pytest.raises(UsageError, match="cannot be linked for riscv64"):
+        target_of(flags_for({"arch": "riscv64"}))
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--target-tripel=x", "no flag --target-tripel"),
+        ("--variables=beside", "'inside' or 'outside', not 'beside'"),
+        ("--target-triple=riscv64-unknown-linux-gnu", "cannot be linked for riscv64"),
+        ("--target-triple=x86_64-pc-windows-msvc", "cannot be linked for x86_64-pc-windows"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(flag, message):
+    with pytest.raises(UsageError, match=message):
+        target_of([flag])

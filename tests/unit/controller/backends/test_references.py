@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hil.controller.backends.references import (
+    Reference,
+    default_references,
+    expected_result,
+    refer,
+    refer_each,
+    refer_with_fallback,
+    references,
+)
+from hil.controller.models.importers import import_model
+from hil.controller.models.inputs import make_inputs
+from hil.controller.storage.isolated import Isolated
+from hil.core.artifacts import Model
+from hil.core.tensors import TensorSpec, dtype_name, dtype_of, save_npy
+from hil.errors import ReferenceFailed, StageTimeout, UsageError
+from hil.formats.ort_values import ONNX_TYPES
+
+Save = Callable[..., Path]
+FLOAT, BFLOAT16 = TensorProto.FLOAT, TensorProto.BFLOAT16
+ALL = ["onnxruntime", "onnx-reference", "iree-llvm-cpu"]
+
+
+@pytest.fixture
+def linear(save_onnx: Save, isolated: Isolated) -> Model:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], name="fc"), helper.make_node("Relu", ["h"], ["y"], name="r")]
+    weight = numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(4, 3) - 6, "w")
+    path = save_onnx(nodes, [("x", FLOAT, (2, 4))], [("y", FLOAT, (2, 3)), ("h", FLOAT, (2, 3))], [weight])
+    return import_model(path, isolated=isolated)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_reference_computes_the_same(linear: Model, settings: dict[str, Any], name: str) -> None:
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    result = refer(name, linear, {"x": x}, **settings)
+    h = x @ (np.arange(12, dtype=np.float32).reshape(4, 3) - 6)
+    assert list(result.outputs) == ["y", "h"]
+    np.testing.assert_allclose(result.outputs["h"], h, rtol=1e-6)
+    np.testing.assert_allclose(result.outputs["y"], np.maximum(h, 0), rtol=1e-6)
+    assert any(char.isdigit() for char in result.source)
+    assert result.provenance["reference"] == name and result.provenance["cached"] is False
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_results_are_cached_by_model_inputs_and_version(
+    linear: Model, settings: dict[str, Any], name: str, save_onnx: Save
+) -> None:
+    x = np.ones((2, 4), np.float32)
+    refer(name, linear, {"x": x}, **settings)
+    closed = Isolated(1)
+    closed.close()
+    again = refer(name, linear, {"x": x}, **{**settings, "isolated": closed})
+    assert again.provenance["cached"] and again.outputs["y"].dtype == np.float32
+    with pytest.raises(ReferenceFailed):
+        refer(name, linear, {"x": x + 1}, **{**settings, "isolated": closed})
+    assert not refer(name, linear, {"x": x}, **{**settings, "recompute": True}).provenance["cached"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nan_and_infinity_go_through(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
+    path = save_onnx([helper.make_node("Neg", ["x"], ["y"])], [("x", FLOAT, (3,))], [("y", FLOAT, (3,))])
+    model = import_model(path, isolated=settings["isolated"])
+    y = refer(name, model, {"x": np.array([np.nan, np.inf, 1], np.float32)}, **settings).outputs["y"]
+    assert np.isnan(y[0]) and y[1] == -np.inf and y[2] == -1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_scalars_empty_tensors_and_no_inputs(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float32(3))),
+        helper.make_node("Neg", ["c"], ["y"]),
+    ]
+    path = save_onnx(nodes, [], [("y", FLOAT, ())])
+    model = import_model(path, isolated=settings["isolated"])
+    y = refer(name, model, {}, **settings).outputs["y"]
+    assert y.shape == () and y == -3
+    path = save_onnx(
+        [helper.make_node("Concat", ["x", "x"], ["y"], axis=1)], [("x", FLOAT, (0, 2))], [("y", FLOAT, (0, 4))]
+    )
+    model = import_model(path, isolated=settings["isolated"])
+    assert refer(name, model, {"x": np.zeros((0, 2), np.float32)}, **settings).outputs["y"].shape == (0, 4)
+
+
+# --- dtypes ---
+
+
+def identity(save: Save, dtype: str, isolated: Isolated) -> Model:
+    number = ONNX_TYPES[dtype]
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    shape = numpy_helper.from_array(np.array([6]), "shape")
+    return import_model(
+        save([node], [("x", number, (2, 3))], [("y", number, (6,))], [shape], opset=21), isolated=isolated
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        *"float16 float32 float64 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz string".split(),
+    ],
+)
+def test_onnxruntime_passes_every_dtype(save_onnx: Save, settings: dict[str, Any], dtype: str) -> None:
+    model = identity(save_onnx, dtype, settings["isolated"])
+    inputs = make_inputs(model.inputs or (), [])
+    result = refer("onnxruntime", model, inputs, **settings).outputs["y"]
+    assert dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)),
+        *"float16 float32 float64 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz".split(),
+    ],
+)
+def test_iree_passes_every_dtype(save_onnx: Save, settings: dict[str, Any], dtype: str) -> None:
+    model = identity(save_onnx, dtype, settings["isolated"])
+    inputs = make_inputs(model.inputs or (), [])
+    result = refer("iree-llvm-cpu", model, inputs, **settings).outputs["y"]
+    assert dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
+
+
+# --- MLIR ---
+
+
+def test_iree_runs_mlir_with_scalars_and_several_results(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "m.mlir").write_text(
+        """
+        func.func @main(%a: tensor<2x?xf32>, %n: i32, %f: f32) -> (tensor<2x?xf32>, i32, f32) {
+          %0 = arith.addf %a, %a : tensor<2x?xf32>
+          return %0, %n, %f : tensor<2x?xf32>, i32, f32
+        }
+        """
+    )
+    model = import_model(tmp_path / "m.mlir", isolated=settings["isolated"])
+    assert default_references(model) == ["iree-llvm-cpu"]
+    a = np.ones((2, 5), np.float32)
+    result = refer_with_fallback(
+        model, {"arg0": a, "arg1": np.array(-7, np.int32), "arg2": np.float32(0.5)}, **settings
+    )
+    assert list(result.outputs) == ["output0", "output1", "output2"]
+    assert (
+        (result.outputs["output0"] == 2).all() and result.outputs["output1"] == -7 and result.outputs["output2"] == 0.5
+    )
+    assert result.outputs["output1"].dtype == np.int32
+
+
+# --- who answers ---
+
+
+@pytest.fixture
+def bf16_matmul(save_onnx: Save, isolated: Isolated) -> Model:
+    node = helper.make_node("MatMul", ["a", "b"], ["y"])
+    inputs = [("a", BFLOAT16, (2, 3)), ("b", BFLOAT16, (3, 2))]
+    return import_model(save_onnx([node], inputs, [("y", BFLOAT16, (2, 2))]), isolated=isolated)
+
+
+def test_what_the_default_cannot_do_another_does_and_says_so(bf16_matmul: Model, settings: dict[str, Any]) -> None:
+    assert default_references(bf16_matmul) == ["onnxruntime"]
+    inputs = make_inputs(bf16_matmul.inputs or (), [])
+    result = refer_with_fallback(bf16_matmul, inputs, **settings)
+    assert result.outputs["y"].dtype == dtype_of("bfloat16") == np.dtype(ml_dtypes.bfloat16)
+    assert result.provenance["reference"] == "onnx-reference" and "onnx reference evaluator" in result.source
+    ((refused, why),) = result.provenance["fallback"]
+    assert refused == "onnxruntime" and "MatMul" in why
+    expected = inputs["a"].astype(np.float32) @ inputs["b"].astype(np.float32)
+    np.testing.assert_allclose(result.outputs["y"].astype(np.float32), expected, rtol=0.05, atol=0.1)
+
+
+def test_a_reference_that_was_named_never_falls_back(bf16_matmul: Model, settings: dict[str, Any]) -> None:
+    with pytest.raises(ReferenceFailed, match="MatMul"):
+        refer("onnxruntime", bf16_matmul, make_inputs(bf16_matmul.inputs or (), []), **settings)
+
+
+def test_nobody_can(save_onnx: Save, settings: dict[str, Any]) -> None:
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
+    path = save_onnx([node], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], domains=("com.acme",))
+    model = import_model(path, isolated=settings["isolated"])
+    with pytest.raises(ReferenceFailed, match="no reference can run this model") as caught:
+        refer_with_fallback(model, {"x": np.zeros(2, np.float32)}, **settings)
+    assert all(name in caught.value.message for name in ALL) and "--expected" in caught.value.hint
+
+
+def test_of_several_those_that_fail_are_told_and_the_others_answer(
+    bf16_matmul: Model, settings: dict[str, Any]
+) -> None:
+    inputs = make_inputs(bf16_matmul.inputs or (), [])
+    answers, failed = refer_each(["onnxruntime", "onnx-reference"], bf16_matmul, inputs, **settings)
+    assert [answer.provenance["reference"] for answer in answers] == ["onnx-reference"]
+    assert list(failed) == ["onnxruntime"] and "MatMul" in failed["onnxruntime"].message
+
+
+def test_of_several_that_all_fail_each_is_named(save_onnx: Save, settings: dict[str, Any]) -> None:
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
+    path = save_onnx([node], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], domains=("com.acme",))
+    model = import_model(path, isolated=settings["isolated"])
+    with pytest.raises(ReferenceFailed) as caught:
+        refer_each(ALL, model, {"x": np.zeros(2, np.float32)}, **settings)
+    assert all(f"{name}: " in caught.value.message for name in ALL) and "--expected" in caught.value.hint
+    with pytest.raises(ReferenceFailed, match="Frobnicate"):
+        refer_each(["onnxruntime"], model, {"x": np.zeros(2, np.float32)}, **settings)
+
+
+def test_whatever_a_foreign_reference_raises_is_its_failure(
+    linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute(*_: Any, **__: Any) -> None:
+        raise RecursionError("too deep for me")
+
+    odd = Reference(("onnx",), lambda: "odd 1", compute)
+    known = {**references(), "odd": odd}
+    monkeypatch.setattr("hil.controller.backends.references.references", lambda: known)
+    answers, failed = refer_each(["odd", "onnxruntime"], linear, {"x": np.ones((2, 4), np.float32)}, **settings)
+    assert len(answers) == 1 and "RecursionError: too deep for me" in failed["odd"].message
+
+
+def test_bad_indices_are_told_by_every_reference_that_looks(save_onnx: Save, settings: dict[str, Any]) -> None:
+    node = helper.make_node("Gather", ["t", "i"], ["y"])
+    table = numpy_helper.from_array(np.zeros((3, 2), np.float32), "t")
+    path = save_onnx([node], [("i", TensorProto.INT64, (1,))], [("y", FLOAT, (1, 2))], [table])
+    model = import_model(path, isolated=settings["isolated"])
+    with pytest.raises(ReferenceFailed, match="out of"):
+        refer("onnxruntime", model, {"i": np.array([99])}, **settings)
+
+
+def test_a_vmfb_has_none(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "m.vmfb").write_bytes(b"PK\x03\x04" + bytes(100))
+    model = import_model(tmp_path / "m.vmfb", isolated=settings["isolated"])
+    assert default_references(model) == []
+    with pytest.raises(UsageError, match="cannot run vmfb models"):
+        refer("onnxruntime", model, {}, **settings)
+    with pytest.raises(ReferenceFailed, match="has no reference"):
+        refer_with_fallback(model, {}, **settings)
+
+
+def test_an_unknown_name_lists_the_known_ones(linear: Model, settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no reference 'oracle'") as caught:
+        refer("oracle", linear, {}, **settings)
+    assert all(name in caught.value.hint for name in ALL) and set(references()) >= set(ALL)
+
+
+def test_a_reference_keeps_to_its_time_limit(linear: Model, settings: dict[str, Any]) -> None:
+    with Isolated(1) as pool, pytest.raises(StageTimeout) as caught:
+        refer(
+            "onnxruntime",
+            linear,
+            {"x": np.ones((2, 4), np.float32)},
+            **{**settings, "isolated": pool, "timeout": 0.001},
+        )
+    assert caught.value.stage == "refer"
+
+
+# --- what the user expects ---
+
+OUTPUTS = (TensorSpec("y", "float32", (2,)), TensorSpec("z", "bfloat16", (3,)))
+
+
+def test_expected_outputs_by_name_or_in_order(tmp_path: Path) -> None:
+    y, z = np.array([1, 2], np.float32), np.arange(3).astype(ml_dtypes.bfloat16)
+    save_npy(tmp_path / "y.npy", y)
+    save_npy(tmp_path / "z.npy", z)
+    np.savez(tmp_path / "all.npz", z=z, y=y)
+    (tmp_path / "y.pb").write_bytes(numpy_helper.from_array(y).SerializeToString())
+    for given in (
+        [tmp_path / "y.npy", tmp_path / "z.npy"],
+        [f"z={tmp_path / 'z.npy'}", f"y={tmp_path / 'y.pb'}"],
+        [tmp_path / "all.npz"],
+        {"z": z, "y": y},
+    ):
+        result = expected_result(given, OUTPUTS)
+        assert result.source.startswith("expected") and list(result.outputs) == ["y", "z"]
+        assert result.outputs["z"].dtype == z.dtype and result.outputs["y"].tolist() == [1, 2]
+
+
+def test_expected_in_the_words_of_iree_run_module() -> None:
+    assert expected_result(["2xf32=1 2"], OUTPUTS).outputs["y"].tolist() == [1, 2]
+    assert list(expected_result(["2xf32=1 2", "3xi32=4"], None).outputs) == ["output0", "output1"]
+
+
+def test_another_shape_or_dtype_is_left_to_the_comparison(tmp_path: Path) -> None:
+    save_npy(tmp_path / "y.npy", np.zeros((5, 5), np.int64))
+    assert expected_result([tmp_path / "y.npy"], OUTPUTS).outputs["y"].shape == (5, 5)
+
+
+@pytest.mark.parametrize("text", ["nope.npy", "q=y.npy", "y=1 2 3x"])
+def test_what_cannot_be_expected(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        expected_result([text], OUTPUTS)
+    with pytest.raises(UsageError, match="no output 'q'"):
+        expected_result({"q": np.zeros(1)}, OUTPUTS)
+
+
+def test_a_name_is_no_use_where_only_the_board_knows_the_names() -> None:
+    with pytest.raises(UsageError) as caught:
+        expected_result(["q=2xf32=1 2"], None)
+    assert "leave them out" in caught.value.hint and "output0" not in caught.value.hint

@@ -1,0 +1,103 @@
+"""A shell on this very machine, with a home of its own, and an agent small enough to be put there many times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hil.controller.devices import deploy
+from hil.controller.devices.deploy.ensure import Recipe
+from hil.controller.devices.deploy.packages import File
+from hil.controller.devices.deploy.wheels import Group
+from hil.errors import BoardError
+
+# Takes connections as an agent does, and goes when it is asked to, unless its store says that somebody has the device.
+SMALL_AGENT = """
+import pathlib, signal, socket, sys, time
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+in_use = pathlib.Path(options["--store"], "in-use")
+asked = []
+signal.signal(signal.SIGHUP, lambda *_: asked.append(1))
+server = socket.socket(socket.AF_UNIX)
+server.bind(options["--listen"].removeprefix("unix:"))
+server.listen()
+while not asked or in_use.exists():
+    time.sleep(0.02)
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    argv: tuple[str, ...]
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode(errors="replace").strip()
+
+
+@dataclass
+class LocalShell:
+    """What hil.controller.devices.ssh.shell.Shell is, without SSH. ``cut_after``: bytes of stdin that get through."""
+
+    home: Path
+    path: str = f"{Path(sys.executable).resolve().parent}:/usr/bin:/bin"
+    address: str = "here"
+    cut_after: int | None = None
+    commands: list[tuple[str, ...]] = field(default_factory=list)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | Path | None = None,
+        timeout: float = 30.0,
+        check: bool = True,
+        progress: Callable[[int], None] = lambda size: None,
+    ) -> Done:
+        self.commands.append(tuple(argv))
+        data = stdin.read_bytes() if isinstance(stdin, Path) else stdin or b""
+        if self.cut_after is not None and isinstance(stdin, Path):
+            data = data[: self.cut_after]
+        environment = {"HOME": str(self.home), "PATH": self.path}
+        done = subprocess.run(argv, input=data, capture_output=True, timeout=timeout, env=environment, cwd=self.home)
+        err = done.stderr.decode(errors="replace")
+        if check and done.returncode:
+            raise BoardError(f"{argv[0]} failed", detail=err)
+        return Done(tuple(argv), done.returncode, done.stdout, err)
+
+
+@pytest.fixture
+def shells(tmp_path: Path) -> Iterator[Callable[..., LocalShell]]:
+    """Makes shells with one home; what they deploy into ``.hil`` there is ended afterwards."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+
+    def make(**settings: object) -> LocalShell:
+        return LocalShell(home, **settings)
+
+    yield make
+    deploy.clean(LocalShell(home), "", force=True)
+
+
+@pytest.fixture(scope="session")
+def small() -> Callable[..., Recipe]:
+    """Recipes of an agent that needs no packages; those of different texts are of different builds."""
+
+    def make(text: str = "", main: str = SMALL_AGENT) -> Recipe:
+        files = {"hil/__init__.py": f"# {text}", "hil/agent/__init__.py": "", "hil/agent/__main__.py": main}
+        return Recipe({name: File(content.encode()) for name, content in files.items()}, Group("agent", ()), ())
+
+    return make
+
+
+@pytest.fixture
+def shell(shells: Callable[..., LocalShell]) -> LocalShell:
+    return shells()

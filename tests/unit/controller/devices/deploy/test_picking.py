@@ -1,0 +1,114 @@
+"""Which Python, which wheels: from what a board said."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hil.controller.devices.deploy import NoAgentHere, NoPython
+from hil.controller.devices.deploy.ensure import usable_interpreters
+from hil.controller.devices.deploy.platforms import Interpreter, pip_options, platform_tags
+from hil.controller.devices.deploy.probe import parse
+
+RASPBERRY = """\
+Welcome to the board!
+folder\t/home/pi/.hil
+package\tnumpy-2.4.6-0123456789abcdef
+machine\taarch64\tLinux
+free\t1000
+broken\t/usr/local/bin/python3\tpython3: error while loading shared libraries
+python\t3.9\taarch64\tglibc-2.31\t/usr/bin/python3.9\t
+python\t3.12\taarch64\tglibc-2.31\t/opt/my tools/python3.12\t
+python\t3.12\taarch64\tglibc-2.31\t/opt/my tools/python3.12\t
+python\t3.13\taarch64\tglibc-2.31\t/usr/bin/python3.13\tNo module named 'ctypes'
+"""
+
+
+def on(machine: str, libc: str) -> Interpreter:
+    return Interpreter("/usr/bin/python3", (3, 11), machine, libc)
+
+
+def test_what_a_board_says_is_read():
+    seen = parse(RASPBERRY)
+
+    assert seen.folder == "/home/pi/.hil"
+    assert seen.packages == {"numpy-2.4.6-0123456789abcdef"}
+    assert seen.free_bytes == 1_024_000
+    assert [one.path for one in seen.interpreters] == [
+        "/usr/bin/python3.9",
+        "/opt/my tools/python3.12",
+        "/usr/bin/python3.13",
+    ]
+    assert seen.running is None and not seen.complete and not seen.noexec
+
+
+def test_the_python_that_is_new_enough_and_whole_is_taken():
+    assert [one.path for one in usable_interpreters(parse(RASPBERRY), "pi")] == ["/opt/my tools/python3.12"]
+
+
+def test_this_machines_own_version_is_preferred():
+    lines = [f"python\t3.{minor}\tx86_64\tglibc-2.36\t/usr/bin/python3.{minor}\t" for minor in (10, 11, 12, 13, 14)]
+
+    found = usable_interpreters(parse("\n".join(lines)), "b")
+
+    here = sys.version_info[1]
+    others = [minor for minor in (13, 12, 11, 10, 14) if minor != here]
+    assert [one.version[1] for one in found] == [here, *others]
+
+
+def test_a_board_without_a_usable_python_says_what_it_has_and_what_to_do():
+    old = "\n".join(line for line in RASPBERRY.splitlines() if "3.12" not in line)
+
+    with pytest.raises(NoPython) as caught:
+        usable_interpreters(parse(old), "pi")
+
+    assert "3.10" in caught.value.message
+    assert 'runtime.kind = "command"' in caught.value.hint
+    for told in ("/usr/bin/python3.9", "No module named 'ctypes'", "error while loading shared libraries"):
+        assert told in caught.value.detail
+    assert (caught.value.stage, caught.value.board) == ("deploy", "pi")
+
+
+def test_a_board_that_runs_no_linux_is_told_so():
+    with pytest.raises(NoAgentHere, match="FreeBSD"):
+        usable_interpreters(parse("machine\tarm64\tFreeBSD\n"), "b")
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "tag", "fits"),
+    [
+        (on("aarch64", "glibc-2.36"), "manylinux_2_28_aarch64", True),
+        (on("aarch64", "glibc-2.28"), "manylinux_2_28_aarch64", True),
+        (on("aarch64", "glibc-2.27"), "manylinux_2_28_aarch64", False),
+        (on("aarch64", "glibc-2.27"), "manylinux2014_aarch64", True),
+        (on("aarch64", "glibc-2.36"), "manylinux_2_28_x86_64", False),
+        (on("aarch64", "glibc-2.36"), "manylinux2010_aarch64", False),
+        (on("x86_64", "glibc-2.36"), "manylinux2010_x86_64", True),
+        (on("x86_64", "glibc-2.16"), "manylinux2014_x86_64", False),
+        (on("x86_64", "musl-1.2"), "musllinux_1_2_x86_64", True),
+        (on("x86_64", "musl-1.1"), "musllinux_1_2_x86_64", False),
+        (on("x86_64", "musl-1.2"), "manylinux_2_28_x86_64", False),
+        (on("armv7l", "glibc-2.36"), "manylinux_2_31_armv7l", True),
+        (on("armv7l", "glibc-2.36"), "manylinux_2_28_aarch64", False),
+    ],
+)
+def test_a_wheel_fits_by_machine_and_c_library(interpreter: Interpreter, tag: str, fits: bool):
+    assert (tag in platform_tags(interpreter)) is fits
+
+
+@pytest.mark.parametrize("libc", ["", "bionic", "glibc-3.1"])
+def test_an_unknown_c_library_takes_no_wheel(libc: str):
+    assert platform_tags(on("x86_64", libc)) == []
+
+
+def test_pip_is_told_the_boards_python_and_never_builds():
+    options = pip_options(on("aarch64", "glibc-2.17"))
+
+    assert "--only-binary=:all:" in options
+    assert "--python-version=311" in options
+    assert [option for option in options if "abi" in option] == ["--abi=cp311", "--abi=abi3", "--abi=none"]
+    assert [option for option in options if "platform" in option] == [
+        "--platform=manylinux_2_17_aarch64",
+        "--platform=manylinux2014_aarch64",
+    ]

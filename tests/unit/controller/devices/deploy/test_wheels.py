@@ -1,0 +1,209 @@
+"""Wheels for a board, fetched by the real pip from a folder that stands for a package index."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from support.deploying import empty_index
+
+from hil.controller.devices.deploy import progress
+from hil.controller.devices.deploy.packages import Package
+from hil.controller.devices.deploy.platforms import Interpreter
+from hil.controller.devices.deploy.trouble import NoAgentHere, NoWheels
+from hil.controller.devices.deploy.wheels import Group, Wanted, agent_group, packages_for, runtime_group
+from hil.controller.storage.cache import Cache
+from hil.errors import BoardError, StorageError
+
+ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
+Fetch = Callable[..., list[Package]]
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that pip looks into; its index has nothing."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    empty_index(tmp_path, monkeypatch)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Fetch:
+    def make(wanted: Wanted, interpreter: Interpreter = ARM) -> list[Package]:
+        groups = [Group("some", (wanted,))]
+        return packages_for(interpreter, groups, board="b", say=lambda text: None, cache=Cache(tmp_path / "cache"))
+
+    return make
+
+
+def publish(index: Path, name: str, version: str, tags: str = "py3-none-any") -> Path:
+    path = index / f"{name}-{version}-{tags}.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}/__init__.py", f"tags = {tags!r}")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tags}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def titles(packages: list[Package]) -> list[str]:
+    return [package.title for package in packages]
+
+
+def test_the_version_that_this_machine_has_is_preferred(index: Path, fetch: Fetch):
+    for version in ("1.4", "1.5", "1.6"):
+        publish(index, "thing", version)
+
+    assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.5"]
+
+
+def test_where_that_is_not_to_be_had_the_newest_that_will_do_is_taken(index: Path, fetch: Fetch):
+    publish(index, "thing", "1.4")
+    publish(index, "thing", "1.5", "cp311-cp311-manylinux_2_17_aarch64")
+    publish(index, "thing", "1.6", "cp311-cp311-manylinux_2_28_x86_64")
+    publish(index, "thing", "1.7", "cp312-cp312-manylinux_2_28_aarch64")
+    publish(index, "thing", "1.8", "cp311-cp311-manylinux_2_34_aarch64")
+    publish(index, "thing", "2.0")
+
+    assert titles(fetch(Wanted("thing", ">=1,<2", "1.9"))) == ["thing 1.5"]
+
+
+def test_a_runtime_that_must_be_this_machines_own_version_is_never_another(index: Path, fetch: Fetch):
+    publish(index, "iree_base_runtime", "3.12.0")
+
+    with pytest.raises(NoWheels, match=r"iree-base-runtime==3\.13\.0") as caught:
+        fetch(Wanted("iree-base-runtime", ">=3.10", "3.13.0"))
+
+    assert isinstance(caught.value, NoAgentHere)
+    assert 'runtime.kind = "command"' in caught.value.hint
+    assert "aarch64, glibc 2.31" in caught.value.message
+
+
+def test_a_board_whose_c_library_is_unknown_is_told_so(index: Path, fetch: Fetch):
+    with pytest.raises(NoWheels, match=r"Python 3\.11 on riscv64"):
+        fetch(Wanted("thing", "", "1.0"), Interpreter("/usr/bin/python3", (3, 11), "riscv64", ""))
+
+
+def test_the_second_time_needs_no_index(index: Path, fetch: Fetch):
+    wheel = publish(index, "thing", "1.5")
+    first = fetch(Wanted("thing", "", "1.5"))
+    wheel.unlink()
+
+    assert fetch(Wanted("thing", "", "1.5")) == first
+    with pytest.raises(NoWheels):
+        fetch(Wanted("thing", "", "1.5"), Interpreter("/usr/bin/python3", (3, 12), "aarch64", "glibc-2.31"))
+
+
+@pytest.mark.parametrize("runtime", ["executorch", "tflite"])
+def test_a_runtime_that_is_not_published_for_a_board_is_named(index: Path, tmp_path: Path, runtime: str):
+    board = Interpreter("/usr/bin/python3", (3, 11), "armv7l", "glibc-2.36")
+
+    with pytest.raises(NoWheels, match=r"^[a-z-]+[<>=][^ ]+ is not published for Python 3\.11 on armv7l, glibc 2\.36"):
+        packages_for(board, [runtime_group(runtime)], board="b", say=print, cache=Cache(tmp_path / "cache"))
+
+
+def test_what_takes_long_to_fetch_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    served = tmp_path / "served"
+    served.mkdir()
+    wheel = publish(served, "large", "1.0")
+    with zipfile.ZipFile(wheel, "a") as more:
+        more.writestr("large/data", os.urandom(2_000_000))
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    said: list[str] = []
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(served))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
+        group = [Group("some", (Wanted("large", "", "1.0"),))]
+        packages_for(ARM, group, board="b", say=said.append, cache=Cache(tmp_path / "cache"))
+        server.shutdown()
+
+    assert said[0] == "fetching some for Python 3.11 on aarch64, glibc 2.31"
+    assert said[-1] == f"{said[0]}: 2.0 MB of 2.0 MB"
+
+
+def test_no_room_for_what_is_fetched_is_this_machines_trouble(index: Path, fetch: Fetch, tmp_path: Path):
+    # pip fails as on a full disk: writing what it fetched.
+    publish(index, "thing", "1.5")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "sitecustomize.py").write_text(
+        "import errno, shutil\n"
+        "def full(*_, **__): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "shutil.copy = shutil.copy2 = shutil.copyfile = full\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(full))
+        with pytest.raises(StorageError, match=r"no room in .* for the packages"):
+            fetch(Wanted("thing", "", "1.5"))
+
+
+def test_an_index_that_cannot_be_reached_is_no_fault_of_the_board(
+    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+
+    with pytest.raises(BoardError, match="could not fetch") as caught:
+        fetch(Wanted("thing", "", "1.5"))
+
+    assert not isinstance(caught.value, NoAgentHere)
+    assert "index" in caught.value.hint and caught.value.detail
+
+
+def test_without_an_index_nothing_is_said_of_what_is_published(
+    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    publish(index, "thing", "1.4")
+
+    assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.4"]
+    with pytest.raises(BoardError, match=r"other>=1 for Python 3\.11 on aarch64, glibc 2\.31 is not at hand") as caught:
+        fetch(Wanted("other", ">=1", "1.5"))
+
+    assert not isinstance(caught.value, NoAgentHere), "a board that is served without an agent, for want of an index"
+    assert "published" not in caught.value.message
+    assert "PIP_NO_INDEX" in caught.value.hint and 'kind = "command"' in caught.value.hint
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, BoardError), (404, NoWheels)])
+def test_an_index_that_refuses_to_answer_publishes_nothing_and_lacks_nothing(
+    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, status: int, kind: type[BoardError]
+):
+    class Refusing(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        with pytest.raises(BoardError) as caught:
+            fetch(Wanted("thing", "", "1.5"))
+        server.shutdown()
+
+    assert type(caught.value) is kind
+
+
+def test_what_an_agent_needs_is_what_hil_declares():
+    names = {one.name for one in agent_group().wanted}
+
+    assert {"grpcio", "protobuf", "numpy", "ml-dtypes", "blake3"} <= names
+    assert not names & {"onnx", "onnxruntime", "iree-base-compiler", "paramiko"}
+    assert runtime_group("iree").name.startswith("iree=")
+    assert runtime_group("vendors-own") == Group("vendors-own", ())

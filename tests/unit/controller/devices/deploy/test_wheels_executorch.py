@@ -1,0 +1,60 @@
+"""What ExecuTorch needs on a board: PyTorch in a build for CPUs, and the rest of it left out."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.deploying import empty_index
+
+from hil.controller.devices.deploy.packages import wheel_files
+from hil.controller.devices.deploy.platforms import Interpreter
+from hil.controller.devices.deploy.trouble import NoWheels
+from hil.controller.devices.deploy.wheels import Group, packages_for, runtime_group
+from hil.controller.storage.cache import Cache
+
+ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
+
+
+def test_the_torch_of_a_board_is_a_build_without_cuda():
+    group = runtime_group("executorch")
+    assert [one.name for one in group.wanted] == ["executorch", "torch", "flatbuffers"]
+    torch = group.wanted[1]
+    assert torch.exact == torch.loose
+    assert torch.loose.startswith("torch==2.")
+    assert torch.loose.endswith("+cpu")
+
+
+def test_where_there_is_none_the_index_that_has_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    empty_index(tmp_path, monkeypatch)
+    torch = runtime_group("executorch").wanted[1]
+    with pytest.raises(NoWheels, match=r"torch==2\.[0-9.]+\+cpu is not published for Python 3\.11 on aarch64") as error:
+        packages_for(ARM, [Group("g", (torch,))], board="b", say=lambda text: None, cache=Cache(tmp_path / "cache"))
+    assert "PIP_EXTRA_INDEX_URL" in error.value.hint
+
+
+def test_what_loading_a_program_does_not_need_stays_behind(tmp_path: Path):
+    contents = {
+        "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl": {
+            "torch/__init__.py": True,
+            "torch/lib/libtorch_cpu.so": True,
+            "torch/bin/torch_shm_manager": True,
+            "torch/bin/protoc": False,
+            "torch/bin/test_jit": False,
+            "torch/include/ATen/ATen.h": False,
+            "torch/_inductor/config.py": False,
+        },
+        "executorch-1.5.1-cp311-cp311-manylinux_2_28_x86_64.whl": {
+            "executorch/extension/pybindings/_C.cpython-311-x86_64-linux-gnu.so": True,
+            "executorch/lib/libexecutorch.so": True,
+            "executorch/exir/__init__.py": False,
+            "executorch/backends/xnnpack/__init__.py": False,
+        },
+    }
+    for name, files in contents.items():
+        with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+            for file in files:
+                wheel.writestr(file, "x")
+        kept = [file for file, _ in wheel_files(tmp_path / name)]
+        assert sorted(kept) == sorted(file for file, stays in files.items() if stays)

@@ -1,0 +1,154 @@
+"""`farm:SELECTOR` and HIL_BOARD as choices of a board; fences in configs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hil.controller.cli.farm_lease import duration
+from hil.controller.devices.board_resolver import BoardChoice, choose, knows_target, pinned
+from hil.controller.devices.links.factory import is_address
+from hil.controller.devices.links.provider import is_lent
+from hil.controller.farm.selector import parse
+from hil.controller.storage.registry import pick
+from hil.controller.workloads.suites.board_slots import LentSeat, Seat, seats_of
+from hil.controller.workloads.suites.tasks import TaskQueue
+from hil.core import boards
+from hil.core.boards import parse_board
+from hil.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("board", "hw_type", "address"),
+    [
+        ("farm:", "", "farm:"),
+        ("farm: chip=a53, mem>=1GiB ", "", "farm:chip=a53, mem>=1GiB"),
+        ("farm:", "sim", 'farm:hw_type="sim"'),
+        ("farm:a or b", "sim-f16", 'farm:(a or b), hw_type="sim-f16"'),
+    ],
+)
+def test_a_farms_board_is_known_by_its_selector_and_type_alone(board: str, hw_type: str, address: str) -> None:
+    choice = choose(board, hw_type)
+    assert is_address(board)
+    assert choice.name == choice.address == choice.config.connection.address == address
+    assert choice.config.hw_type == (hw_type or "farm")
+    # Even a runtime whose programs are alike everywhere may have flags of the board's own.
+    assert not any(knows_target(choice.config, runtime) for runtime in ("iree", "onnxruntime", "tflite"))
+
+
+def test_the_type_narrows_the_selector() -> None:
+    selector = parse(choose("farm:a or b", "sim").address.removeprefix("farm:"))
+    assert selector.matches({"a": True, "hw_type": "sim"})
+    assert not selector.matches({"a": True, "hw_type": "rpi4"})
+    assert not selector.matches({"hw_type": "sim"})
+
+
+def test_a_choice_is_pinned_to_the_board_that_it_came_to() -> None:
+    choice = pinned(choose("farm:a or b", "sim"), "lab1-sim-3")
+    assert choice.name == 'farm:name="lab1-sim-3"'
+    assert parse(choice.address.removeprefix("farm:")).matches({"name": "lab1-sim-3"})
+    other = choose("unix:/a")
+    assert pinned(other, "lab1-sim-3") is other
+
+
+def test_a_config_may_name_a_farms_boards(tmp_path: Path) -> None:
+    path = tmp_path / "a53.toml"
+    path.write_text('[connection]\naddress = "farm:chip=a53"\n')
+    choice = choose(str(path))
+    assert (choice.name, is_lent(choice.config.connection.address)) == ("a53", True)
+    assert not knows_target(choice.config, "onnxruntime")
+    assert pinned(choice, "lab1").config.connection.address == 'farm:name="lab1"'
+
+
+def test_hil_board_counts_where_nothing_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_BOARD", "unix:/leased.sock")
+    assert choose().name == "unix:/leased.sock"
+    assert choose("unix:/other.sock").name == "unix:/other.sock"
+    assert choose("", "sim-f16").name == "sim-f16"
+    monkeypatch.setenv("HIL_BOARD", "")
+    assert choose().name == "sim"
+
+
+def test_a_config_has_a_fence() -> None:
+    text = '[connection]\naddress = "unix:/a"\nfence = {}\n'
+    assert parse_board(text.format(12), Path("x.toml")).connection.fence == 12
+    assert parse_board("", Path("x.toml")).connection.fence == 0
+    for wrong in ("-1", "1.5", "true", '"12"', str(1 << 63)):
+        with pytest.raises(UsageError, match=r"\[connection\] fence must be a"):
+            parse_board(text.format(wrong), Path("x.toml"))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("90s", 90), ("1h30m", 5400), ("1.5h", 5400), ("90", 90)])
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0s", "-3m", "30 m", "m", "1w", "30mm"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no time"):
+        duration(text)
+
+
+def test_a_selector_has_as_many_seats_as_are_asked_for() -> None:
+    seats = seats_of([choose("farm:gpu"), choose("unix:/a")], 3, "a test", 60)
+    assert [(type(seat), seat.name) for seat in seats] == [
+        (LentSeat, "farm:gpu (1)"),
+        (LentSeat, "farm:gpu (2)"),
+        (LentSeat, "farm:gpu (3)"),
+        (Seat, "unix:/a"),
+    ]
+    named = choose("unix:/a")
+    by_config = BoardChoice(
+        replace(named.config, connection=replace(named.config.connection, address="farm:gpu")), address=""
+    )
+    assert [seat.lent for seat in seats_of([by_config], 2, "a test", 60)] == [True, True]
+
+
+def test_a_place_in_the_queue_may_be_another_board_from_now_on() -> None:
+    from hil.controller.pipeline.case import Case, Options
+    from hil.controller.workloads.suites.tasks import Task
+
+    queue = TaskQueue(["farm: (1)", "b"])
+    task = Task(Case("x", Path("x"), Options(), Path()), boards=("farm: (1)",))
+    assert queue.put(task)
+    queue.rename("farm: (1)", "lab1-sim-3")
+    assert queue.alive == ("lab1-sim-3", "b")
+    assert queue.take("lab1-sim-3") is task
+    assert task.boards == ("lab1-sim-3",)
+
+
+def test_a_board_that_was_lent_to_another_seat_is_left_by_the_former_first() -> None:
+    queue = TaskQueue(["lab1-sim-1", "farm: (2)"])
+    renaming = threading.Thread(target=queue.rename, args=("farm: (2)", "lab1-sim-1"), daemon=True)
+    renaming.start()
+    renaming.join(0.2)
+    assert queue.alive == ("lab1-sim-1", "farm: (2)")
+    queue.rename("lab1-sim-1", "farm: (1)")
+    renaming.join(30)
+    assert queue.alive == ("farm: (1)", "lab1-sim-1")
+    # A board that was named has its own name from the start.
+    queue.rename("lab1-sim-1", "lab1-sim-1")
+    assert queue.alive == ("farm: (1)", "lab1-sim-1")
+
+
+def test_a_bad_board_of_the_variable_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as typed:
+        choose("nonsense")
+    assert typed.value.message == "unknown board 'nonsense'"
+    monkeypatch.setenv("HIL_BOARD", "nonsense")
+    with pytest.raises(UsageError) as named:
+        choose()
+    assert named.value.message == "unknown board 'nonsense'; the variable HIL_BOARD names it"
+
+
+def test_where_there_are_no_boards_none_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boards, "known_boards", dict)
+    with pytest.raises(UsageError) as caught:
+        choose("nonsense")
+    assert caught.value.hint.startswith("USER@HOST")
+    with pytest.raises(UsageError) as caught:
+        pick("importer", {}, "nonsense")
+    assert caught.value.hint == ""

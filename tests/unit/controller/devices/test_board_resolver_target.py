@@ -1,0 +1,32 @@
+"""Whether a program's target is known before its board is seen, and what it is once the board is."""
+
+from __future__ import annotations
+
+import pytest
+
+from hil.controller.devices.board_resolver import knows_target, with_target
+from hil.core.boards import load_board
+
+
+@pytest.mark.parametrize(
+    ("board", "runtime", "known"),
+    [
+        ("sim", "xla-aot", True),
+        ("sim", "iree", True),
+        ("sim", "", True),
+        ("generic", "xla-aot", False),
+        ("generic", "iree", False),
+        ("generic", "onnxruntime", True),
+    ],
+)
+def test_a_target_is_known_where_the_config_says_it_or_the_board_is_this_machine(board, runtime, known):
+    assert knows_target(load_board(board), runtime) is known
+
+
+def test_a_board_that_was_seen_names_its_family_for_tfcompile():
+    config, told = with_target(load_board("generic"), "xla-aot", {"arch": "aarch64"})
+    assert config.compile_flags["tfcompile"] == ("--target-triple=aarch64-unknown-linux-gnu",)
+    assert told == "aarch64-unknown-linux-gnu"
+    assert with_target(config, "xla-aot", {"arch": "x86_64"}) == (config, "")
+    simulator = load_board("sim")
+    assert with_target(simulator, "xla-aot", {"arch": "x86_64"}) == (simulator, "")

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from hil.controller.devices.clocks import BoardClock
+from hil.core.clock import Ping, now_ns
+
+SECOND = 10**9
+
+
+def pings(at: int, count: int = 4, ahead: int = 0) -> list[Ping]:
+    starts = [at + number * 1_000_000 for number in range(count)]
+    return [Ping(start, start + 50_000 + ahead, start + 100_000) for start in starts]
+
+
+def test_pings_that_are_far_apart_tell_the_drift():
+    clock = BoardClock()
+    clock.add(pings(SECOND))
+    clock.add(pings(9 * SECOND))
+    assert abs(clock.fit(SECOND, 9 * SECOND).drift) < 20e-6
+
+
+def test_what_a_clock_did_long_ago_is_forgotten():
+    """A clock may be slewed over an hour: that is no jump."""
+    clock = BoardClock()
+    clock.add(pings(SECOND))
+    clock.add(pings(5000 * SECOND, ahead=30 * SECOND))
+    fit = clock.fit(5001 * SECOND, 5002 * SECOND)
+    assert fit.jumped_ns == 0
+    assert abs(fit.offset_ns - 30 * SECOND) <= fit.error_ns
+
+
+def test_a_long_run_lies_between_pings_however_long_it_was():
+    clock = BoardClock()
+    clock.add(pings(SECOND, ahead=0))
+    clock.add(pings(2000 * SECOND, ahead=SECOND // 10))  # 50 ppm
+    fit = clock.fit(2 * SECOND, 2001 * SECOND)
+    for host in (SECOND, 1000 * SECOND, 2000 * SECOND):
+        assert abs(fit.to_board(host) - host - (host - SECOND) * 50.025e-6) <= fit.error_ns + 2000
+    assert fit.error_ns < 60_000
+
+
+def test_pings_of_a_long_session_do_not_pile_up():
+    clock = BoardClock()
+    for second in range(500):
+        clock.add(pings(second * SECOND))
+    assert len(clock._pings) <= 70
+    assert clock.fit(0, 500 * SECOND).error_ns < 60_000
+
+
+def test_its_age_is_that_of_the_last_ping():
+    clock = BoardClock()
+    assert clock.age_ns() == float("inf")
+    clock.add(pings(now_ns() - 10 * SECOND))
+    assert clock.age_ns() > 9 * SECOND

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from hil.agent.server import Agent, AgentConfig
+from hil.agent.supervisor import Supervisor
+from hil.controller.devices.connection import AgentConnection, Target
+from hil.errors import BoardUnreachable
+
+
+def test_an_agent_that_imports_its_runtimes_first_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(self: Supervisor) -> dict[str, dict[str, object]]:
+        time.sleep(2)
+        return {"slow": {"version": "7"}}
+
+    monkeypatch.setattr(Supervisor, "describe", slow)
+    agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
+    connection = AgentConnection(Target(agent.address), "board")
+    try:
+        assert [one.version for one in connection.describe(timeout=1).runtimes] == ["7"]
+    finally:
+        connection.close()
+        agent.stop()
+
+
+def test_one_that_hangs_is_told_of_soon(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(tmp_path / "a.sock"))
+        hung.listen()
+        connection = AgentConnection(Target(f"unix:{tmp_path}/a.sock"), "board")
+        start = time.monotonic()
+        with pytest.raises(BoardUnreachable, match="no agent answers"):
+            connection.describe(timeout=1)
+        assert time.monotonic() - start < 30
+        connection.close()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import itertools
+
+import grpc
+import pytest
+
+from hil.controller.devices import counters
+from hil.controller.devices.counters import CounterWatch
+from hil.core.timeline import Sample
+from hil.protocol.v1 import agent_pb2 as pb
+
+
+class Stream:
+    """A stream of looks, then perhaps an error."""
+
+    def __init__(self, count: int, error: Exception | None = None) -> None:
+        self._looks = [
+            pb.CounterSample(clock_ns=number, readings=[pb.Reading(name="cpu0 busy", value=number, unit="%")])
+            for number in range(count)
+        ]
+        self._error = error
+
+    def __iter__(self):
+        yield from self._looks
+        if self._error:
+            raise self._error
+
+    def cancel(self) -> None:
+        pass
+
+
+class Broken(grpc.RpcError):
+    def details(self) -> str:
+        return "it broke"
+
+
+def watched(stream: Stream) -> CounterWatch:
+    with CounterWatch(lambda: stream) as watch:
+        watch._thread.join()
+    return watch
+
+
+def test_samples_are_what_the_board_told():
+    assert watched(Stream(2)).samples == [Sample(0, "cpu0 busy", 0.0, "%"), Sample(1, "cpu0 busy", 1.0, "%")]
+
+
+def test_a_stream_that_breaks_is_told_and_keeps_what_came():
+    watch = watched(Stream(3, Broken()))
+    assert len(watch.samples) == 3
+    assert "it broke" in watch.trouble
+
+
+def test_a_board_that_cannot_be_asked_is_told():
+    def start():
+        raise Broken
+
+    with CounterWatch(start) as watch:
+        pass
+    assert watch.samples == []
+    assert "it broke" in watch.trouble
+
+
+def test_a_board_without_an_agent_has_none():
+    with CounterWatch(None) as watch:
+        pass
+    assert watch.samples == []
+    assert "no agent" in watch.trouble
+
+
+@pytest.mark.parametrize("count", [99, 101, 2500])
+def test_a_long_watch_is_thinned_and_still_spans_it_all(monkeypatch, count):
+    monkeypatch.setattr(counters, "_LOOKS_MOST", 100)
+    stamps = [sample.at_ns for sample in watched(Stream(count)).samples]
+    assert 50 <= len(stamps) <= 100
+    gaps = {later - earlier for earlier, later in itertools.pairwise(stamps)}
+    assert len(gaps) == 1, "evenly"
+    assert stamps[0] == 0
+    assert count - stamps[-1] <= 2 * gaps.pop()

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hil.controller.devices.local_socket import LocalSocket, NotCarried
+
+
+def connected(path: Path) -> socket.socket:
+    near = socket.socket(socket.AF_UNIX)
+    near.settimeout(10)
+    near.connect(str(path))
+    return near
+
+
+def echo(near: socket.socket) -> None:
+    while piece := near.recv(100):
+        near.sendall(piece)
+
+
+def test_each_connection_is_carried_by_itself(tmp_path):
+    way = LocalSocket(tmp_path / "s", echo, "hil-test")
+    with connected(tmp_path / "s") as one, connected(tmp_path / "s") as other:
+        for near, said in ((other, b"second"), (one, b"first")):
+            near.sendall(said)
+            assert near.recv(100) == said
+    way.close()
+
+
+def test_the_log_says_why_connections_were_not_carried_and_keeps_the_last_hundred(tmp_path):
+    number = iter(range(150))
+
+    def refuse(near: socket.socket) -> None:
+        raise NotCarried(f"nobody there: {next(number)}")
+
+    way = LocalSocket(tmp_path / "s", refuse, "hil-test")
+    for _ in range(150):
+        with connected(tmp_path / "s") as near:
+            assert near.recv(1) == b""
+    deadline = time.monotonic() + 10
+    while "149" not in way.log() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    lines = way.log().splitlines()
+    assert len(lines) == 100
+    assert "nobody there: 149" in lines[-5:]
+    way.close()
+
+
+def test_closing_wakes_whoever_waits_in_a_connection_and_takes_no_more(tmp_path):
+    carried, ended = threading.Event(), threading.Event()
+
+    def wait(near: socket.socket) -> None:
+        carried.set()
+        # Closed before it waits, it is an error.
+        with contextlib.suppress(OSError):
+            assert near.recv(1) == b""
+        ended.set()
+
+    way = LocalSocket(tmp_path / "s", wait, "hil-test")
+    assert way.alive()
+    with connected(tmp_path / "s") as near:
+        assert carried.wait(60)
+        way.close()
+        assert ended.wait(60)
+        assert near.recv(1) == b""
+    way.close()
+    assert not way.alive()
+    with socket.socket(socket.AF_UNIX) as near, pytest.raises(ConnectionRefusedError):
+        near.connect(str(tmp_path / "s"))

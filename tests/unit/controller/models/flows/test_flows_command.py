@@ -1,0 +1,31 @@
+"""`hil flows`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hil.controller.cli.flows import flows as command
+from hil.controller.models.flows import flows
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_it_lists_every_flow_with_what_it_is():
+    shown = CliRunner().invoke(command, []).output.splitlines()
+    assert [line.split()[0] for line in shown] == list(flows())
+    assert shown[1].endswith("IREE at its highest optimisation level")
+
+
+def test_it_lists_those_of_a_file_as_json(tmp_path: Path):
+    (tmp_path / "my.toml").write_text('[mine]\nruntime = "iree"\nrecipe = "float16"\natol = 0.5\n')
+    document = json.loads(CliRunner().invoke(command, ["my.toml", "--json"]).output)
+    assert document["schema"] == 1
+    (flow,) = document["flows"]
+    assert (flow["name"], flow["runtime"], flow["recipe"], flow["atol"]) == ("mine", "iree", "float16", 0.5)

@@ -1,0 +1,238 @@
+"""Flows by name and from files: what is found, and what is said of what cannot be meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.models.flows import Flow, flows, load_flow, read_flows
+from hil.core.digest import digest_file
+from hil.core.trust import trust
+from hil.errors import UsageError
+
+BUILT_IN = [
+    "iree",
+    "iree-O3",
+    "iree-via-onnx",
+    "iree-f16",
+    "onnxruntime",
+    "onnxruntime-static-int8-per-channel",
+    "onnxruntime-static-int8-per-tensor",
+    "iree-static-int8-per-channel",
+    "iree-static-int8-per-tensor",
+    "onnxruntime-dynamic-int8",
+    "iree-dynamic-int8",
+    "executorch-portable",
+    "xnnpack",
+    "xnnpack-static-int8-per-channel",
+    "xnnpack-static-int8-per-tensor",
+    "xnnpack-dynamic-int8-per-channel",
+]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def written(tmp_path: Path):
+    def write(text: str, name: str = "my.toml") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Installs a package as far as entry points and imports go."""
+
+    def install(module: str, points: str) -> None:
+        site = tmp_path / "site"
+        info = site / "vendor-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(points)
+        name = f"vendor_{abs(hash(module))}"
+        (site / f"{name}.py").write_text(module)
+        (info / "entry_points.txt").write_text(points.replace("MODULE", name))
+        monkeypatch.syspath_prepend(str(site))
+
+    return install
+
+
+def test_hil_has_these_flows():
+    assert list(flows()) == BUILT_IN
+    for name, flow in flows().items():
+        assert flow.name == name
+        assert flow.description
+        assert load_flow(name) == flow
+
+
+def test_a_flow_is_a_few_lines(written):
+    path = written('[fast]\nruntime = "iree"\ncompile_flags = ["--iree-opt-level=O3"]\n')
+    assert load_flow(str(path)) == Flow("fast", "iree", compile_flags=("--iree-opt-level=O3",))
+
+
+def test_every_key_of_a_flow_can_be_written(written):
+    path = written(
+        """
+        [all]
+        description = "everything"
+        runtime = "iree"
+        compiler = "iree"
+        compile_flags = ["--a", "--b=c"]
+        recipe = "static-int8"
+        settings = { per_channel = true, samples = 3, method = "percentile" }
+        rtol = 0
+        quanta = 1
+        min_sqnr_db = 12.5
+        """
+    )
+    assert load_flow(str(path)) == Flow(
+        "all",
+        "iree",
+        compiler="iree",
+        compile_flags=("--a", "--b=c"),
+        recipe="static-int8",
+        settings={"per_channel": True, "samples": 3, "method": "percentile"},
+        rtol=0,
+        quanta=1,
+        min_sqnr_db=12.5,
+        description="everything",
+    )
+
+
+def test_one_of_several_flows_of_a_file_is_named_after_a_colon(written):
+    path = written('[one]\nruntime = "iree"\n[two]\nruntime = "onnxruntime"\n')
+    assert load_flow(f"{path}:two").runtime == "onnxruntime"
+    with pytest.raises(UsageError, match="holds 2 flows") as caught:
+        load_flow(str(path))
+    assert f"{path}:one" in caught.value.hint
+    with pytest.raises(UsageError, match="holds no flow 'towo'") as caught:
+        load_flow(f"{path}:towo")
+    assert "did you mean 'two'" in caught.value.hint
+
+
+def test_the_flows_of_flows_toml_have_names_but_not_those_of_hils_own(written, tmp_path: Path, monkeypatch):
+    written('[mine]\nruntime = "iree"\n[iree]\nruntime = "iree"\ncompile_flags = ["--x"]\n', "flows.toml")
+    assert load_flow("mine").runtime == "iree"
+    assert load_flow("iree").compile_flags == ()
+    monkeypatch.chdir("/")
+    assert load_flow("mine", tmp_path).runtime == "iree"
+
+
+def test_the_flags_of_flows_toml_are_used_once_it_is_trusted_or_typed(written, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = written('[mine]\nruntime = "iree"\ncompile_flags = ["-o", "/tmp/x"]\n', "flows.toml")
+    assert "mine" in flows()
+    with pytest.raises(UsageError, match=r"have not trusted.*compile_flags of the flow mine") as caught:
+        load_flow("mine")
+    assert "--flow flows.toml:mine" in caught.value.hint
+    assert load_flow("flows.toml:mine").compile_flags and load_flow("mine", trusted=True).compile_flags
+    trust(tmp_path, {path: digest_file(path)})
+    assert load_flow("mine").compile_flags == ("-o", "/tmp/x")
+    written('[mine]\nruntime = "iree"\ncompile_flags = ["-o", "/tmp/y"]\n', "flows.toml")
+    with pytest.raises(UsageError, match="altered since"):
+        load_flow("mine")
+
+
+def test_an_unknown_flow_is_told_with_what_was_meant():
+    with pytest.raises(UsageError, match="there is no flow 'iree-03'") as caught:
+        load_flow("iree-03")
+    assert "did you mean 'iree-O3'" in caught.value.hint
+    with pytest.raises(UsageError, match=r"no such file of flows: nowhere\.toml"):
+        load_flow("nowhere.toml")
+    with pytest.raises(UsageError, match=r"no such file of flows: nowhere\.toml"):
+        load_flow("nowhere.toml:one")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[x\n", "cannot be read", ""),
+        ("", "holds no flow", "[my-flow]"),
+        ('runtime = "iree"', "[runtime] must be a table", "[my-flow]"),
+        ("[x]\n", "[x]: it has no runtime", "iree"),
+        ('[x]\nruntime = "iree"\nrecipes = "float16"', "[x] has no 'recipes'", "did you mean 'recipe'"),
+        ("[x]\nruntime = 3", "[x] runtime must be a text, not 3", ""),
+        ('[x]\nruntime = "iree"\nrtol = true', "[x] rtol must be a number, not True", ""),
+        ('[x]\nruntime = "iree"\nrtol = "1"', "[x] rtol must be a number, not '1'", ""),
+        ('[x]\nruntime = "iree"\ncompile_flags = "--a"', "[x] compile_flags must be a list of texts", ""),
+        ('[x]\nruntime = "iree"\ncompile_flags = [1]', "[x] compile_flags must be a list of texts", ""),
+        ('[x]\nruntime = "iree"\nsettings = 1', "[x] settings must be a table", ""),
+        ('[x]\nruntime = "iree"\nsettings = {a = 1}', "settings without a recipe", ""),
+        ('[x]\nruntime = "iree"\ncompiler = "ire"', "there is no compiler 'ire'", "did you mean 'iree'"),
+        ('[x]\nruntime = "iree"\nrecipe = "float61"', "there is no recipe 'float61'", "did you mean 'float16'"),
+        (
+            '[x]\nruntime = "iree"\nrecipe = "static-int8"\nsettings = {per_chanel = true}',
+            "the recipe static-int8 has no setting 'per_chanel'",
+            "did you mean 'per_channel'",
+        ),
+        (
+            '[x]\nruntime = "iree"\nrecipe = "static-int8"\nsettings = {per_channel = 1}',
+            "the setting per_channel must be bool, not 1",
+            "per_channel = False",
+        ),
+        (
+            '[x]\nruntime = "iree"\nrecipe = "static-int8"\nsettings = {samples = 0}',
+            "at least 1 is needed",
+            "",
+        ),
+        ('[x]\nruntime = "iree"\nrtol = 1', "a comparison cannot fail", ""),
+        ('[x]\nruntime = "iree"\natol = -1', "atol is -1", ""),
+        ('[x]\nruntime = "iree"\nquanta = nan', "quanta is nan", ""),
+        ('[x]\nruntime = "iree"\nquanta = 1\natol = 1', "quanta and atol", ""),
+        ('[x]\nruntime = "iree"\nmin_sqnr_db = 3', "min_sqnr_db without a recipe", ""),
+        ('[x]\nruntime = "iree"\nrecipe = "float16"\nmin_sqnr_db = nan', "min_sqnr_db is nan", ""),
+    ],
+)
+def test_what_no_flow_can_be_is_told_with_the_file_and_the_flow(written, text: str, message: str, hint: str):
+    path = written(text)
+    with pytest.raises(UsageError) as caught:
+        read_flows(path)
+    assert str(path) in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_package_adds_flows_and_a_recipe(package):
+    package(
+        """
+from hil.controller.models.flows import Flow, Recipe
+
+ONE = Flow("vendor-one", "iree", recipe="vendor-recipe", settings={"bits": 3})
+RECIPE = Recipe("vendor:apply", settings={"bits": 4})
+
+def more():
+    return [Flow("vendor-two", "iree"), Flow("iree", "iree", compile_flags=("--vendor",))]
+""",
+        "[hil.flows]\none = MODULE:ONE\nmore = MODULE:more\n[hil.recipes]\nvendor-recipe = MODULE:RECIPE\n",
+    )
+    found = flows()
+    assert found["vendor-one"].settings == {"bits": 3}
+    assert found["vendor-two"].runtime == "iree"
+    assert found["iree"].compile_flags == ("--vendor",)  # it took the name of hil's own
+    assert found.keys() == {*BUILT_IN, "vendor-one", "vendor-two"}
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("X = 3", "gives no flow: 3"),
+        ("def X():\n    raise RuntimeError('no licence')", "fails: no licence"),
+        ("Y = 1", "cannot be loaded"),
+        (
+            "from hil.controller.models.flows import Flow\nX = Flow('x', 'iree', recipe='none')",
+            "flow 'x': there is no recipe 'none'",
+        ),
+    ],
+)
+def test_a_package_whose_flow_is_none_is_told(package, module: str, message: str):
+    package(module, "[hil.flows]\nbroken = MODULE:X\n")
+    with pytest.raises(UsageError, match=r"'broken' of hil\.flows") as caught:
+        flows()
+    assert message in caught.value.message

@@ -1,0 +1,90 @@
+"""The steps of a quantised model's outputs, and the tolerance that they come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.flow_models import attention, residual_cnn
+from support.models import DIGITS, save_model
+
+from hil.controller.models.flows import Flow, apply_recipe, quantum_atol
+from hil.controller.models.flows.quanta import find
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+
+FLOAT, INT8 = TensorProto.FLOAT, TensorProto.INT8
+STATIC = Flow("static", "iree", recipe="static-int8", quanta=4)
+
+
+@pytest.fixture
+def shop(cache: Cache, isolated: Isolated) -> Workshop:
+    return Workshop(cache, isolated)
+
+
+def chain(path: Path, *nodes: tuple[str, list[str], str], out: tuple[str, int] = ("y", FLOAT)) -> Path:
+    """A model of these operators on x [4], with scale s = 0.5, another t = 0.125, zero points z and int8 weights w."""
+    constants = [
+        numpy_helper.from_array(np.float32(0.5), "s"),
+        numpy_helper.from_array(np.float32(0.125), "t"),
+        numpy_helper.from_array(np.int8(0), "z"),
+        numpy_helper.from_array(np.array([1, 2, 3, 4], np.int8), "w"),
+    ]
+    made = [helper.make_node(op, inputs, [output], output) for op, inputs, output in nodes]
+    return save_model(path, made, [("x", FLOAT, [4])], [(*out, [4])], constants)
+
+
+QUANTISED = (("QuantizeLinear", ["x", "s", "z"], "a"), ("DequantizeLinear", ["a", "s", "z"], "b"))
+LAYER = (*QUANTISED, ("Relu", ["b"], "c"), ("QuantizeLinear", ["c", "t", "z"], "d"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "out", "step", "roundings", "integer"),
+    [
+        ((*LAYER, ("DequantizeLinear", ["d", "t", "z"], "y")), "y", 0.125, 1, False),
+        # values that are only moved about have the steps that they had
+        ((*LAYER, ("DequantizeLinear", ["d", "t", "z"], "e"), ("Identity", ["e"], "y")), "y", 0.125, 1, False),
+        # a float output has those of what it is made of, the largest of several
+        ((*LAYER, ("DequantizeLinear", ["d", "t", "z"], "e"), ("Add", ["e", "b"], "y")), "y", 0.5, 1, False),
+        (LAYER, "d", 1, 1, True),
+        (QUANTISED, "b", 0.5, 1, False),
+    ],
+)
+def test_the_step_of_an_output(tmp_path: Path, nodes, out: str, step: float, roundings: int, integer: bool):
+    path = chain(tmp_path / "m.onnx", *nodes, out=(out, INT8 if integer else FLOAT))
+    assert find(str(path)) == [{"name": out, "step": step, "roundings": roundings, "integer": integer}]
+
+
+def test_quantised_weights_alone_make_no_steps(tmp_path: Path):
+    path = chain(tmp_path / "m.onnx", ("DequantizeLinear", ["w", "s", "z"], "f"), ("Mul", ["x", "f"], "y"))
+    assert find(str(path)) == []
+
+
+def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: Workshop, tmp_path: Path):
+    def atol(path: Path, quanta: float) -> float | None:
+        return quantum_atol(Flow("f", "iree", quanta=quanta), path, shop, tmp_path / "log")
+
+    layer = chain(tmp_path / "layer.onnx", *LAYER, ("DequantizeLinear", ["d", "t", "z"], "y"))
+    assert atol(layer, 4) == 0.125
+    assert atol(layer, 0.5) == 0.0625
+    assert atol(layer, 0) == 0
+    (found,) = find(str(DIGITS / "digits_cnn_int8.onnx"))
+    assert found["roundings"] > 4
+    assert atol(DIGITS / "digits_cnn_int8.onnx", 4) == 4 * found["step"]
+
+
+def test_what_is_not_quantised_or_a_flow_that_names_no_quanta_has_none(shop: Workshop, tmp_path: Path):
+    assert quantum_atol(STATIC, DIGITS / "digits_cnn.onnx", shop, tmp_path / "log") is None
+    plain = Flow("plain", "iree")
+    assert quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", shop, tmp_path / "log") is None
+
+
+@pytest.mark.parametrize("make", [residual_cnn, attention])
+def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(shop: Workshop, tmp_path: Path, make):
+    path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], shop, tmp_path / "log")
+    (found,) = find(str(path))
+    assert 1 / 255 < found["step"] < 10 / 255
+    assert quantum_atol(STATIC, path, shop, tmp_path / "log") == 4 * found["step"]

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.models.importers import import_model
+from hil.controller.storage.isolated import Isolated
+from hil.core.tensors import TensorSpec
+from hil.errors import ImportFailed, UsageError
+
+ADD = """
+func.func @main(%arg0: tensor<2x?xf32>, %arg1: tensor<2x?xf32>) -> tensor<2x?xf32> {
+  %0 = arith.addf %arg0, %arg1 : tensor<2x?xf32>
+  return %0 : tensor<2x?xf32>
+}
+func.func private @helper(%arg0: i32) -> i32 { return %arg0 : i32 }
+"""
+STABLEHLO = """
+module {
+  func.func public @main(%arg0: tensor<4xbf16> {iree.abi.name = "left"}, %arg1: tensor<4xbf16>)
+      -> (tensor<4xbf16> {iree.abi.name = "sum"}) {
+    %0 = stablehlo.add %arg0, %arg1 : tensor<4xbf16>
+    return %0 : tensor<4xbf16>
+  }
+}
+"""
+TWO = """
+func.func @f(%arg0: tensor<f64>) -> tensor<f64> { return %arg0 : tensor<f64> }
+func.func @g(%arg0: i64, %arg1: tensor<3xcomplex<f32>>) -> tensor<3xcomplex<f32>> {
+  return %arg1 : tensor<3xcomplex<f32>>
+}
+"""
+
+
+def write(folder: Path, text: str, name: str = "model.mlir") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def bytecode(text: str) -> bytes:
+    import io
+
+    from iree.compiler import ir
+
+    file = io.BytesIO()
+    ir.Module.parse(text, context=ir.Context()).operation.write_bytecode(file)
+    return file.getvalue()
+
+
+def test_one_public_function(tmp_path: Path, isolated: Isolated) -> None:
+    model = import_model(write(tmp_path, ADD), isolated=isolated)
+    assert model.function == "main" and model.format == "mlir"
+    assert model.inputs == (
+        TensorSpec("arg0", "float32", (2, "arg0.dim1")),
+        TensorSpec("arg1", "float32", (2, "arg1.dim1")),
+    )
+    assert model.outputs == (TensorSpec("output0", "float32", (2, None)),)
+
+
+def test_dynamic_dimensions_take_values(tmp_path: Path, isolated: Isolated) -> None:
+    path = write(tmp_path, ADD)
+    model = import_model(path, dims={"arg0.dim1": 3, "arg1.dim1": 3}, isolated=isolated)
+    assert [spec.shape for spec in model.inputs or ()] == [(2, 3), (2, 3)]
+    with pytest.raises(UsageError, match="no dimension 'N'") as caught:
+        import_model(path, dims={"N": 3}, isolated=isolated)
+    assert "arg0.dim1" in caught.value.hint
+
+
+def test_names_that_the_module_gives(tmp_path: Path, isolated: Isolated) -> None:
+    model = import_model(write(tmp_path, STABLEHLO, "m.stablehlo"), isolated=isolated)
+    assert [spec.name for spec in model.inputs or ()] == ["left", "arg1"]
+    assert model.outputs == (TensorSpec("sum", "bfloat16", (4,)),)
+
+
+@pytest.mark.parametrize("name", ["m.mlirbc", "m.bc", "m.mlir", "m", "m.weird"])
+def test_bytecode_is_known_by_its_first_bytes(tmp_path: Path, isolated: Isolated, name: str) -> None:
+    (tmp_path / name).write_bytes(bytecode(STABLEHLO))
+    assert import_model(tmp_path / name, isolated=isolated).inputs
+
+
+def test_torch_types(tmp_path: Path, isolated: Isolated) -> None:
+    text = (
+        "func.func @main(%a: !torch.vtensor<[?,3],ui8>, %b: !torch.vtensor<[],si64>) -> !torch.vtensor<[?,3],ui8> "
+        "{ return %a : !torch.vtensor<[?,3],ui8> }"
+    )
+    model = import_model(write(tmp_path, text), isolated=isolated)
+    assert model.inputs == (TensorSpec("arg0", "uint8", ("arg0.dim0", 3)), TensorSpec("arg1", "int64", ()))
+
+
+def test_several_functions_need_a_choice(tmp_path: Path, isolated: Isolated) -> None:
+    path = write(tmp_path, TWO)
+    with pytest.raises(UsageError, match="several functions") as caught:
+        import_model(path, isolated=isolated)
+    assert "f, g" in caught.value.hint
+    chosen = import_model(path, function="g", isolated=isolated)
+    assert chosen.inputs == (TensorSpec("arg0", "int64", ()), TensorSpec("arg1", "complex64", (3,)))
+    with pytest.raises(UsageError, match="no function 'h'") as caught:
+        import_model(path, function="h", isolated=isolated)
+    assert "f, g" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("func.func @main(", "does not parse"),
+        ("func.func @m(%a: tensor<2xf32>) { %0 = foo.bar %a : tensor<2xf32> return }", "foo"),
+        (
+            "func.func @m() -> tensor<2xf32> { %0 = arith.constant dense<1> : tensor<3xi8> return %0 : tensor<3xi8> }",
+            "",
+        ),
+        ("module {}", "no public function"),
+        ("func.func private @p() { return }", "no public function"),
+        (
+            "func.func @m(%a: !stream.timepoint) -> !stream.timepoint { return %a : !stream.timepoint }",
+            "of type !stream.timepoint",
+        ),
+        ("func.func @m(%a: tensor<*xf32>) -> tensor<*xf32> { return %a : tensor<*xf32> }", "dtype"),
+        ("func.func @m(%a: tensor<2xf32>) { return }", "'m' of model.mlir has no outputs"),
+        ("\0\0\0", ""),
+        ("hello", "does not parse"),
+    ],
+)
+def test_what_is_no_module_is_an_import_error(tmp_path: Path, isolated: Isolated, text: str, words: str) -> None:
+    with pytest.raises(ImportFailed) as caught:
+        import_model(write(tmp_path, text), isolated=isolated)
+    assert words in caught.value.message and "Traceback" not in caught.value.message
+
+
+def test_truncated_bytecode_is_an_import_error(tmp_path: Path, isolated: Isolated) -> None:
+    whole = bytecode(STABLEHLO)
+    for size in range(4, len(whole), 17):
+        (tmp_path / "m.mlirbc").write_bytes(whole[:size])
+        with pytest.raises(ImportFailed):
+            import_model(tmp_path / "m.mlirbc", isolated=isolated)
+
+
+def test_stablehlo_in_its_portable_form(tmp_path: Path, isolated: Isolated) -> None:
+    text = """
+vhlo.func_v1 @main(%arg0: !vhlo.tensor_v1<4x!vhlo.f32_v1>) -> (!vhlo.tensor_v1<4x!vhlo.f32_v1>) {
+  %0 = "vhlo.add_v1"(%arg0, %arg0) : (!vhlo.tensor_v1<4x!vhlo.f32_v1>, !vhlo.tensor_v1<4x!vhlo.f32_v1>)
+      -> !vhlo.tensor_v1<4x!vhlo.f32_v1>
+  "vhlo.return_v1"(%0) : (!vhlo.tensor_v1<4x!vhlo.f32_v1>) -> ()
+} {arg_attrs = #vhlo.array_v1<[]>, res_attrs = #vhlo.array_v1<[]>, sym_visibility = #vhlo.string_v1<"">}
+"""
+    model = import_model(write(tmp_path, text, "m.stablehlo"), isolated=isolated)
+    assert model.inputs == (TensorSpec("arg0", "float32", (4,)),) and model.function == "main"
+
+
+def test_a_vmfb_is_taken_on_trust_but_not_blindly(tmp_path: Path, isolated: Isolated) -> None:
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    model = import_model(path, function="f", isolated=isolated)
+    assert (model.format, model.inputs, model.outputs, model.function) == ("vmfb", None, None, "f")
+    for content in (b"PK", b"hello" * 100, bytes(1000)):
+        path.write_bytes(content)
+        with pytest.raises(ImportFailed, match="no IREE program"):
+            import_model(path, isolated=isolated)
+
+
+TENSOR, TORCH = "tensor<2xf32>", "!torch.vtensor<[2],f32>"
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs"),
+    [
+        (f"func.func @main(%a: {TENSOR}) -> {TENSOR} {{ return %a : {TENSOR} }}", ["input0: 2 float32"]),
+        # IREE's compiler writes no declaration for torch's types, which its own way from ONNX goes through.
+        (
+            f"func.func @main(%a: {TORCH}, %n: !torch.int) -> {TORCH} {{ return %a : {TORCH} }}",
+            ["input0: a tensor of unknown type", "input1: scalar int64"],
+        ),
+        (f"func.func @main(%a: {TENSOR}) {{ return }}", None),
+    ],
+)
+def test_a_vmfb_says_what_it_takes_as_far_as_it_knows(
+    tmp_path: Path, isolated: Isolated, text: str, inputs: list[str] | None
+) -> None:
+    from iree import compiler
+
+    flags = ["--iree-llvmcpu-target-cpu=host"]
+    program = compiler.compile_str(text, target_backends=["llvm-cpu"], extra_args=flags)
+    (tmp_path / "m.vmfb").write_bytes(program)
+    if inputs is None:
+        with pytest.raises(ImportFailed, match="no outputs") as caught:
+            import_model(tmp_path / "m.vmfb", isolated=isolated)
+        assert caught.value.hint
+        return
+    model = import_model(tmp_path / "m.vmfb", isolated=isolated)
+    assert (model.format, model.function) == ("vmfb", "main")
+    assert list(map(str, model.inputs or ())) == inputs
+
+
+def test_torch_s_numbers_are_inputs_too(tmp_path: Path, isolated: Isolated) -> None:
+    arguments = "%a: !torch.vtensor<[?,2],si64>, %n: !torch.int, %x: !torch.float, %b: !torch.bool"
+    text = f"func.func @f({arguments}) -> !torch.int {{ return %n : !torch.int }}"
+    (tmp_path / "m.mlir").write_text(text)
+    model = import_model(tmp_path / "m.mlir", isolated=isolated, dims={"arg0.dim0": 4})
+    said = ["arg0: 4x2 int64", "arg1: scalar int64", "arg2: scalar float64", "arg3: scalar bool"]
+    assert list(map(str, model.inputs or ())) == said

@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hil.controller.models.importers import import_model
+from hil.controller.models.importers.onnx import node_label
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.core.tensors import TensorSpec
+from hil.errors import ImportFailed, UsageError
+from hil.formats.ort_values import ONNX_TYPES
+
+Save = Callable[..., Path]
+FLOAT, INT64, UINT8 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8
+
+
+def relu(save: Save, shape: tuple[object, ...] = (2, 3), **options: object) -> Path:
+    node = helper.make_node("Relu", ["x"], ["y"], name="act")
+    return save([node], [("x", FLOAT, shape)], [("y", FLOAT, shape)], **options)
+
+
+def tensor(name: str, array: np.ndarray) -> onnx.TensorProto:
+    return numpy_helper.from_array(array, name)
+
+
+def externalise(path: Path, location: str, offset: int = 0) -> None:
+    """Point the model's first initializer at a file, as if its data lay there."""
+    model = onnx.load(path, load_external_data=False)
+    first = model.graph.initializer[0]
+    size = len(first.raw_data)
+    first.ClearField("raw_data")
+    first.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(size))):
+        entry = first.external_data.add()
+        entry.key, entry.value = key, value
+    onnx.save(model, path)
+
+
+def with_weight(save: Save) -> Path:
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    return save([node], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], [tensor("w", np.ones(4, np.float32))])
+
+
+def test_signature_name_and_digest(save_onnx: Save, isolated: Isolated) -> None:
+    model = import_model(relu(save_onnx), isolated=isolated)
+    assert model.inputs == (TensorSpec("x", "float32", (2, 3)),)
+    assert model.outputs == (TensorSpec("y", "float32", (2, 3)),)
+    assert (model.name, model.format, model.function) == ("model", "onnx", "net")
+    assert list(model.files) == ["model.onnx"] and model.digest.startswith("blake3:")
+    assert model.producer["opsets"] == {"ai.onnx": 17}
+
+
+def test_without_a_pool_it_starts_a_process_of_its_own(save_onnx: Save) -> None:
+    assert import_model(relu(save_onnx)).outputs
+
+
+@pytest.mark.parametrize("dtype", [name for name in ONNX_TYPES if name not in ("complex64", "complex128")])
+def test_every_dtype(save_onnx: Save, isolated: Isolated, dtype: str) -> None:
+    number = ONNX_TYPES[dtype]
+    node = helper.make_node("Identity", ["x"], ["y"])
+    path = save_onnx([node], [("x", number, (3,))], [("y", number, (3,))], opset=25)
+    assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", dtype, (3,)),)
+
+
+def test_symbolic_dimensions_stay_or_are_fixed(save_onnx: Save, isolated: Isolated) -> None:
+    path = relu(save_onnx, ("N", 3))
+    assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", "float32", ("N", 3)),)
+    fixed = import_model(path, dims={"N": 5}, isolated=isolated)
+    assert fixed.inputs == (TensorSpec("x", "float32", (5, 3)),)
+    assert fixed.outputs == (TensorSpec("y", "float32", ("N", 3)),) or fixed.outputs == (
+        TensorSpec("y", "float32", (5, 3)),
+    )
+    assert fixed.dims == {"N": 5}
+    with pytest.raises(UsageError, match="no dimension 'M'") as caught:
+        import_model(path, dims={"M": 5}, isolated=isolated)
+    assert "N" in caught.value.hint
+    with pytest.raises(UsageError, match="negative"):
+        import_model(path, dims={"N": -1}, isolated=isolated)
+
+
+def test_a_nameless_dimension_gets_a_name(save_onnx: Save, isolated: Isolated) -> None:
+    path = relu(save_onnx, (None, 3))
+    assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", "float32", ("x.dim0", 3)),)
+    assert import_model(path, dims={"x.dim0": 2}, isolated=isolated).inputs == (TensorSpec("x", "float32", (2, 3)),)
+
+
+def test_output_shapes_are_inferred(save_onnx: Save, isolated: Isolated) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = save_onnx(nodes, [("x", FLOAT, ("N", 4))], [("y", FLOAT, None)], [tensor("w", np.zeros((4, 5), np.float32))])
+    assert import_model(path, dims={"N": 2}, isolated=isolated).outputs == (TensorSpec("y", "float32", (2, 5)),)
+
+
+def test_an_initializer_is_no_input(save_onnx: Save, isolated: Isolated) -> None:
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    weight = tensor("w", np.ones(4, np.float32))
+    path = save_onnx([node], [("x", FLOAT, (4,)), ("w", FLOAT, (4,))], [("y", FLOAT, (4,))], [weight])
+    assert [spec.name for spec in import_model(path, isolated=isolated).inputs or ()] == ["x"]
+
+
+def test_no_inputs_scalars_empty_tensors_and_a_hundred_outputs(save_onnx: Save, isolated: Isolated) -> None:
+    constant = helper.make_node("Constant", [], ["c"], value=tensor("", np.float32(1)))
+    empty = helper.make_node("Identity", ["e"], ["f"])
+    many = [helper.make_node("Identity", ["c"], [f"y{i}"]) for i in range(100)]
+    outputs = [*((f"y{i}", FLOAT, ()) for i in range(100)), ("f", FLOAT, (0, 2))]
+    model = import_model(save_onnx([constant, empty, *many], [("e", FLOAT, (0, 2))], outputs), isolated=isolated)
+    assert len(model.outputs or ()) == 101 and (model.outputs or ())[99].shape == ()
+    assert model.inputs == (TensorSpec("e", "float32", (0, 2)),)
+    none = import_model(save_onnx([constant], [], [("c", FLOAT, ())], name="none.onnx"), isolated=isolated)
+    assert none.inputs == ()
+
+
+def test_functions_in_the_model_and_foreign_domains_are_fine(save_onnx: Save, isolated: Isolated) -> None:
+    double = helper.make_function(
+        "mine", "Double", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
+    )
+    nodes = [
+        helper.make_node("Double", ["x"], ["h"], domain="mine"),
+        helper.make_node("Gelu", ["h"], ["y"], domain="com.microsoft"),
+    ]
+    path = save_onnx(
+        nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], functions=[double], domains=("mine", "com.microsoft")
+    )
+    assert import_model(path, isolated=isolated).outputs == (TensorSpec("y", "float32", (2,)),)
+
+
+def test_the_entry_point_is_the_graph(save_onnx: Save, isolated: Isolated) -> None:
+    path = relu(save_onnx)
+    for name in ("", "net", "main_graph"):
+        assert import_model(path, function=name, isolated=isolated).function == "net"
+    with pytest.raises(UsageError, match="no function 'other'") as caught:
+        import_model(path, function="other", isolated=isolated)
+    assert "net" in caught.value.hint
+
+
+# --- external data ---
+
+
+def test_external_data_belongs_to_the_model(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
+    path = with_weight(save_onnx)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.bin").write_bytes(np.ones(4, np.float32).tobytes())
+    externalise(path, "sub/w.bin")
+    model = import_model(path, isolated=isolated)
+    assert dict(model.files) == {"model.onnx": path, "sub/w.bin": tmp_path / "sub" / "w.bin"}
+    assert [spec.name for spec in model.inputs or ()] == ["x"]
+    (tmp_path / "sub" / "w.bin").write_bytes(np.zeros(4, np.float32).tobytes())
+    assert import_model(path, isolated=isolated).digest != model.digest
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("w.bin", "'w.bin', which is missing"),
+        ("../w.bin", "outside its own folder"),
+        ("a/../../w.bin", "outside its own folder"),
+        ("/etc/passwd", "outside its own folder"),
+        ("..\\w.bin", "outside its own folder"),
+    ],
+)
+def test_external_data_that_is_missing_or_elsewhere(
+    save_onnx: Save, isolated: Isolated, tmp_path: Path, location: str, words: str
+) -> None:
+    path = with_weight(save_onnx)
+    (tmp_path.parent / "w.bin").write_bytes(bytes(16))
+    externalise(path, location)
+    with pytest.raises(ImportFailed, match=words):
+        import_model(path, isolated=isolated)
+
+
+def test_external_data_that_is_cut_off(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
+    path = with_weight(save_onnx)
+    (tmp_path / "w.bin").write_bytes(bytes(15))
+    externalise(path, "w.bin")
+    with pytest.raises(ImportFailed, match=r"'w' in 'w.bin' up to byte 16, but that file has only 15"):
+        import_model(path, isolated=isolated)
+
+
+# --- what cannot be read ---
+
+
+def test_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    for path, words in (
+        (tmp_path / "no.onnx", "no such file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe.onnx", "is no plain file"),
+        (tmp_path / f"{'a' * 300}.onnx", "cannot be opened: File name too long"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            import_model(path)
+    (tmp_path / "x.txt").write_text("hello")
+    with pytest.raises(UsageError, match="no kind of model") as caught:
+        import_model(tmp_path / "x.txt")
+    assert ".onnx" in caught.value.hint
+
+
+def test_an_empty_file_is_an_import_error(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    with pytest.raises(ImportFailed, match="is empty"):
+        import_model(tmp_path / "m.onnx")
+
+
+def test_random_bytes_and_every_truncation_are_import_errors(
+    save_onnx: Save, isolated: Isolated, tmp_path: Path
+) -> None:
+    whole = with_weight(save_onnx).read_bytes()
+    generator = random.Random(0)
+    samples = [generator.randbytes(size) for size in (1, 2, 10, 100, 1000)]
+    samples += [whole[:size] for size in range(1, len(whole), 7)]
+    path = tmp_path / "broken.onnx"
+    for sample in samples:
+        path.write_bytes(sample)
+        with pytest.raises(ImportFailed):
+            import_model(path, isolated=isolated)
+
+
+def test_a_flipped_byte_never_ends_in_anything_but_an_answer(
+    save_onnx: Save, isolated: Isolated, tmp_path: Path
+) -> None:
+    whole = with_weight(save_onnx).read_bytes()
+    path = tmp_path / "flipped.onnx"
+    for position in range(0, len(whole), 3):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x5A]) + whole[position + 1 :])
+        try:
+            import_model(path, isolated=isolated)
+        except ImportFailed as error:
+            assert "Traceback" not in error.message
+
+
+def test_no_outputs_is_an_import_error(save_onnx: Save, isolated: Isolated) -> None:
+    path = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, (2,))], [])
+    with pytest.raises(ImportFailed, match="no outputs"):
+        import_model(path, isolated=isolated)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_unknown_operator_names_the_node_and_itself(save_onnx: Save, isolated: Isolated, inside: bool) -> None:
+    node = helper.make_node("Frobnicate", ["x"], ["y"], name="frob")
+    nodes = [node]
+    if inside:
+        branch = helper.make_graph([node], "branch", [], [helper.make_tensor_value_info("y", FLOAT, (2,))])
+        nodes = [
+            helper.make_node("Constant", [], ["c"], value=tensor("", np.array(True))),
+            helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch),
+        ]
+    path = save_onnx(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
+    with pytest.raises(ImportFailed, match=r"node 'frob' uses the operator 'Frobnicate', which ai\.onnx 17"):
+        import_model(path, isolated=isolated)
+
+
+def test_an_operator_newer_than_the_opset_is_unknown_too(save_onnx: Save, isolated: Isolated) -> None:
+    path = save_onnx([helper.make_node("Gelu", ["x"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], opset=17)
+    with pytest.raises(ImportFailed, match="the node that makes y uses the operator 'Gelu'"):
+        import_model(path, isolated=isolated)
+
+
+def test_an_opset_from_the_future(save_onnx: Save, isolated: Isolated) -> None:
+    with pytest.raises(ImportFailed, match="opset 99"):
+        import_model(relu(save_onnx, opset=99), isolated=isolated)
+
+
+def test_an_operator_of_onnx_runtimes_own_in_onnxs_domain(save_onnx: Save, isolated: Isolated) -> None:
+    node = helper.make_node("SimplifiedLayerNormalization", ["x", "w"], ["y"])
+    path = save_onnx([node], [("x", FLOAT, (2, 4))], [("y", FLOAT, (2, 4))], [tensor("w", np.ones(4, np.float32))])
+    assert import_model(path, isolated=isolated).outputs == (TensorSpec("y", "float32", (2, 4)),)
+
+
+def test_a_graph_that_hangs_together_badly(save_onnx: Save, isolated: Isolated) -> None:
+    path = save_onnx([helper.make_node("Relu", ["nowhere"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
+    with pytest.raises(ImportFailed, match="nowhere"):
+        import_model(path, isolated=isolated)
+
+
+def test_only_tensors_go_in_and_out(tmp_path: Path, isolated: Isolated) -> None:
+    kind = helper.make_tensor_type_proto(FLOAT, [2])
+    for what, proto in (
+        ("sequence", helper.make_sequence_type_proto(kind)),
+        ("optional", helper.make_optional_type_proto(kind)),
+        ("map", helper.make_map_type_proto(INT64, kind)),
+        ("sparse tensor", helper.make_sparse_tensor_type_proto(FLOAT, [2])),
+    ):
+        graph = helper.make_graph(
+            [helper.make_node("Identity", ["x"], ["y"])],
+            "net",
+            [helper.make_value_info("x", proto)],
+            [helper.make_value_info("y", proto)],
+        )
+        onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+        with pytest.raises(ImportFailed, match=f"input 'x' is of type {what}"):
+            import_model(tmp_path / "m.onnx", isolated=isolated)
+
+
+def test_an_input_without_a_shape(save_onnx: Save, isolated: Isolated) -> None:
+    path = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, None)], [("y", FLOAT, None)])
+    with pytest.raises(ImportFailed, match="input 'x' has no shape"):
+        import_model(path, isolated=isolated)
+
+
+# --- ranges ---
+
+
+def test_indices_lie_within_their_table(save_onnx: Save, isolated: Isolated) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["ids", "axes"], ["wide"]),
+        helper.make_node("Gather", ["table", "wide"], ["y"], axis=0),
+    ]
+    path = save_onnx(
+        nodes,
+        [("ids", INT64, (3,))],
+        [("y", FLOAT, (1, 3, 2))],
+        [tensor("table", np.zeros((7, 2), np.float32)), tensor("axes", np.array([0]))],
+    )
+    assert import_model(path, isolated=isolated).ranges == {"ids": (0, 6)}
+
+
+def test_a_large_table_bounds_as_well(save_onnx: Save, isolated: Isolated) -> None:
+    node = helper.make_node("Gather", ["table", "ids"], ["y"], axis=1)
+    table = tensor("table", np.zeros((2, 50_000), np.float32))
+    path = save_onnx([node], [("ids", INT64, (3,))], [("y", FLOAT, (2, 3))], [table])
+    assert import_model(path, isolated=isolated).ranges == {"ids": (0, 49_999)}
+
+
+def test_what_is_quantised_or_clipped_lies_within(save_onnx: Save, isolated: Isolated) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["a", "scale", "zero"], ["q"]),
+        helper.make_node("Clip", ["b", "low", "high"], ["c"]),
+        helper.make_node("Clip", ["d", "low"], ["e"]),
+    ]
+    path = save_onnx(
+        nodes,
+        [("a", FLOAT, (2,)), ("b", FLOAT, (2,)), ("d", FLOAT, (2,))],
+        [("q", UINT8, (2,)), ("c", FLOAT, (2,)), ("e", FLOAT, (2,))],
+        [
+            tensor("scale", np.float32(0.5)),
+            tensor("zero", np.uint8(128)),
+            tensor("low", np.float32(-1)),
+            tensor("high", np.float32(6)),
+        ],
+    )
+    assert import_model(path, isolated=isolated).ranges == {"a": (-64, 63.5), "b": (-1, 6)}
+
+
+# --- the cache ---
+
+
+def test_a_finding_is_kept_and_external_files_are_looked_at_each_time(
+    save_onnx: Save, isolated: Isolated, cache: Cache, tmp_path: Path
+) -> None:
+    path = with_weight(save_onnx)
+    (tmp_path / "w.bin").write_bytes(bytes(16))
+    externalise(path, "w.bin")
+    first = import_model(path, isolated=isolated, cache=cache)
+    closed = Isolated(1)
+    closed.close()
+    assert import_model(path, isolated=closed, cache=cache) == replace(first, cached=True)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ImportFailed, match="missing"):
+        import_model(path, isolated=closed, cache=cache)
+
+
+class Describes:
+    """Stands for the processes in which models are read: tells what a SavedModel's folder holds."""
+
+    def call(self, function: str, arguments: dict[str, Any], **_: Any) -> dict[str, Any]:
+        folder = Path(arguments["path"]).parent
+        external = sorted(str(file.relative_to(folder)) for file in (folder / "variables").iterdir())
+        told = {"function": "f", "inputs": [], "outputs": [], "ranges": {}, "producer": {}}
+        return {**told, "external": external}
+
+
+def test_a_saved_model_is_read_again_where_its_folder_holds_other_files(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "variables").mkdir()
+    (tmp_path / "saved_model.pb").write_bytes(b"a graph")
+    (tmp_path / "variables" / "one").write_bytes(b"1")
+    first = import_model(tmp_path, isolated=Describes(), cache=cache)  # type: ignore[arg-type]
+    (tmp_path / "variables" / "one").rename(tmp_path / "variables" / "other")
+    second = import_model(tmp_path, isolated=Describes(), cache=cache)  # type: ignore[arg-type]
+    assert set(second.files) == {"saved_model.pb", "variables/other"}
+    assert second.digest != first.digest
+
+
+def test_a_node_is_called_by_its_name_or_by_what_it_makes() -> None:
+    assert node_label(helper.make_node("Relu", ["x"], ["y"], name="act")) == "node 'act'"
+    assert node_label(helper.make_node("Split", ["x"], ["a", "b"])) == "the node that makes a, b"
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 31, (1 << 63) - 1])
+def test_opset_that_no_number_can_be_is_refused(save_onnx: Save, isolated: Isolated, version: int) -> None:
+    path = relu(save_onnx)
+    model = onnx.load(path)
+    model.opset_import[0].version = version
+    onnx.save(model, path)
+    with pytest.raises(ImportFailed, match="opset"):
+        import_model(path, isolated=isolated)
+
+
+@pytest.mark.parametrize("name", [b"Relu", b"act", b"net"])
+def test_names_that_are_no_utf8_are_told(save_onnx: Save, isolated: Isolated, name: bytes) -> None:
+    path = relu(save_onnx)
+    raw = path.read_bytes()
+    assert name in raw
+    path.write_bytes(raw.replace(name, b"\xff" * len(name)))
+    with pytest.raises(ImportFailed, match="UTF-8"):
+        import_model(path, isolated=isolated)
+
+
+def test_many_operators_that_do_not_exist_are_told_at_once(save_onnx: Save, isolated: Isolated) -> None:
+    nodes = [helper.make_node("Affine", ["x"], [f"y{number}"]) for number in range(2000)]
+    nodes.append(helper.make_node("Nonesuch", ["x"], ["y"]))
+    path = save_onnx(nodes, [("x", FLOAT, (2, 2))], [("y", FLOAT, (2, 2))])
+    began = time.monotonic()
+    with pytest.raises(ImportFailed, match="Nonesuch"):
+        import_model(path, isolated=isolated)
+    assert time.monotonic() - began < 10  # twelve milliseconds a node would be 24 s
+
+
+def quantised(save: Save, scale: np.ndarray, zero: np.ndarray) -> Path:
+    node = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    return save([node], [("x", FLOAT, (4,))], [("y", UINT8, (4,))], [tensor("scale", scale), tensor("zero", zero)])
+
+
+def test_scales_that_do_not_fit_their_zero_points_bound_nothing(save_onnx: Save, isolated: Isolated) -> None:
+    scale, zero = np.ones((20_000, 1), np.float32), np.zeros((1, 20_000), np.uint8)
+    model = import_model(quantised(save_onnx, scale, zero), isolated=isolated)  # 3 GB if they were multiplied out
+    assert model.ranges == {}
+
+
+def test_constant_that_is_not_what_it_says_bounds_nothing(save_onnx: Save, isolated: Isolated) -> None:
+    path = quantised(save_onnx, np.ones(1, np.float32), np.zeros(1, np.uint8))
+    assert import_model(path, isolated=isolated).ranges == {"x": (0.0, 255.0)}
+    model = onnx.load(path)
+    model.graph.initializer[1].dims[:] = [7]
+    onnx.save(model, path)
+    with contextlib.suppress(ImportFailed):
+        assert import_model(path, isolated=isolated).ranges == {}
+
+
+def test_shape_of_more_dimensions_than_memory_holds_stays_unknown(save_onnx: Save, tmp_path: Path) -> None:
+    node = helper.make_node("Expand", ["x", "shape"], ["y"])
+    shape = (1 << 31) - 1
+    path = save_onnx([node], [("x", FLOAT, (1,)), ("shape", INT64, (shape,))], [("y", FLOAT, (3,))])
+    code = (
+        "import resource, sys\nfrom hil.controller.models.importers.onnx import describe"
+        "\ndescribe(sys.argv[1], '', {});"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1500

@@ -1,0 +1,58 @@
+"""ExecuTorch's files as models, where ExecuTorch is not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.models.importers import import_model
+from hil.errors import ImportFailed, UsageError
+
+FILES = Path(__file__).parents[3] / "executorch_files"
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs"),
+    [
+        ("linear.pte", ["input0: 2x4 float32"], ["output0: 2x3 float32", "output1: 2x4 float32"]),
+        ("numbers.pte", ["input0: 2x4 float32"], ["output0: 2x4 float32"]),
+        ("mixed.bpte", ["input0: 2x4 float32"], ["output0: 2x3 float32", "output1: 2x4 bool", "output2: 2x4 int64"]),
+    ],
+)
+def test_a_program_is_imported_with_its_signature(name: str, inputs: list[str], outputs: list[str]):
+    model = import_model(FILES / name)
+    assert (model.format, model.function) == ("pte", "forward")
+    assert [str(spec) for spec in model.inputs] == inputs
+    assert [str(spec) for spec in model.outputs] == outputs
+    assert model.producer["bundled"] is name.endswith(".bpte")
+
+
+def test_a_program_is_known_by_its_first_bytes(tmp_path: Path):
+    path = tmp_path / "program.bin"
+    path.write_bytes((FILES / "linear.pte").read_bytes())
+    assert import_model(path).format == "pte"
+
+
+def test_open_dimensions_take_sizes(tmp_path: Path):
+    model = import_model(FILES / "dynamic.pte", dims={"input0.dim0": 3, "input0.dim1": 4})
+    assert model.inputs[0].shape == (3, 4)
+    assert model.producer["most"] == {"input0": [8, 4]}
+    with pytest.raises(UsageError, match="no dimension 'n'") as error:
+        import_model(FILES / "dynamic.pte", dims={"n": 3})
+    assert error.value.hint == "its symbolic dimensions: input0.dim0, input0.dim1"
+
+
+def test_a_damaged_or_foreign_file_is_an_import_error(tmp_path: Path):
+    whole = (FILES / "linear.pte").read_bytes()
+    path = tmp_path / "broken.pte"
+    for content in (whole[:100], b"\0" * 64, whole[:8] + b"\xff" * 200, b"ET12" * 4):
+        path.write_bytes(content)
+        with pytest.raises(ImportFailed, match=r"broken\.pte"):
+            import_model(path)
+
+
+def test_a_method_that_is_not_there_is_bad_usage():
+    with pytest.raises(UsageError, match="no method 'backward'") as error:
+        import_model(FILES / "linear.pte", function="backward")
+    assert error.value.hint == "--function with one of forward"

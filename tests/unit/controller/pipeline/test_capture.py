@@ -1,0 +1,26 @@
+"""How many iterations a profile takes of those that were asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from hil.controller.pipeline.capture import PROFILED_ITERATIONS, bounded
+
+MS = 1e6
+
+
+@pytest.mark.parametrize(
+    ("asked", "typical_ns", "profiled"),
+    [
+        (0, MS, 0),
+        (100, MS, 100),
+        (100, 0.0, 100),
+        (100_000, 0.0, 1000),
+        (100_000, 1000.0, 1000),
+        (100_000, 4 * MS, 250),
+        (3, 60_000 * MS, 3),
+        (100, 60_000 * MS, PROFILED_ITERATIONS),
+    ],
+)
+def test_a_thousand_iterations_or_a_second_of_them_are_profiled_but_ten_in_any_case(asked, typical_ns, profiled):
+    assert bounded(asked, typical_ns) == profiled

@@ -1,0 +1,85 @@
+"""Element types as iree-run-module compares them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hil.controller.pipeline.element_types import comparable, element_type, tool_differs
+from hil.core.artifacts import Model
+from hil.core.results import RunResult
+from hil.core.tensors import TensorSpec, dtype_of
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("2x3xsi64=1", "si64"),
+        ("4xi8", "i8"),
+        ("f32=1.5", "f32"),
+        ("2xbf16=@x.bin", "bf16"),
+        ("2xcomplex<f32>=1 2", "complex<f32>"),
+        ("3", ""),
+        ("(ignored)", ""),
+    ],
+)
+def test_the_type_that_a_text_names(text, kind):
+    assert element_type(text) == kind
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("int64", "si64"), ("uint8", "ui8"), ("bool", "i1"), ("float32", "f32"), ("complex64", "complex<f32>")],
+)
+def test_the_type_of_a_file(tmp_path, dtype, kind):
+    np.save(tmp_path / "x.npy", np.zeros(2, dtype))
+    assert element_type(f"@{tmp_path}/x.npy") == kind
+
+
+def gives(*arrays):
+    return RunResult("board", {f"y{number}": array for number, array in enumerate(arrays)})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype", "said"),
+    [
+        ("i64", "int64", ""),
+        ("i8", "uint8", ""),
+        ("si64", "int64", "expected are si64 and the program's are i64"),
+        ("ui8", "uint8", "expected are ui8 and the program's are i8"),
+        ("i1", "bool", ""),
+        ("i8", "bool", "expected are i8 and the program's are i1"),
+        ("f32", "float32", ""),
+        ("", "int64", ""),
+    ],
+)
+def test_equal_integers_of_another_type_are_told_apart(wanted, dtype, said):
+    given = gives(np.ones(3, dtype))
+    reason = tool_differs(given, given, [wanted], {"x": np.zeros(3, np.float32)})
+    assert said in reason and bool(said) == bool(reason)
+
+
+def test_an_output_that_an_input_passed_through_has_the_sign_that_it_came_with():
+    same = np.array([3, 4], np.int64)
+    assert not tool_differs(gives(same), gives(same), ["si64"], {"x": same.copy()})
+    assert tool_differs(gives(same), gives(same), ["si64"], {"x": np.array([3, 5], np.int64)})
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("float32", False), ("complex64", True), ("float8_e5m2", True)])
+def test_what_the_tool_compares_bit_by_bit_hil_does_too(dtype, told):
+    zeros = [np.array([sign * 0.0, 1], dtype_of(dtype)) for sign in (1, -1)]
+    assert bool(tool_differs(gives(zeros[0]), gives(zeros[1]), ["f8E5M2"], {})) == told
+    assert not tool_differs(gives(zeros[0]), gives(zeros[0]), ["f8E5M2"], {})
+    assert not tool_differs(gives(zeros[0]), gives(zeros[1]), [""], {})
+
+
+def test_what_is_ignored_is_left_out_and_unknown_integers_have_the_sign_that_is_expected(tmp_path):
+    unknown = tuple(TensorSpec(f"y{number}", "", ()) for number in range(2))
+    model = Model("m", "vmfb", tmp_path, {}, "", outputs=unknown)
+    reference = RunResult("expected", {"output1": np.array([255], np.uint8)}, provenance={"ignored": [0]})
+    result = gives(np.zeros(2), np.array([-1], np.int8))
+    outputs = comparable(result, reference, model).outputs
+    assert list(outputs) == ["y1"] and outputs["y1"].dtype == np.uint8 and outputs["y1"].tolist() == [255]
+    known = (unknown[0], TensorSpec("y1", "int8", (1,)))
+    model = Model("m", "vmfb", tmp_path, {}, "", outputs=known)
+    assert comparable(result, reference, model).outputs["y1"].dtype == np.int8

@@ -1,0 +1,98 @@
+"""What is written while a run is under way is what there is to know of it, whatever ends it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.compare.verdict import compare
+from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.recorder import Recorder
+from hil.controller.storage.runs import Run, RunStore
+from hil.core.json_values import jsonable
+from hil.core.results import Outcome, RunResult
+from hil.errors import EXIT_INTERRUPTED
+
+NAN = {"y": np.array([np.nan, 1.0], np.float32)}
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return RunStore(tmp_path).create("three-models", {"seed": 1})
+
+
+@pytest.fixture
+def cases() -> list[Case]:
+    return [Case(name, Path(f"{name}.onnx"), Options(), Path()) for name in ("a", "b", "c")]
+
+
+def written(run: Run) -> dict:
+    return json.loads((run.folder / "run.json").read_text())
+
+
+def ran(case: Case) -> None:
+    case.result, case.references = RunResult("board", NAN), [RunResult("oracle", NAN)]
+    case.verdicts = [compare(case.result, case.references[0])]
+    case.outcome = Outcome.PASS
+
+
+def test_one_case_that_has_news_is_written_beside_all_others(run, cases):
+    recorder = Recorder(run, ["a", "b", "c"], cases)
+    cases[1].inputs = {"x": np.zeros(2, np.float32)}
+    recorder.keep(cases[1], "inputs")
+    assert [case["name"] for case in written(run)["cases"]] == ["a", "b", "c"]
+    assert [len(case["inputs"]) for case in written(run)["cases"]] == [0, 1, 0]
+    assert not written(run)["finished"]
+    assert written(run)["request"] == {"seed": 1}
+
+
+def test_a_case_that_was_refused_while_another_ran_is_written_with_it(run, cases):
+    recorder = Recorder(run, ["a", "b", "c"], cases)
+    recorder.write()
+    cases[2].outcome, cases[2].stage = Outcome.COMPILE_ERROR, "compile"
+    recorder.end(cases[0])
+    assert [case["outcome"] for case in written(run)["cases"]] == [None, None, "COMPILE_ERROR"]
+
+
+def test_what_was_written_of_each_case_at_last_is_the_whole_record(run, cases):
+    recorder = Recorder(run, ["a", "b", "c"], cases)
+    for case in reversed(cases):
+        ran(case)
+        for what in ("outputs", "references"):
+            recorder.keep(case, what)
+        recorder.end(case)
+    before = written(run)
+    record = recorder.finish()
+    assert written(run) == {**before, "exit_code": 0, "outcome": "PASS", "finished": True}
+    assert jsonable(record["cases"]) == before["cases"]
+    assert "nan" in json.dumps(before["cases"])
+
+
+def test_cases_that_an_earlier_try_ended_stay_in_their_places(run, cases):
+    for case in cases:
+        ran(case)
+    first = Recorder(run, ["a", "b", "c"], cases)
+    first.end(cases[1])
+    again = RunStore(run.folder.parent).open(run.id)
+    again.record["cases"] = again.record["cases"][1:2]
+    fresh = [Case(name, Path(f"{name}.onnx"), Options(), Path()) for name in ("a", "c")]
+    recorder = Recorder(again, ["a", "b", "c"], fresh)
+    recorder.write()
+    assert [(case["name"], case["outcome"]) for case in written(run)["cases"]] == [
+        ("a", None),
+        ("b", "PASS"),
+        ("c", None),
+    ]
+
+
+def test_interrupted_cases_have_no_outcome_and_those_that_ended_keep_theirs(run, cases):
+    recorder = Recorder(run, ["a", "b", "c"], cases)
+    ran(cases[0])
+    recorder.end(cases[0])
+    ran(cases[1])
+    recorder.interrupt()
+    assert [case["outcome"] for case in written(run)["cases"]] == ["PASS", None, None]
+    assert written(run)["exit_code"] == EXIT_INTERRUPTED

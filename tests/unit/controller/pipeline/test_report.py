@@ -1,0 +1,158 @@
+"""The final screen fits the terminal, and says what has to be said."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hil.compare.verdict import compare
+from hil.controller.pipeline.report import device_statistics, print_case, print_verdict, verdict_record
+from hil.core.json_values import jsonable
+from hil.core.results import RunResult
+
+
+def shown(names, actual, reference, width=80):
+    verdict = compare(
+        RunResult("board", dict.fromkeys(names, actual)), RunResult("oracle", dict.fromkeys(names, reference))
+    )
+    console = Console(file=io.StringIO(), width=width)
+    print_verdict(console, verdict_record(verdict))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["y", "logits", "StatefulPartitionedCall/model/block_12/dense/BiasAdd:0"])
+@pytest.mark.parametrize("shape", [(), (10,), (1, 3, 64, 64)])
+def test_a_table_fits_80_columns_with_one_line_an_output(name, shape):
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
+    lines = shown([name], a, b).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "SQNR dB" in lines[1] and "mismatches" in lines[1]
+    assert f"{a.size} of {a.size}" in lines[2]
+    assert "…" not in lines[2] or len(name) > 20
+    assert name in "".join(line.strip() for line in lines[3:])
+
+
+def test_every_output_that_differs_is_told_but_not_hundreds():
+    text = shown([f"y{number}" for number in range(30)], np.zeros(3, np.int32), np.ones(3, np.int32))
+    assert text.count("the reference's are not") == 20
+    assert "and 10 more outputs" in text
+
+
+def test_a_different_count_of_outputs_is_told():
+    verdict = compare(RunResult("board", {}), RunResult("oracle", {"y": np.zeros(1)}))
+    console = Console(file=io.StringIO(), width=80)
+    print_verdict(console, verdict_record(verdict))
+    assert "the reference has 1" in console.file.getvalue()
+
+
+def test_brackets_in_a_name_are_no_markup():
+    assert "y[/red]" in shown(["y[/red]"], np.zeros(1), np.ones(1), width=120)
+
+
+def test_integers_are_told_to_be_exact():
+    assert "against      oracle, exact" in shown(["y"], np.zeros(3, np.int32), np.zeros(3, np.int32))
+
+
+def test_a_pass_that_compared_nothing_says_so():
+    assert "note         0 elements compared" in shown(["y"], np.zeros((0, 3)), np.zeros((0, 3)))
+    assert "note" not in shown(["y"], np.zeros(3), np.zeros(3))
+
+
+def test_a_stored_record_shows_what_json_has_no_number_for():
+    same = np.array([1.0, np.nan], np.float32)
+    verdict = compare(RunResult("board", {"y": same}), RunResult("oracle", {"y": same}))
+    stored = json.loads(json.dumps(jsonable(verdict_record(verdict)), allow_nan=False))
+    console = Console(file=io.StringIO(), width=100)
+    print_verdict(console, stored)
+    assert "inf" in console.file.getvalue().splitlines()[-1].split()
+
+
+CASE = {
+    "name": "net",
+    "outcome": "PASS",
+    "reason": "",
+    "stage": "compare",
+    "error": None,
+    "verdicts": [],
+    "references": [],
+    "artifact": {"runtime": "iree", "notes": {}},
+    "provenance": {"board": "b", "runtime_version": "3.13.0"},
+    "device": {"iterations": 0},
+    "timings": {"import_s": 0.0043, "compile_s": 0.0031, "refer_s": 0.5, "run_s": 0.00477, "fetch_s": 5e-5},
+    "cached": ["compile", "refer"],
+}
+
+
+def screen(width=80, **more):
+    console = Console(file=io.StringIO(), width=width)
+    print_case(console, {**CASE, **more})
+    return console.file.getvalue()
+
+
+def timed(*durations, cold):
+    ends = np.cumsum(durations).tolist()
+    stamps = tuple(zip([0, *ends], ends, strict=False))
+    return device_statistics(RunResult("b", {}, stamps, cold=cold))
+
+
+def test_a_case_that_fails_though_its_verdict_passes_says_why():
+    """The values agree, but not their element types, as iree-run-module compares."""
+    same = RunResult("board", {"y": np.ones(2, np.int64)})
+    why = "output y: the values agree, but the elements expected are si64"
+    verdicts = [verdict_record(compare(same, same))]
+    assert f"\n  {why}\n" in screen(outcome="FAIL", reason=why, verdicts=verdicts)
+    blind = verdict_record(
+        compare(RunResult("board", {"y": np.full(2, np.nan)}), RunResult("o", {"y": np.full(2, np.nan)}))
+    )
+    text = " ".join(screen(outcome="BLIND", reason=blind["reason"], verdicts=[blind]).split())
+    assert text.count("no number was compared") == 1, "what its verdict says is said once"
+
+
+def test_a_single_iteration_says_whether_it_is_cold():
+    assert "device time  413 us (1 cold iteration)" in screen(device=timed(413_000, cold=True))
+    assert "device time  413 us (1 iteration)" in screen(device=timed(413_000, cold=False))
+
+
+def test_the_cold_one_of_several_iterations_is_named_and_left_out():
+    found = timed(9_000_000, 20_000, 30_000, 40_000, cold=True)
+    assert (found["iterations"], found["cold_ns"], found["p50_ns"], found["min_ns"]) == (4, 9_000_000, 30_000, 20_000)
+    assert found["samples_ns"][0] == 9_000_000
+    text = " ".join(screen(200, device=found).split())
+    assert "p50 30 us" in text and "(4 iterations; the first, cold: 9 ms, is left out)" in text
+    warm = timed(20_000, 30_000, 40_000, cold=False)
+    assert (warm["cold_ns"], warm["p50_ns"]) == (None, 30_000)
+
+
+@pytest.mark.parametrize("width", range(42, 121))
+def test_a_number_and_its_unit_never_part(width):
+    text = screen(width, device=timed(*range(20_000, 40_000, 100), cold=True))
+    for line in text.splitlines():
+        assert not line.rstrip().endswith(tuple("0123456789")), line
+        assert not line.strip().startswith(("ms", "us", "ns", "s,")), line
+    assert "\ue000" not in text
+
+
+def test_a_stage_that_the_cache_served_says_so():
+    assert "compile 3.1 ms (cached)" in screen(200)
+    assert "refer 500 ms (cached)" in screen(200)
+    assert "import 4.3 ms," in screen(200)
+
+
+def test_a_run_without_an_agent_says_so_where_its_outcome_stands():
+    command = {"line": "x", "wall_s": [1.0], "why": "the board has no Python", "not_measured": ["clock"]}
+    text = screen(200, provenance={**CASE["provenance"], "command": command})
+    assert "on b, without an agent" in text.splitlines()[0]
+    assert "no agent     the board has no Python; not measured: clock" in text
+
+
+def test_a_hint_and_a_tools_words_are_never_broken():
+    hint = "it can be had: hil compile a-model-of-a-long-name.onnx --board root@somewhere -o another-long-name.vmfb"
+    detail = "/usr/bin/ld: " + "word " * 40
+    error = {"kind": "LoadFailed", "hint": hint, "board": "b", "detail": detail}
+    text = screen(60, outcome="LOAD_ERROR", error=error)
+    assert hint in text and detail.strip() in text

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hil.controller.storage import cache as cache_module
+from hil.controller.storage.cache import META, Cache, digests_in
+from hil.errors import CompileFailed, StorageError
+
+
+def fill(text: str = "content") -> object:
+    def write(folder: Path) -> None:
+        (folder / "a.txt").write_text(text)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b.bin").write_bytes(b"\0" * 100)
+
+    return write
+
+
+def test_a_key_depends_on_kind_and_every_part_and_not_on_their_order() -> None:
+    key = Cache.key("artifact", a=1, b=["x"])
+    assert key == Cache.key("artifact", b=["x"], a=1)
+    assert (
+        len({key, Cache.key("artifact", a=2, b=["x"]), Cache.key("reference", a=1, b=["x"]), Cache.key("artifact")})
+        == 4
+    )
+
+
+@pytest.mark.parametrize("key", ["", "../etc-" + "0" * 64, "artifact-xyz", "artifact-" + "0" * 63, "/x-" + "0" * 64])
+def test_nothing_but_a_key_becomes_a_path(cache: Cache, key: str) -> None:
+    with pytest.raises(ValueError, match="not a cache key"):
+        cache.get(key)
+
+
+def test_what_was_made_is_there_the_next_time(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    assert cache.get(key) is None
+    path, cached = cache.get_or_make(key, {"model": "m"}, fill())
+    assert not cached and (path / "a.txt").read_text() == "content"
+    again, cached = cache.get_or_make(key, {"model": "m"}, lambda folder: pytest.fail("made twice"))
+    assert cached and again == path
+    assert set(digests_in(path)) == {"a.txt", "sub/b.bin"}
+
+
+def test_recompute_makes_it_again(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    cache.get_or_make(key, {}, fill("old"))
+    path, cached = cache.get_or_make(key, {}, fill("new"), recompute=True)
+    assert not cached and (path / "a.txt").read_text() == "new"
+
+
+def test_a_large_file_that_was_altered_at_its_size_is_made_again_and_is_hashed_only_then(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(folder: Path) -> None:
+        (folder / "large").write_bytes(b"\1" * (5 << 20))
+
+    key = cache.key("artifact", large=1)
+    path, _ = cache.get_or_make(key, {}, write)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache_module, "digest_file", lambda file: pytest.fail("hashed"))
+        assert cache.get(key) == path
+    before = (path / "large").stat()
+    time.sleep(0.05)
+    with (path / "large").open("r+b") as file:
+        file.write(b"\2")
+    os.utime(path / "large", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cache.get(key) is None
+    _, cached = cache.get_or_make(key, {}, write)
+    assert not cached
+    # One that only has been moved is hashed, and is what it was.
+    (path / "large").rename(path / "aside")
+    (path / "large").write_bytes((path / "aside").read_bytes())
+    assert cache.get(key) == path
+
+
+@pytest.mark.parametrize("damage", ["changed", "longer", "gone", "meta"])
+def test_a_damaged_entry_is_made_again(cache: Cache, damage: str) -> None:
+    key = cache.key("artifact", a=1)
+    path, _ = cache.get_or_make(key, {}, fill())
+    if damage == "changed":
+        (path / "a.txt").write_text("CONTENT")
+    elif damage == "longer":
+        (path / "a.txt").write_text("content and more")
+    elif damage == "gone":
+        (path / "sub" / "b.bin").unlink()
+    else:
+        (path / META).write_text("{")
+    assert cache.get(key) is None
+    path, cached = cache.get_or_make(key, {}, fill())
+    assert not cached and (path / "a.txt").read_text() == "content" and cache.get(key) == path
+
+
+def test_a_failure_keeps_nothing(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+
+    def refuse(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise CompileFailed("no")
+
+    with pytest.raises(CompileFailed):
+        cache.get_or_make(key, {}, refuse)
+    assert cache.get(key) is None and cache.ls() == [] and not list(cache.root.glob("making-*/*/*"))
+
+
+def test_two_threads_make_it_once(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    made = []
+
+    def slow(folder: Path) -> None:
+        made.append(1)
+        time.sleep(0.2)
+        (folder / "x").write_text("x")
+
+    threads = [threading.Thread(target=cache.get_or_make, args=(key, {}, slow)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_two_processes_make_it_once(cache: Cache, tmp_path: Path) -> None:
+    script = (
+        "import sys, time, os\nfrom pathlib import Path\nfrom hil.controller.storage.cache import Cache\n"
+        "cache = Cache(Path(sys.argv[1]))\n"
+        "def make(folder):\n"
+        "    with open(sys.argv[2], 'a') as file: file.write('made\\n')\n"
+        "    time.sleep(0.5)\n"
+        "    (folder / 'x').write_text('x')\n"
+        "cache.get_or_make(cache.key('artifact', a=1), {}, make)\n"
+    )
+    root = str(Path(__file__).parents[4])
+    command = [sys.executable, "-c", script, str(cache.root), str(tmp_path / "made")]
+    processes = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": root}) for _ in range(3)]
+    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "made").read_text() == "made\n"
+
+
+def test_listing_tells_kind_size_and_last_use(cache: Cache) -> None:
+    first, second = cache.key("artifact", a=1), cache.key("reference", a=1)
+    for key in (first, second):
+        cache.get_or_make(key, {"model": key[:3]}, fill())
+    os.utime(cache.get(first) / META, (0, 1000))
+    listed = cache.ls()
+    assert [entry.kind for entry in listed] == ["reference", "artifact"]
+    assert listed[1].last_used == 1000 and listed[1].meta == {"model": "art"} and listed[1].size > 107
+    cache.get(first)
+    assert cache.ls()[0].key == first
+
+
+def test_eviction_takes_the_oldest_first_and_spares_what_is_held(cache: Cache) -> None:
+    keys = [cache.key("artifact", a=number) for number in range(4)]
+    for number, key in enumerate(keys):
+        path, _ = cache.get_or_make(key, {}, fill())
+        os.utime(path / META, (0, 1000 + number))
+    youngest_three = sum(entry.size for entry in cache.ls()[:3])
+    assert [entry.key for entry in cache.gc(max_bytes=youngest_three)] == [keys[0]]
+    with cache.lock(keys[1]):
+        assert [entry.key for entry in cache.gc(max_bytes=0)] == [keys[3], keys[2]]
+    assert [entry.key for entry in cache.ls()] == [keys[1]]
+    assert [entry.key for entry in cache.gc(max_age=60)] == [keys[1]]
+    assert cache.gc() == []
+
+
+def test_what_another_uses_is_not_evicted_until_he_is_done(cache: Cache) -> None:
+    made, given, other = (cache.key("artifact", a=name) for name in ("made", "given", "other"))
+    for key in (given, other):
+        Cache(cache.root).get_or_make(key, {}, fill())
+    user, cleaner = Cache(cache.root), cache
+    user.get_or_make(made, {}, fill())
+    path = user.get(given)
+    assert cleaner.in_use() == {made, given}
+    assert [entry.key for entry in cleaner.gc(max_bytes=0)] == [other]
+    assert path is not None and (path / "a.txt").read_text() == "content"
+    del user
+    assert {entry.key for entry in cleaner.gc(max_bytes=0)} == {made, given}
+    assert list((cleaner.root / "users").iterdir()) == []
+
+
+def test_a_killed_process_uses_nothing_any_more(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    cache.get_or_make(key, {}, fill())
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom hil.controller.storage.cache import Cache\n"
+        "cache = Cache(Path(sys.argv[1])); print(cache.get(sys.argv[2]), flush=True); time.sleep(600)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
+    command = [sys.executable, "-c", script, str(cache.root), key]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout is not None and key[-64:] in user.stdout.readline()
+        assert cache.gc(max_bytes=0) == [] and cache.in_use() == {key}
+        user.kill()
+        user.wait()
+        assert [entry.key for entry in cache.gc(max_bytes=0)] == [key]
+
+
+def test_what_is_found_at_the_last_moment_stays(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    path, _ = cache.get_or_make(key, {}, fill())
+    (entry,) = cache.ls()
+    user = Cache(cache.root)
+    assert user.get(key) == path  # after the cleaner looked who uses what, before he takes it
+    assert not cache._evict(entry)
+    assert user.get(key) == path and not list(cache.root.glob("making-*/*/*"))
+
+
+def test_cleaning_and_using_at_once_takes_nothing_away(cache: Cache) -> None:
+    keys = [cache.key("artifact", a=number) for number in range(3)]
+    over = threading.Event()
+    failures: list[str] = []
+
+    def use() -> None:
+        while not over.is_set():
+            mine = Cache(cache.root)
+            for key in keys:
+                path, _ = mine.get_or_make(key, {}, fill())
+                if not (path / "a.txt").exists() or not (path / META).exists():
+                    failures.append(key)
+
+    users = [threading.Thread(target=use) for _ in range(2)]
+    for user in users:
+        user.start()
+    evicted = rounds = 0
+    deadline = time.monotonic() + 60
+    # On a busy machine everything may be in use whenever it is looked at.
+    while rounds < 150 or (not evicted and time.monotonic() < deadline):
+        evicted += len(Cache(cache.root).gc(max_bytes=0))
+        rounds += 1
+    over.set()
+    for user in users:
+        user.join()
+    assert failures == [] and evicted > 0
+
+
+def test_several_that_want_it_made_anew_get_it_made_anew_once(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    cache.get_or_make(key, {}, fill("old"))
+    made = []
+
+    def slow(folder: Path) -> None:
+        made.append(1)
+        time.sleep(0.1)
+        (folder / "x").write_text("new")
+
+    run = Cache(cache.root)
+    threads = [threading.Thread(target=run.get_or_make, args=(key, {}, slow, True)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    path, cached = run.get_or_make(key, {}, slow, recompute=True)
+    assert len(made) == 1 and cached and (path / "x").read_text() == "new"
+    assert not Cache(cache.root).get_or_make(key, {}, slow, recompute=True)[1] and len(made) == 2
+
+
+def test_the_environment_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "here"))
+    assert Cache().root == tmp_path / "here"
+    monkeypatch.delenv("HIL_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert tmp_path in Cache().root.parents and Cache().root.name == "hil"
+
+
+def test_a_full_disk_is_a_storage_error_with_a_way_out(cache: Cache) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match="No space left") as caught:
+        cache.get_or_make(cache.key("artifact", a=1), {}, full)
+    assert "HIL_CACHE_DIR" in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = Cache(tmp_path / "file" / "cache")
+    with pytest.raises(StorageError):
+        cache.get_or_make(cache.key("artifact", a=1), {}, fill())

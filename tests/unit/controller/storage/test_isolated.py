@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hil.controller.storage import isolated
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout, lent
+from hil.errors import ImportFailed
+
+FUNCTIONS = """
+import ctypes, os, subprocess, sys, time
+from hil.errors import ImportFailed
+
+def echo(**values):
+    print("to stdout"); print("to stderr", file=sys.stderr)
+    return values
+
+def pid(): return os.getpid()
+def fail(): raise ValueError("first line\\nsecond line")
+def typed(): raise ImportFailed("broken", hint="mend it", detail="in the middle", stage="import")
+def crash():
+    print("last words", flush=True)
+    ctypes.string_at(0)
+def leave(code): os._exit(code)
+def nothing_json(): return {1, 2}
+def child(note):
+    process = subprocess.Popen(["sleep", "600"])
+    with open(note, "w") as file: file.write(f"{os.getpid()} {process.pid}")
+    process.wait()
+def meet(mine, other):
+    open(mine, "w").close()
+    end = time.monotonic() + 30
+    while not os.path.exists(other) and time.monotonic() < end:
+        time.sleep(0.01)
+    return os.path.exists(other)
+def speak(text, times=1):
+    for fd in range(3, 12):
+        try:
+            for _ in range(times): os.write(fd, text.encode("latin-1"))
+        except OSError: pass
+    time.sleep(600)
+def where(): return [os.getcwd() in sys.path, "" in sys.path]
+"""
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "isolated_functions.py").write_text(FUNCTIONS)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))
+    yield "isolated_functions"
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture
+def pool(functions: str) -> Iterator[Isolated]:
+    with Isolated(2) as pool:
+        yield pool
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout
+    except FileNotFoundError:
+        return True
+    return not state.strip().startswith("Z") and bool(state.strip())
+
+
+def wait_until(condition: object, seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_result_comes_back_and_output_goes_to_the_log(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    log = tmp_path / "deep" / "log"
+    assert pool.call(f"{functions}:echo", {"a": [1, None, "é"]}, timeout=60, log=log) == {"a": [1, None, "é"]}
+    assert "to stdout" in log.read_text() and "to stderr" in log.read_text()
+
+
+def test_a_worker_is_used_again(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    pids = {pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log") for _ in range(3)}
+    assert len(pids) == 1 and os.getpid() not in pids
+
+
+def test_an_error_of_hils_comes_back_whole(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    with pytest.raises(ImportFailed) as caught:
+        pool.call(f"{functions}:typed", {}, timeout=60, log=tmp_path / "log")
+    error = caught.value
+    assert (error.message, error.hint, error.detail, error.stage) == ("broken", "mend it", "in the middle", "import")
+
+
+def test_any_other_error_comes_with_its_traceback(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    with pytest.raises(IsolatedFailure, match="ValueError: first line") as caught:
+        pool.call(f"{functions}:fail", {}, timeout=60, log=tmp_path / "log")
+    assert "Traceback" in caught.value.detail and "second line" in caught.value.detail
+
+
+@pytest.mark.parametrize("function", ["nothing_json", "missing"])
+def test_a_function_that_cannot_answer_is_a_failure(
+    pool: Isolated, functions: str, tmp_path: Path, function: str
+) -> None:
+    with pytest.raises(IsolatedFailure):
+        pool.call(f"{functions}:{function}", {}, timeout=60, log=tmp_path / "log")
+
+
+def test_a_crash_names_the_signal_and_the_pool_goes_on(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("of an earlier call\n")
+    with pytest.raises(IsolatedCrash, match="SIGSEGV") as caught:
+        pool.call(f"{functions}:crash", {}, timeout=60, log=log)
+    assert "last words" in caught.value.detail and "earlier" not in caught.value.detail
+    assert pool.call(f"{functions}:echo", {}, timeout=60, log=log) == {}
+
+
+def test_a_worker_that_dies_idle_costs_the_next_call_nothing(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    first = pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")
+    os.kill(first, signal.SIGSTOP)  # alive, but it will not begin: as one that dies between the look at it and its call
+    found: list[int] = []
+    log = tmp_path / "next"
+    caller = threading.Thread(target=lambda: found.append(pool.call(f"{functions}:pid", {}, timeout=30, log=log)))
+    caller.start()
+    assert wait_until(lambda: bool(pool._busy))
+    os.kill(first, signal.SIGKILL)
+    caller.join(30)
+    assert len(found) == 1 and found[0] != first
+
+
+def test_a_worker_that_cannot_even_start_is_not_started_again_and_again(
+    functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python itself ends here: it finds no standard library.
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    with Isolated(1) as pool, pytest.raises(IsolatedCrash, match="exited with code 1"):
+        pool.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log")
+
+
+def test_a_long_answer_comes_whole(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    text = "long \n" * 100_000
+    assert pool.call(f"{functions}:echo", {"text": text}, timeout=30, log=tmp_path / "log") == {"text": text}
+
+
+def test_an_exit_names_the_code(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    with pytest.raises(IsolatedCrash, match="exited with code 3"):
+        pool.call(f"{functions}:leave", {"code": 3}, timeout=60, log=tmp_path / "log")
+
+
+def test_a_timeout_kills_the_worker_and_its_children(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")  # it has started
+    with pytest.raises(IsolatedTimeout, match="5 s"):
+        pool.call(f"{functions}:child", {"note": str(note)}, timeout=5, log=tmp_path / "log")
+    worker, child = map(int, note.read_text().split())
+    assert wait_until(lambda: not alive(worker) and not alive(child))
+
+
+def test_calls_of_several_threads_run_side_by_side(pool: Isolated, functions: str, tmp_path: Path) -> None:
+    def meet(number: int) -> bool:
+        places = {"mine": str(tmp_path / f"{number}"), "other": str(tmp_path / f"{1 - number}")}
+        return bool(pool.call(f"{functions}:meet", places, timeout=60, log=tmp_path / f"log-{number}"))
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(meet, range(2))) == [True, True]
+
+
+def test_closing_ends_calls_that_still_run(functions: str, tmp_path: Path) -> None:
+    pool = Isolated(1)
+    note = tmp_path / "pids"
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            pool.call(f"{functions}:child", {"note": str(note)}, timeout=None, log=tmp_path / "log")
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
+    pool.close()
+    thread.join(60)
+    assert len(caught) == 1 and isinstance(caught[0], IsolatedCrash)
+    with pytest.raises(IsolatedCrash, match="stopped"):
+        pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_controller(functions: str, tmp_path: Path, number: signal.Signals) -> None:
+    # With no __main__ guard in the script: nothing may be imported from it in the worker.
+    note = tmp_path / "pids"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\nfrom hil.controller.storage.isolated import Isolated\n"
+        f"log = Path({str(tmp_path / 'log')!r})\n"
+        f"Isolated(1).call('{functions}:child', {{'note': {str(note)!r}}}, timeout=None, log=log)\n"
+    )
+    root = str(Path(__file__).parents[4])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ["PYTHONPATH"]])}
+    controller = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
+    worker, child = map(int, note.read_text().split())
+    controller.send_signal(number)
+    controller.wait(60)
+    assert wait_until(lambda: not alive(worker) and not alive(child))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
+def test_nothing_is_imported_from_the_folder_one_stands_in(
+    functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    with Isolated(1) as pool:
+        assert pool.call(f"{functions}:where", {}, timeout=60, log=tmp_path / "log") == [False, False]
+
+
+def test_a_pool_that_is_lent_stays_open_and_one_of_ones_own_does_not(functions, tmp_path):
+    with Isolated(1) as pool:
+        with lent(pool) as first:
+            pid = first.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log")
+        with lent(pool) as second:
+            assert second.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log") == pid
+        assert not pool.closed
+    with lent(None, 3) as own:
+        assert own.workers == 3 and not own.closed
+    assert own.closed
+
+
+def test_a_worker_whose_controller_was_killed_leaves_no_files(functions, tmp_path):
+    code = f"""
+import os, tempfile
+from pathlib import Path
+from hil.controller.storage.isolated import Isolated
+Isolated(1).call({functions!r} + ":pid", {{}}, timeout=30, log=Path({str(tmp_path / "log")!r}))
+os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "scratch").mkdir()
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path / "scratch")})
+    deadline = time.monotonic() + 20
+    while any((tmp_path / "scratch").glob("hil-*/*/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list((tmp_path / "scratch").glob("hil-*/*/*"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[" * 100_000,
+        "\xff",
+        "[]",
+        "{}",
+        '{"error": 1}',
+        '{"error": {"class": "hil.errors:ImportFailed", "message": 1, "detail": ""}}',
+        '{"error": {"class": "hil.errors:ImportFailed", "message": "", "detail": ""}}',
+    ],
+)
+def test_an_answer_that_is_none_is_a_crash(functions, tmp_path, text):
+    with Isolated(1) as pool:
+        with pytest.raises(IsolatedCrash, match="an answer that is none"):
+            pool.call(f"{functions}:speak", {"text": text + "\n"}, timeout=60, log=tmp_path / "log")
+        assert pool.call(f"{functions}:echo", {"a": 1}, timeout=60, log=tmp_path / "log") == {"a": 1}
+
+
+def test_an_answer_without_end_is_a_crash(functions, tmp_path, monkeypatch):
+    monkeypatch.setattr(isolated, "_MOST_BYTES", 1 << 20)
+    with Isolated(1) as pool, pytest.raises(IsolatedCrash, match="more than 1 MiB"):
+        pool.call(f"{functions}:speak", {"text": "x" * 65536, "times": 10**6}, timeout=60, log=tmp_path / "log")
+
+
+@pytest.mark.parametrize("name", ["os:system", "hil.errors:difflib", "hil.nothing:X", "shutil:Error", ".:x", ":"])
+def test_an_error_of_no_such_kind_is_told_as_the_functions_own(functions, tmp_path, name):
+    error = {"class": name, "message": "boo", "stage": "", "board": "", "hint": "", "detail": ""}
+    with Isolated(1) as pool, pytest.raises(IsolatedFailure, match="boo"):
+        text = json.dumps({"error": error}) + "\n"
+        pool.call(f"{functions}:speak", {"text": text}, timeout=60, log=tmp_path / "log")

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.storage.paths import exists, is_file
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no-such", "x" * 5000, "a\0b", "file/below", "file/", "loop", "folder", "file", "."]
+)
+def test_anything_may_be_asked(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    assert exists(text) == (text in ("folder", "file", "."))
+    assert is_file(text) == (text == "file")

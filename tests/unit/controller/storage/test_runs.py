@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hil.controller.storage.runs import RunStore, safe_name
+from hil.core.json_values import jsonable
+from hil.errors import StorageError, UsageError
+
+
+def finished(store: RunStore, title: str, created: float):
+    run = store.create(title, {})
+    run.record.update(created=created, outcome="PASS", exit_code=0, finished=True, cases=[{"name": title}])
+    run.save()
+    return run
+
+
+def test_a_run_is_found_by_its_id_a_beginning_latest_and_its_folder(tmp_path):
+    store = RunStore(tmp_path)
+    run = store.create("model", {"seed": 1})
+    for name in (run.id, run.id[:20], "latest", str(run.folder)):
+        assert store.open(name).record["request"] == {"seed": 1}
+    with pytest.raises(UsageError, match="no run"):
+        store.open("nonesuch")
+
+
+def test_an_ambiguous_beginning_is_refused(tmp_path):
+    store = RunStore(tmp_path)
+    store.create("a", {})
+    store.create("b", {})
+    with pytest.raises(UsageError, match="several runs"):
+        store.open("2")
+
+
+DAMAGED = [
+    *("", "{", "[]", '{"schema": 99}', "null", "[" * 100_000, '{"schema": 1}'),
+    '{"schema": 1, "created": 1, "board": {}, "cases": [7], "outcome": "PASS", "exit_code": 0, "finished": true}',
+    '{"schema": 1, "created": 1, "board": {}, "cases": [], "outcome": "PASS", "exit_code": {}, "finished": true}',
+    '{"schema": 1, "created": 1, "board": 3, "cases": [], "outcome": "PASS", "exit_code": 0, "finished": true}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_record_is_told_and_the_others_are_listed(tmp_path, text):
+    store = RunStore(tmp_path)
+    good, bad = finished(store, "good", 1.0), finished(store, "bad", 2.0)
+    (bad.folder / "run.json").write_text(text)
+    with pytest.raises(UsageError):
+        store.open(bad.id)
+    assert [row["id"] for row in store.summaries()] == [good.id]
+
+
+def test_the_index_follows_what_is_on_disk(tmp_path):
+    store = RunStore(tmp_path)
+    first, second = finished(store, "first", 1.0), finished(store, "second", 2.0)
+    assert [row["models"] for row in store.summaries()] == ["first", "second"]
+    second.record["outcome"] = "FAIL"
+    second.save()
+    assert store.summaries()[1]["outcome"] == "FAIL"
+    (first.folder / "run.json").unlink()
+    assert [row["id"] for row in store.summaries()] == [second.id]
+    (tmp_path / "index.sqlite").write_bytes(b"damaged")
+    assert [row["id"] for row in store.summaries()] == [second.id]
+
+
+def test_gc_keeps_the_newest_and_whatever_is_unfinished(tmp_path):
+    store = RunStore(tmp_path)
+    runs = [finished(store, f"run{number}", float(number)) for number in range(4)]
+    runs[0].record["finished"] = False
+    runs[0].save()
+    assert store.gc(keep=1) == [runs[1].id, runs[2].id]
+    assert [row["id"] for row in store.summaries()] == [runs[0].id, runs[3].id]
+
+
+def test_tensors_come_back_from_a_run(tmp_path):
+    run = RunStore(tmp_path).create("m", {})
+    tensors = {"x/y": np.arange(3, dtype=np.float32), "": np.array(["a", "b"], dtype=object)}
+    entries = json.loads(json.dumps(run.save_tensors("m", "outputs", tensors)))
+    back = run.load_tensors(entries)
+    assert list(back) == list(tensors)
+    for name, array in tensors.items():
+        assert (back[name] == array).all()
+    assert all((run.folder / entry["file"]).resolve().is_relative_to(run.folder.resolve()) for entry in entries)
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunStore(tmp_path / "file").create("m", {})
+
+
+def test_json_has_no_nan():
+    text = json.dumps(jsonable({"a": math.nan, "b": [math.inf, np.float32(1.5)], "c": b"x"}), allow_nan=False)
+    assert json.loads(text) == {"a": "nan", "b": ["inf", 1.5], "c": "b'x'"}
+
+
+@pytest.mark.parametrize("text", ["../x", "/etc/passwd", "a b", "", "..", "x" * 500, "\0"])
+def test_a_safe_name_stays_in_its_folder(tmp_path, text):
+    path = tmp_path / safe_name(text)
+    assert path.parent == tmp_path
+    path.write_text("")

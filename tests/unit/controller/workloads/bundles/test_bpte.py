@@ -1,0 +1,75 @@
+"""A .bpte as a bundle, where ExecuTorch is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.executorch_crafted import bundled
+
+from hil.bundles import Bundle
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.bundles.bpte import read_bpte
+from hil.errors import UsageError
+from hil.formats.executorch_file import read_methods
+
+FILES = Path(__file__).parents[3] / "executorch_files"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Workshop]:
+    with Isolated(1) as isolated:
+        yield Workshop(Cache(tmp_path / "cache"), isolated)
+
+
+def test_a_bundled_program_becomes_a_bundle(shop: Workshop, tmp_path: Path):
+    bundle = read_bpte(FILES / "mixed.bpte", shop=shop)
+    bundle.save(tmp_path / "mixed.hilb")
+    (method,) = Bundle.open(tmp_path / "mixed.hilb").methods
+    assert method.name == "forward"
+    assert [case.name for case in method.cases] == ["0", "1", "2"]
+    for case in method.cases:
+        np.testing.assert_array_equal(case.expected_outputs["output1"], case.inputs["input0"] > 0)
+        # As near as ExecuTorch's own verifier wants it, measured by what is expected.
+        assert (case.rtol, case.atol) == (pytest.approx(1e-5, rel=2e-5), pytest.approx(1e-8, rel=2e-5))
+        assert case.rtol < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"", "it is empty"),
+        (b"\0" * 64, "it is no bundled program"),
+        (b"\0\0\0\0BP99" + b"\0" * 64, "of the version"),
+    ],
+)
+def test_what_is_no_bundled_program_is_refused(shop: Workshop, tmp_path: Path, content: bytes | None, said: str):
+    path = tmp_path / "a.bpte"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"a\.bpte") as error:
+        read_bpte(path, shop=shop)
+    assert said in error.value.message
+
+
+def test_a_case_that_is_cut_off_is_refused(shop: Workshop, tmp_path: Path):
+    path = tmp_path / "a.bpte"
+    whole = (FILES / "mixed.bpte").read_bytes()
+    for size in range(8, len(whole) - 1, 97):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UsageError, match=r"a\.bpte"):
+            read_bpte(path, shop=shop)
+
+
+def test_a_tensor_in_the_place_of_the_programs_own_number_is_refused(shop: Workshop, tmp_path: Path):
+    path = tmp_path / "a.bpte"
+    program = (FILES / "numbers.pte").read_bytes()
+    places = len(read_methods(memoryview(program))["forward"].inputs)
+    path.write_bytes(bundled([(2, 4)] * places, program))
+    with pytest.raises(UsageError, match="is a tensor, the program has"):
+        read_bpte(path, shop=shop)

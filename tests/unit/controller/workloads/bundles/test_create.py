@@ -1,0 +1,143 @@
+"""Making bundles: where cases come from, and what is refused before there is a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.models import save_model
+
+from hil.bundles import Bundle
+from hil.controller.devices.board_resolver import choose
+from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.bundles.create import Request, create_bundle
+from hil.errors import StageTimeout, UsageError
+
+F32 = np.float32
+FLOAT = TensorProto.FLOAT
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory) -> Iterator[Workshop]:
+    with Isolated(1) as isolated:
+        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """sum = x + y, any number of rows; the files beside it are cases of it."""
+    values = [(name, FLOAT, ["N", 4]) for name in ("x", "y", "sum")]
+    x, y = np.ones((2, 4), F32), np.full((2, 4), 2, F32)
+    np.savez(tmp_path / "whole.npz", x=x, y=y, sum=x + y)
+    np.savez(tmp_path / "asks.npz", x=x, y=y)
+    np.savez(tmp_path / "wrong.npz", x=x, y=y, sum=x)
+    np.savez(tmp_path / "uneven.npz", x=x, y=np.ones((3, 4), F32))
+    np.savez(tmp_path / "half.npz", x=x, sum=x)
+    np.savez(tmp_path / "f64.npz", x=x.astype(float), y=y)
+    np.savez(tmp_path / "other.npz", x=x, z=x)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    np.save(folder / "input_0.npy", x)
+    (folder / "input_1.pb").write_bytes(numpy_helper.from_array(y).SerializeToString())
+    return save_model(tmp_path / "add.onnx", [helper.make_node("Add", ["x", "y"], ["sum"])], values[:2], values[2:])
+
+
+@pytest.fixture
+def create(model: Path, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
+    monkeypatch.chdir(model.parent)
+
+    def call(*cases: str, random: int | None = None, functions: tuple[str, ...] = (), **options: Any) -> Bundle:
+        request = Request(model, functions, Options(runtime="onnxruntime", **options), cases, random)
+        return create_bundle(request, choose(), shop, connect=lambda: pytest.fail("no board is needed"))
+
+    return call
+
+
+def test_a_case_brings_what_it_expects_or_a_reference_is_asked(create):
+    (method,) = create("whole.npz", "asks.npz", "wrong.npz", "folder", rtol=1e-3).methods
+    sources = {case.name: case.source for case in method.cases}
+    assert sources["whole"] == sources["wrong"] == "given with the case"
+    assert sources["asks"].startswith("onnxruntime ") and sources["folder"] == sources["asks"]
+    assert [case.expected_outputs["sum"][0, 0] for case in method.cases] == [3, 3, 1, 3]
+    assert {(case.rtol, case.atol) for case in method.cases} == {(1e-3, None)}
+
+
+def test_random_cases_are_of_the_seeds_asked_for(create):
+    one, other = (create(random=count, seed=7, dims={"N": 3}).methods[0].cases for count in (2, 3))
+    assert [case.name for case in other] == ["seed7", "seed8", "seed9"]
+    assert [case.inputs["x"].tobytes() for case in one] == [case.inputs["x"].tobytes() for case in other[:2]]
+    assert len({case.inputs["x"].tobytes() for case in other}) == 3
+
+
+def test_what_is_typed_is_a_case(create):
+    (case,) = create(inputs=("1x4xf32=1", "1x4xf32=2 3 4 5"), expected=("1x4xf32=3 4 5 6",)).methods[0].cases
+    assert (case.name, case.source) == ("given", "expected (1x4xf32=3 4 5 6)")
+    assert create(inputs=("1x4xf32=1", "1x4xf32=2 3 4 5")).methods[0].cases[0].source.startswith("onnxruntime ")
+
+
+def test_the_signature_keeps_its_symbols(create):
+    signature = create("whole.npz").methods[0].signature
+    assert [spec.shape for spec in signature.inputs] == [("N", 4), ("N", 4)]
+
+
+def test_how_it_was_made_is_noted_without_anything_that_changes(create):
+    made = create("whole.npz").made
+    assert made["model"]["name"] == "add.onnx" and made["target"] == "sim"
+    assert create("whole.npz").digest == create("whole.npz").digest
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("uneven.npz", "input 'y' has 3 where dimension 'N' is 2, as input 'x' has it"),
+        ("half.npz", "input 'y' is missing"),
+        ("f64.npz", "input 'x' is 2x4 float64, the method takes N x 4 float32"),
+        ("other.npz", "neither takes nor gives"),
+        ("missing.npz", "no such file"),
+        ("add.onnx", "no case that hil can read"),
+        ("sub=whole.npz", "no method 'sub'"),
+    ],
+)
+def test_a_case_that_does_not_fit_is_refused(create, case, message):
+    with pytest.raises(UsageError) as caught:
+        create("whole.npz", case)
+    assert message.replace("N x 4", "Nx4") in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "dimension 'N' is open"),
+        ({"random": 0}, "verifies nothing"),
+        ({"functions": ("sub",)}, "no function 'sub'"),
+        ({"functions": ("test", "main_graph")}, "has one method"),
+        ({"rtol": 2.0}, "rtol is 2"),
+        ({"references": ("oracle",), "dims": {"N": 1}}, "no reference 'oracle'"),
+        ({"dims": {"M": 1}}, "no dimension 'M'"),
+        ({"inputs": ("z=x.npy",)}, "no tensor 'z'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(create, options, message):
+    with pytest.raises(UsageError) as caught:
+        create(**options)
+    assert message in caught.value.message
+
+
+def test_a_reference_that_does_not_answer_is_no_answer(create):
+    with pytest.raises(StageTimeout):
+        create(inputs=("1x4xf32=1", "1x4xf32=1"), references=("iree-llvm-cpu",), timeout=1e-6)
+
+
+def test_folders_must_be_whole(create, tmp_path):
+    (tmp_path / "folder" / "input_0.npy").rename(tmp_path / "folder" / "input_2.npy")
+    with pytest.raises(UsageError, match="lacks input_0"):
+        create("folder")
+    np.save(tmp_path / "folder" / "input_1.npy", np.ones(1))
+    with pytest.raises(UsageError, match="input 1 twice"):
+        create("folder")

@@ -1,0 +1,89 @@
+"""What `hil bundle --json` and `python -m hil.agent verify --json` print is what docs/commands.schema.json says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from referencing import Registry, Resource
+from support.bundle_files import bundle
+from support.models import save_model
+
+from hil.agent import verify
+from hil.bundles.layout import Head, pieces
+from hil.controller.cli.main import main
+
+DOCS = Path(__file__).parents[5] / "docs"
+SCHEMAS = {name: json.loads((DOCS / name).read_text()) for name in ("run.schema.json", "commands.schema.json")}
+REGISTRY = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in SCHEMAS.items())
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Callable[..., Any]:
+    """Runs `hil bundle ARGS --json` in this process; returns its document, which was checked."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(verb: str, *arguments: object, code: int = 0) -> Any:
+        monkeypatch.setattr(sys, "argv", ["hil", "bundle", verb, *map(str, arguments), "--json"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        document = json.loads(capsys.readouterr().out)
+        assert ended.value.code == document["exit_code"] == code
+        check(document, "run.schema.json#/$defs/error" if code == 2 else f"commands.schema.json#/$defs/bundle%20{verb}")
+        return document
+
+    return run
+
+
+def check(document: Any, definition: str) -> None:
+    jsonschema.Draft202012Validator({"$ref": definition}, registry=REGISTRY).validate(document)
+
+
+def test_every_document_is_as_its_schema_says(call, tmp_path, capsys):
+    value = (TensorProto.FLOAT, ["N"])
+    save_model(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [("x", *value)], [("y", *value)])
+    np.savez("one.npz", x=np.ones(3, np.float32), y=np.full(3, 2, np.float32))
+    np.savez("nan.npz", x=np.ones(3, np.float32), y=np.array([2, np.nan, 2], np.float32))
+    options = ("m.onnx", "--runtime", "onnxruntime", "--case", "one.npz", "--case", "nan.npz", "--rtol", 0.01)
+    created = call("create", *options)
+    assert call("inspect", "m.hilb") == created
+    assert call("verify", "m.hilb")["cases"] == 2
+    assert [case["outcome"] for case in call("run", "m.hilb", code=1)["cases"]] == ["PASS", "FAIL"]
+    call("export", "m.hilb", "out", "--to", "golden")
+    assert call("import", "out", "--from", "golden", "-o", "again.hilb")["digest"] == created["digest"]
+    assert (tmp_path / "again.hilb").read_bytes() == (tmp_path / "m.hilb").read_bytes()
+    assert verify.main(["m.hilb", "--json"]) == 1
+    check(json.loads(capsys.readouterr().out), "commands.schema.json#/$defs/python%20-m%20hil.agent%20verify")
+
+
+def test_nobody_is_shown_as_the_signer_who_did_not_sign(call, tmp_path):
+    made = bundle(tmp_path)
+    forged = Head(made.head.size, made.head.manifest, b"k" * 32, b"s" * 64)
+    (tmp_path / "f.hilb").write_bytes(b"".join(bytes(one) for one in pieces(forged, list(made._blobs.values()))))
+    for verb in ("inspect", "verify", "run"):
+        assert "signature is not" in call(verb, "f.hilb", code=2)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", "missing.hilb"),
+        ("verify", "missing.hilb"),
+        ("run", "missing.hilb"),
+        ("export", "missing.hilb", "out", "--to", "golden"),
+        ("export", "missing.hilb", "out", "--to", "gold"),
+        ("import", "missing", "--from", "golden"),
+        ("create", "missing.onnx"),
+        ("create", "missing.onnx", "--cases", "-1"),
+    ],
+)
+def test_trouble_is_told_as_the_schema_says(call, arguments):
+    assert call(*arguments, code=2)["error"]["message"]

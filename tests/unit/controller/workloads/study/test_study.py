@@ -1,0 +1,209 @@
+"""A study's list, its rows and its table. No compiler runs here."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.controller.workloads.study.match import CannotBeJudged, Differs, match_steps
+from hil.controller.workloads.study.plan import Experiment, read_study
+from hil.controller.workloads.study.record import (
+    FAILED,
+    PASSED,
+    Row,
+    StageResult,
+    exit_code,
+    row_of,
+    summary,
+    taken_over,
+)
+from hil.controller.workloads.study.show import cells, failures, markdown, write_tables
+from hil.controller.workloads.study.toolchains import WAYS
+from hil.core.results import Noise, Outcome
+from hil.errors import UsageError
+
+FOURTEEN = Path(__file__).parents[5] / "examples" / "tfcompile_study"
+ONE = Experiment("fc", "Fully | connected", "pass", Path("fc/model.py"))
+
+
+def row(way, failed="", outcome=Outcome.PASS):
+    names = WAYS[way].all_stages
+    stages = [StageResult(name, PASSED, 1.5) for name in (names[: names.index(failed)] if failed else names)]
+    if failed:
+        stages.append(StageResult(failed, FAILED, 1.5, "it | broke"))
+        stages += [StageResult(name) for name in names[len(stages) :]]
+    steps, worst = (0, {}) if failed else (5, {"max_abs": 2e-7})
+    return Row(ONE, way, stages, outcome, f"{way} 1.0", 2048, steps, "", worst)
+
+
+def test_the_example_has_the_fourteen_experiments_of_the_report():
+    listed = read_study(FOURTEEN)
+    assert len(listed) == 14
+    assert {one.name for one in listed} == {path.parent.name for path in FOURTEEN.glob("*/model.py")}
+    refused = [one.name for one in listed if one.reported != "pass"]
+    assert refused == ["dynamic_rnn", "keras_rnn", "rnn_seq_length"]
+    assert {one.reported for one in listed if one.reported != "pass"} == {
+        "compile: XLA compilation requires a fixed stack size upper bound"
+    }
+    assert [one.name for one in read_study(FOURTEEN, ["keras_rnn", "fc"])] == ["fc", "keras_rnn"]
+
+
+@pytest.mark.parametrize(
+    ("text", "only", "message"),
+    [
+        (None, (), "is no study"),
+        ("", (), "lists no experiment"),
+        ("[fc", (), "cannot be read"),
+        ("[fc]\nspeed = 'slow'\n", (), "has no 'speed'"),
+        ("fc = 1\n", (), "table of texts"),
+        ("[gone]\n", (), "lists gone, but there is no"),
+        ("[fc]\n", ("fd",), "no experiment 'fd'"),
+    ],
+)
+def test_a_study_that_is_none_is_refused(tmp_path, text, only, message):
+    (tmp_path / "fc").mkdir()
+    (tmp_path / "fc" / "model.py").touch()
+    if text is not None:
+        (tmp_path / "study.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_study(tmp_path, only)
+
+
+def test_a_row_is_read_as_it_was_written():
+    for one in (row("tfcompile"), row("iree", "lower to StableHLO", Outcome.COMPILE_ERROR)):
+        assert row_of(one.document(), ONE) == one
+
+
+def test_the_table_names_the_stage_that_failed_and_leaves_nothing_out(tmp_path):
+    rows = [row("tfcompile", "link", Outcome.COMPILE_ERROR), row("iree")]
+    broken, fine = map(cells, rows)
+    assert (broken["config / lower"], broken["link"], broken["load"], broken["outcome"]) == (
+        "1.5 s",
+        "FAIL",
+        "-",
+        "COMPILE_ERROR",
+    )
+    assert (fine["link"], fine["match"], fine["size"], fine["reported"]) == ("none", "5 steps", "2 KiB", "pass")
+    assert failures(rows) == ["fc, tfcompile: link: it | broke"]
+    assert "- fc, tfcompile: link: it | broke" in markdown(rows)
+    write_tables(rows, tmp_path)
+    written = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    assert [(line["way"], line["failed_stage"], line["message"], line["match"]) for line in written] == [
+        ("tfcompile", "link", "it | broke", "not reached"),
+        ("iree", "", "", "pass"),
+    ]
+    assert summary(rows) == "tfcompile: 0 of 1 passed; iree: 1 of 1 passed"
+
+
+def test_a_message_that_begins_like_a_formula_is_a_text_in_the_table(tmp_path):
+    told = row("tfcompile", "link", Outcome.COMPILE_ERROR)
+    stages = tuple(replace(stage, message="=cmd|' /C calc'!A0" if stage.message else "") for stage in told.stages)
+    write_tables([replace(told, stages=stages)], tmp_path)
+    [line] = csv.DictReader((tmp_path / "study.csv").read_text().splitlines())
+    assert line["message"] == "'=cmd|' /C calc'!A0"
+
+
+def test_exit_codes_are_those_of_all_commands():
+    assert exit_code([row("iree")], False) == 0
+    assert exit_code([row("iree"), row("iree", "match", Outcome.FAIL)], False) == 1
+    assert exit_code([row("iree", "compile", Outcome.COMPILE_CRASH), row("iree", "match", Outcome.FAIL)], False) == 3
+    assert exit_code([], False) == 5
+    assert exit_code([row("iree")], True) == 130
+
+
+def test_a_study_that_goes_on_keeps_every_row_that_ended():
+    lost = row("tfcompile", "run", Outcome.BOARD_LOST)
+    fresh = [Row(ONE, way, [StageResult(name) for name in WAYS[way].all_stages]) for way in ("tfcompile", "iree")]
+    other = Row(Experiment("conv", "CNN", "", Path()), "iree", [], Outcome.FAIL)
+    unfinished = Row(Experiment("rnn", "RNN", "", Path()), "iree", [])
+    stored = [one.document() for one in (lost, row("iree"), other, unfinished)]
+    assert taken_over(stored, fresh) == [fresh[0], row("iree"), other]
+    assert taken_over([], fresh) == fresh
+    with pytest.raises((KeyError, TypeError)):
+        taken_over([{"experiment": "fc", "way": "iree", "outcome": "PASS"}], fresh)
+
+
+TRAINED = [
+    {
+        "loss": np.array(1 - step / 10, np.float32),
+        "variable kernel": np.arange(1, 5, dtype=np.float32) + step,
+        "variable squares": np.full(3, 1e-6, np.float32) * (step + 1),
+        "variable gradient of zero": np.array([3e-10, -1e-10, 2e-10], np.float32),
+        "variable count": np.array(step),
+    }
+    for step in range(3)
+]
+
+
+def match(results, trained=TRAINED, *, atol=None, noise=None, **allowed):
+    found = row("iree")
+    found.steps, found.worst = 0, {}
+    try:
+        match_steps(found, results, lambda step: (trained[step], noise or {}), rtol=1e-4, atol=atol, **allowed)
+    except (Differs, CannotBeJudged) as error:
+        return found, error.message
+    return found, ""
+
+
+def test_every_output_and_variable_of_every_step_has_to_agree():
+    near = [{**step, "loss": step["loss"] * np.float32(1 + 5e-5)} for step in TRAINED]
+    found, message = match(near)
+    assert (found.steps, message) == (3, "")
+    assert (found.worst["of"], found.worst["max_abs"] > 0) == ("loss", True)
+    for step in range(3):
+        for name, value in TRAINED[step].items():
+            # Squares are small: one that differs by a thousandth of all else's size differs all the same.
+            off = np.asarray(value) + np.asarray(1 if value.dtype.kind == "i" else value.dtype.type(1e-3) * value)
+            changed = [dict(one) for one in TRAINED]
+            changed[step][name] = off.astype(value.dtype)
+            found, message = match(changed)
+            assert found.steps == step and message.startswith(f"step {step + 1} of 3: {name}: "), message
+
+
+def test_what_is_noise_in_tensorflow_itself_is_not_called_wrong_nor_right():
+    name = "variable gradient of zero"
+    other = [{**step, name: -step[name]} for step in TRAINED]
+    found, message = match(other)
+    assert message.startswith(f"step 1 of 3: {name}: 3 of 3 values out of tolerance"), "nobody measured its noise"
+    noise = {name: Noise(4e-10, 4e-10, 4e-10)}
+    found, message = match(other, noise=noise)
+    assert found.steps == 3 and message.startswith(f"step 1 of 3: {name}: ") and "its own noise is 4e-10" in message
+    assert match(other, noise=noise, allow_blind=["variable gradient*"])[1] == ""
+    far = [{**step, name: step[name] + np.float32(1e-3)} for step in TRAINED]
+    assert "out of tolerance" in match(far, noise=noise, allow_blind=["*"])[1], "it is wrong beyond all noise"
+
+
+def test_an_absolute_tolerance_means_what_it_means_everywhere():
+    near = [{**step, "loss": step["loss"] + np.float32(0.3)} for step in TRAINED]
+    assert "loss" in match(near)[1]
+    assert match(near, atol=0.4, allow_blind=["variable*"])[1] == ""
+    found, message = match(near, atol=0.4)
+    assert found.steps == 3 and "sign flipped" in message
+
+
+def test_a_comparison_of_nothing_is_no_match():
+    assert "no step" in match([])[1]
+    assert "nothing to compare" in match([{}], [{}])[1]
+    fewer = [{name: value for name, value in step.items() if name != "variable count"} for step in TRAINED]
+    assert "not in both the program and TensorFlow's training: variable count" in match(fewer)[1]
+    assert "variable count" in match(TRAINED, fewer)[1]
+
+
+def test_a_training_that_diverged_agrees_only_where_both_did():
+    diverged = [{"loss": np.array([np.nan, np.inf, 1], np.float32)}]
+    assert match(diverged, diverged)[1] == ""
+    assert "loss" in match([{"loss": np.array([np.nan, 2, 1], np.float32)}], diverged)[1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed here")
+@pytest.mark.parametrize(("way", "extra"), [("iree", "tensorflow"), ("tfcompile", "tfcompile")])
+def test_without_tensorflow_nothing_is_begun(hil, tmp_path, way, extra):
+    done = hil("study", "run", FOURTEEN, "--experiment", "fc", "--compiler", way)
+    assert done.code == 2
+    assert f"pip install 'hil[{extra}]'" in done.err
+    assert not (tmp_path / "hil-study").exists()

@@ -1,0 +1,82 @@
+"""The HTML file as text; what a browser makes of it is tested in tests/integration/test_suite_report_browser.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from support.suite_runs import case, comparison, large_run, suite_run
+
+from hil.controller.workloads.suites.reports.load import load_run
+from hil.controller.workloads.suites.reports.page import report_html
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "&lt;b&gt;",
+    "${data}",
+    "'\"\\",
+]
+
+
+class Tags(HTMLParser):
+    """Counts elements and keeps the data block's text and every address."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.addresses, self.data, self.inside = {}, [], "", False
+
+    def handle_starttag(self, tag, attributes):
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "action", "srcset", "data")]
+        self.inside = ("id", "data") in attributes
+
+    def handle_data(self, text):
+        if self.inside:
+            self.data += text
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+
+def parsed(folder, *records, **header):
+    tags = Tags()
+    tags.feed(report_html(load_run(suite_run(folder, list(records), **header))))
+    return tags
+
+
+def test_the_page_holds_every_case_and_fetches_nothing(tmp_path):
+    records = large_run(60)
+    page = parsed(tmp_path, *records)
+    assert [one["id"] for one in json.loads(page.data)["cases"]] == [record.id for record in records]
+    assert all(address.startswith(("#", "data:")) for address in page.addresses)
+    text = (tmp_path / "x").with_suffix(".html")
+    text.write_text(report_html(load_run(tmp_path)))
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|import\(", text.read_text())
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_name_or_message_becomes_a_part_of_the_page(tmp_path, text):
+    usual = parsed(tmp_path / "usual", case("a", "FAIL"))
+    values = dict.fromkeys(("model", "layer", "op", "board", "message", "hint", "detail", "repeat", "folder"), text)
+    record = case(text, "FAIL", **values, outputs=(comparison(name=text, passed=False, reason=text),))
+    page = parsed(
+        tmp_path / "hostile", record, suite=text, flow=text, command=text, boards=[text], versions={text: text}
+    )
+    assert page.tags == usual.tags
+    (found,) = json.loads(page.data)["cases"]
+    assert found["id"] == found["message"] == found["outputs"][0]["name"] == text
+
+
+def test_infinities_reach_the_page_as_texts(tmp_path):
+    page = parsed(tmp_path, case("a", outputs=(comparison(sqnr_db="inf", max_abs=float("nan")),)))
+    (found,) = json.loads(page.data)["cases"]
+    assert (found["outputs"][0]["sqnr_db"], found["outputs"][0]["max_abs"]) == ("inf", "nan")
+
+
+def test_a_tools_long_words_do_not_make_the_page_large(tmp_path):
+    page = parsed(tmp_path, *(case(f"c{n}", "COMPILE_ERROR", detail="x" * 300_000) for n in range(20)))
+    assert len(page.data) < 200_000

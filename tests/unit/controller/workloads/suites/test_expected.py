@@ -1,0 +1,283 @@
+"""What a file of expected failures means: which entry counts for a case, and what a record becomes under it."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hil.controller.workloads.suites.expected import Expectations, message_of
+from hil.controller.workloads.suites.expected_file import TABLES
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.errors import UsageError
+
+TODAY = date(2026, 11, 21)
+
+
+def expectations(tmp_path: Path, text: str, today: date = TODAY) -> Expectations:
+    path = tmp_path / "expected.toml"
+    path.write_text(textwrap.dedent(text))
+    return Expectations.load(path, today=today)
+
+
+def record(case_id: str, ended: str = "PASS", stage: str = "", **values: Any) -> CaseRecord:
+    early = ended in TABLES["compile"] and ended != "TIMEOUT"
+    given = {
+        **{"model": "net", "suite": "s", "flow": "iree", "runtime": "iree", "board": "sim", "hw_type": "sim"},
+        **{"message": "" if ended == "PASS" else "it broke", "stage": stage or ("compile" if early else "compare")},
+        **values,
+    }
+    return CaseRecord(id=case_id, outcome=ended, ended=ended, **given)
+
+
+def entry(table: str = "run", **values: Any) -> str:
+    """An entry's text; values as TOML writes them."""
+    given = {"cases": '"*"', "outcome": '"FAIL"' if table == "run" else '"COMPILE_ERROR"', "reason": '"why"', **values}
+    return f"[[{table}]]\n" + "".join(f"{key} = {value}\n" for key, value in given.items())
+
+
+# --- what a record becomes -------------------------------------------------------------------------------------------
+
+
+def test_without_a_file_everything_should_pass(tmp_path: Path) -> None:
+    for known in (Expectations.load(None), Expectations.load(tmp_path / "expected.toml")):
+        assert known.entries == () and known.find(record("a")) is None
+        for one in (record("a"), record("a", "FAIL"), record("a", "BOARD_LOST")):
+            assert known.judge(one) == one
+        assert known.remarks(["a"], flow="iree", runtime="iree") == []
+
+
+def test_a_failure_that_was_foreseen_is_an_expected_one(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry(cases='"conv_*"', issue='"https://example.com/7"'))
+    found = known.judge(record("conv_1", "FAIL"))
+    assert (found.outcome, found.ended, found.message) == ("XFAIL", "FAIL", "it broke")
+    assert found.expectation == {"outcome": "FAIL", "reason": "why", "issue": "https://example.com/7"}
+    assert known.judge(record("relu_1", "FAIL")).outcome == "FAIL"
+
+
+def test_a_pass_that_was_not_expected_fails(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry("compile", outcome='["COMPILE_ERROR", "COMPILE_CRASH"]'))
+    found = known.judge(record("conv_1"))
+    assert (found.outcome, found.ended) == ("XPASS", "PASS")
+    assert found.message == "COMPILE_ERROR or COMPILE_CRASH was expected (why)" and "--update" in found.hint
+    assert Outcome(found.outcome).exit_code == 1
+    found = known.judge(record("conv_1", message="0 elements compared"))
+    assert found.message == "0 elements compared; COMPILE_ERROR or COMPILE_CRASH was expected (why)"
+
+
+@pytest.mark.parametrize(
+    ("ended", "stage"), [("RUN_CRASH", "run"), ("COMPILE_ERROR", "compile"), ("TIMEOUT", "run"), ("LOAD_ERROR", "load")]
+)
+def test_another_failure_than_the_expected_one_stays_what_it_is(tmp_path: Path, ended: str, stage: str) -> None:
+    found = expectations(tmp_path, entry()).judge(record("a", ended, stage))
+    assert (found.outcome, found.ended) == (ended, ended)
+    assert found.message == "it broke; FAIL was expected (why)" and found.expectation["outcome"] == "FAIL"
+
+
+def test_the_message_is_found_again_under_what_was_told(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry() + entry(cases='"old"', outcome='"LOAD_ERROR"', until="2026-11-20"))
+    for one in (record("a"), record("a", "FAIL"), record("a", "RUN_ERROR"), record("b", "RUN_ERROR", message="")):
+        assert message_of(known.judge(one)) == one.message
+    alone = expectations(tmp_path, entry(until="2026-11-20"))
+    one = record("a", "FAIL")
+    assert alone.judge(one).message != one.message == message_of(alone.judge(one))
+
+
+@pytest.mark.parametrize("stage", ["import", "compile", "push", "load", "run", "refer"])
+def test_a_time_limit_belongs_to_the_table_of_the_stage_that_outlived_it(tmp_path: Path, stage: str) -> None:
+    for table in TABLES:
+        found = expectations(tmp_path, entry(table, outcome='"TIMEOUT"')).judge(record("a", "TIMEOUT", stage))
+        assert (found.outcome == "XFAIL") is ((stage in ("import", "compile")) == (table == "compile"))
+
+
+def test_where_a_pass_is_one_of_several_ends_either_is_right_and_any_other_is_not(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry(outcome='["LOAD_ERROR", "PASS"]'))
+    assert known.judge(record("a")) == record("a")
+    assert known.judge(record("a", "LOAD_ERROR", "load")).outcome == "XFAIL"
+    found = known.judge(record("a", "FAIL"))
+    assert (found.outcome, found.message) == ("FAIL", "it broke; LOAD_ERROR or PASS was expected (why)")
+    late = expectations(tmp_path, entry(outcome='["LOAD_ERROR", "PASS"]', until="2026-11-20"))
+    assert late.judge(record("a")) == record("a")
+
+
+def test_a_surprise_under_other_versions_than_the_list_was_made_with_says_so(tmp_path: Path) -> None:
+    installed = {"numpy": version("numpy"), "onnx": "1.0.0", "no-such-package": "2.1"}
+    head = "[made_with]\n" + "".join(f'{name} = "{made}"\n' for name, made in installed.items())
+    known = expectations(tmp_path, head + entry(cases='"a"') + entry(cases='"old"', until="2026-11-20"))
+    told = "the expected failures were listed with onnx 1.0.0 (here: "
+    assert known.other_versions.startswith(told) and "no-such-package 2.1 (here: none)" in known.other_versions
+    assert "numpy" not in known.other_versions
+    for one in (record("a"), record("a", "RUN_CRASH"), record("b", "FAIL", hint="look there"), record("old", "FAIL")):
+        assert told in known.judge(one).hint
+    assert known.judge(record("b", "FAIL", hint="look there")).hint.startswith("look there; ")
+    for one in (record("a", "FAIL"), record("b"), record("b", "BOARD_LOST")):
+        assert known.judge(one).hint == ""
+    assert told in known.remarks(["a", "old"], flow="iree", runtime="iree")[-1]
+    # A build of its own, such as PyTorch's for CPUs (2.13.0+cpu), is the same version.
+    same = expectations(tmp_path, f'[made_with]\nnumpy = "{version("numpy")}+cpu"\n' + entry())
+    assert same.judge(record("b", "RUN_CRASH")).hint == "" and same.remarks(["a"], flow="iree", runtime="iree") == []
+
+
+@pytest.mark.parametrize("ended", ["BOARD_LOST", "SKIP"])
+def test_a_lost_board_is_never_expected(tmp_path: Path, ended: str) -> None:
+    every = "".join(entry(table, outcome=str(list(words))) for table, words in TABLES.items())
+    assert expectations(tmp_path, every).judge(record("a", ended)) == record("a", ended)
+
+
+def test_every_outcome_that_a_case_can_end_in_can_be_expected_in_one_table_at_least() -> None:
+    never = {"PASS", *BOARD_OUTCOMES, "SKIP", "XFAIL", "XPASS"}
+    assert {word for words in TABLES.values() for word in words} == {one.value for one in Outcome} - never
+
+
+# --- which entry counts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scope", "place", "counts"),
+    [
+        ({}, {}, True),
+        ({"flow": '"iree*"'}, {"flow": "iree-O3"}, True),
+        ({"flow": '"iree"'}, {"flow": "iree-O3"}, False),
+        ({"flow": '["int8", "iree-O?"]'}, {"flow": "iree-O3"}, True),
+        ({"runtime": '"onnxruntime"'}, {}, False),
+        ({"board": '"sim*"'}, {"board": "lab-4", "hw_type": "sim-m33"}, True),
+        ({"board": '"lab-4"'}, {"board": "lab-4", "hw_type": "sim-m33"}, True),
+        ({"board": '"rpi5"'}, {"board": "lab-4", "hw_type": "sim-m33"}, False),
+        ({"board": '"sim"'}, {"board": ""}, True),  # it did not get as far as a board
+        ({"flow": '"iree"', "board": '"rpi5"'}, {}, False),
+    ],
+)
+def test_an_entry_counts_in_its_scope_only(
+    tmp_path: Path, scope: dict[str, str], place: dict[str, str], counts: bool
+) -> None:
+    known = expectations(tmp_path, entry(**scope))
+    one = record("a", "FAIL", **place)
+    assert (known.judge(one).outcome == "XFAIL") is counts
+    assert known.selects("a", one.flow, one.board, one.runtime, one.hw_type) is counts
+
+
+def test_patterns_are_the_shells_and_see_case(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry(cases='["conv_?d", "x[12]", "a.b"]', **{"except": '"conv_3*"'}))
+    ids = ["conv_1d", "conv_3d", "conv_10d", "Conv_1d", "x1", "x3", "a.b", "aXb", "a.b.c"]
+    assert [one for one in ids if known.find(record(one))] == ["conv_1d", "x1", "a.b"]
+
+
+def test_the_last_entry_of_a_table_counts(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry() + entry(cases='"a"', outcome='"RUN_CRASH"') + entry(flow='"other"'))
+    assert known.judge(record("a", "RUN_CRASH")).outcome == "XFAIL"
+    assert known.judge(record("a", "FAIL")).outcome == "FAIL"
+    assert known.judge(record("b", "FAIL")).outcome == "XFAIL"
+
+
+@pytest.mark.parametrize("first", ["compile", "run"])
+def test_what_is_not_expected_to_compile_is_not_expected_to_run(tmp_path: Path, first: str) -> None:
+    texts = {"compile": entry("compile", cases='"a"'), "run": entry()}
+    known = expectations(tmp_path, texts.pop(first) + "".join(texts.values()))
+    assert known.judge(record("a", "COMPILE_ERROR")).outcome == "XFAIL"
+    assert known.judge(record("a", "FAIL")).outcome == "FAIL"
+    assert known.judge(record("a")).outcome == "XPASS"
+    assert known.judge(record("b", "FAIL")).outcome == "XFAIL"
+
+
+def test_an_entry_counts_until_its_day_is_over_and_then_says_so(tmp_path: Path) -> None:
+    text = entry(cases='"a"', until="2026-11-21")
+    assert expectations(tmp_path, text).judge(record("a", "FAIL")).outcome == "XFAIL"
+    late = expectations(tmp_path, text, date(2026, 11, 22))
+    found = late.judge(record("a", "FAIL"))
+    assert (found.outcome, found.message) == ("FAIL", "it broke; FAIL was expected until 2026-11-21 (why)")
+    assert late.judge(record("a")) == record("a") and late.judge(record("b", "FAIL")) == record("b", "FAIL")
+    assert not late.selects("a", "iree", "sim", "iree")
+    assert [one.number for one in late.expired()] == [1]
+    [remark] = late.remarks(["a"], flow="iree", runtime="iree")
+    assert "[[run]] entry 1: counted until 2026-11-21, which is over" in remark
+
+
+def test_another_entry_may_count_once_the_day_of_one_is_over(tmp_path: Path) -> None:
+    known = expectations(tmp_path, entry() + entry(outcome='"RUN_CRASH"', until="2026-11-20"))
+    assert known.judge(record("a", "FAIL")).outcome == "XFAIL"
+
+
+def test_patterns_that_match_no_case_are_told(tmp_path: Path) -> None:
+    known = expectations(
+        tmp_path,
+        entry(cases='["a", "gone", "c*", "x?"]')
+        + entry("compile", cases='["1", "2", "3", "4", "5"]', board='"elsewhere"')
+        + entry(cases='"nobody"', flow='"other"')
+        + entry(cases='"a"'),
+    )
+    unused = known.unused(["a", "b", "cc"], flow="iree", runtime="iree")
+    assert list(unused.values()) == [("1", "2", "3", "4", "5"), ("gone", "x?")]
+    assert [line.partition(": ")[2] for line in known.remarks(["a", "b", "cc"], flow="iree", runtime="iree")] == [
+        "[[compile]] entry 1: no case is called 1, 2, 3 and 2 more",
+        "[[run]] entry 1: no case is called gone, x?",
+    ]
+
+
+def test_hundreds_of_entries_for_thousands_of_cases_are_quick(tmp_path: Path) -> None:
+    text = "".join(
+        entry(cases=str([f"op_{n}_{k}_cpu" for k in range(5)]), flow='"iree*"') + entry(cases=f'"group_{n}_*"')
+        for n in range(200)
+    )
+    known = expectations(tmp_path, text)
+    ids = [f"op_{n}_{k}_cpu" for n in range(200) for k in range(8)]
+    start = time.process_time()
+    judged = [known.judge(record(one, "FAIL")) for one in ids]
+    known.remarks(ids, flow="iree", runtime="iree")
+    assert sum(one.outcome == "XFAIL" for one in judged) == 1000
+    assert time.process_time() - start < 20  # measured: 0.4 s
+
+
+# --- what is no such file --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        ("[[run]\n", "cannot be read", ""),
+        ("[[runs]]\n", "'runs' is no table", "did you mean 'run'?"),
+        ("run = 3\n", "run must be a list of tables", "[[run]]"),
+        ("[run]\nreason = 'x'\n", "run must be a list of tables", "[[run]]"),
+        (entry(flows='"x"'), "[[run]] entry 1: unknown key 'flows'", "did you mean 'flow'?"),
+        (entry() + "[[run]]\ncases = 'a'\n", "[[run]] entry 2 has no 'outcome'", "cases, outcome and reason"),
+        (entry(reason='" "'), "reason must be a text", ""),
+        (entry(issue="7"), "issue must be a text", ""),
+        (entry(cases="[]"), "cases must be a text or a list", ""),
+        (entry(cases='["a", ""]'), "cases must be a text or a list", ""),
+        (entry(cases='["a", 1]'), "cases must be a text or a list", ""),
+        (entry(board="1"), "board must be a text or a list", ""),
+        (entry(outcome='"FIAL"'), "unknown outcome 'FIAL'", "did you mean 'FAIL'?"),
+        (entry(outcome='"load_error"'), "unknown outcome 'load_error'", "did you mean 'LOAD_ERROR'"),
+        (entry("compile", outcome='"FAIL"'), "[[compile]] entry 1: nothing ends in FAIL there", "[[run]]"),
+        (entry(outcome='["FAIL", "COMPILE_CRASH"]'), "nothing ends in COMPILE_CRASH there", "[[compile]]"),
+        (entry(outcome='"BOARD_LOST"'), "BOARD_LOST cannot be expected", "one of FAIL"),
+        (entry(outcome='"PASS"'), "PASS cannot be expected alone", "one of FAIL"),
+        (entry(outcome='["PASS", "PASS"]'), "PASS cannot be expected alone", "one of FAIL"),
+        ("made_with = 3\n", "[made_with] must name versions", 'onnx = "1.23.2"'),
+        ("[made_with]\nonnx = 1.2\n", "[made_with] must name versions", ""),
+        ("[made_wiht]\nonnx = '1.2'\n", "'made_wiht' is no table", "did you mean 'made_with'?"),
+        (entry() + "[made_with]\nonnx = '1.2'\n", "[made_with] must stand before the entries", ""),
+        (entry(outcome='"XFAIL"'), "XFAIL cannot be expected", "one of FAIL"),
+        (entry(until='"2030-01-01"'), "until must be a day", "without quotes"),
+        (entry(until="2030-01-01T00:00:00"), "until must be a day", "without quotes"),
+        (entry(until="2030"), "until must be a day", "without quotes"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_its_place(tmp_path: Path, text: str, says: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        expectations(tmp_path, text)
+    assert "expected.toml" in caught.value.message and says in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for name in ("folder.toml", "bytes.toml"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            Expectations.load(tmp_path / name)

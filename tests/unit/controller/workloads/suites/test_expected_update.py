@@ -1,0 +1,423 @@
+"""Rewriting expected failures from a run: afterwards the same run is green, and nothing else has changed."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomlkit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hil.compare.verdict import compare
+from hil.controller.workloads.suites.expected import Expectations
+from hil.controller.workloads.suites.expected_file import TABLES, Expectation, parse
+from hil.controller.workloads.suites.expected_update import alike, update, updated
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.results import Outcome, RunResult
+from hil.errors import UsageError
+
+TODAY = date(2026, 11, 21)
+
+
+def record(case_id: str, ended: str = "PASS", message: str = "", **values: Any) -> CaseRecord:
+    early = ended in TABLES["compile"] and ended != "TIMEOUT"
+    given_ = {
+        **{"model": "net", "suite": "s", "flow": "iree", "runtime": "iree", "board": "sim", "hw_type": "sim"},
+        **{"message": message, "stage": "compile" if early else "compare", **values},
+    }
+    return CaseRecord(id=case_id, outcome=ended, ended=ended, **given_)
+
+
+class File:
+    """A file of expected failures in a suite of cases a to z."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "expected.toml"
+
+    def write(self, text: str) -> File:
+        self.path.write_text(textwrap.dedent(text))
+        return self
+
+    def update(self, *records: CaseRecord, write: bool = True, ids: str = "abcdefghijklmnopqrstuvwxyz") -> str:
+        return update(self.path, records, ids=list(ids), write=write, today=TODAY)
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    def entries(self, table: str) -> list[dict[str, Any]]:
+        return tomlkit.parse(self.text).unwrap().get(table, [])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path)
+
+
+# --- new entries -----------------------------------------------------------------------------------------------------
+
+
+def test_a_first_file_has_an_entry_for_each_kind_of_failure_where_it_was_seen(file: File) -> None:
+    diff = file.update(
+        record("c", "FAIL", "output y: 3 of 12 values differ"),
+        record("a", "COMPILE_ERROR", "failed to legalize operation 'x'\nmore", flow="iree-O3"),
+        record("b"),
+        record("d", "TIMEOUT", "outlived 60 s", stage="compile"),
+        record("e", "TIMEOUT", "outlived 60 s", stage="run"),
+    )
+    place = {"flow": "iree", "board": "sim"}
+    # A wrong answer's numbers may be others the next time, so that its reason has none.
+    assert file.entries("compile") == [
+        {
+            "cases": "a",
+            "outcome": "COMPILE_ERROR",
+            "reason": "failed to legalize operation 'x'",
+            **place,
+            "flow": "iree-O3",
+        },
+        {"cases": "d", "outcome": "TIMEOUT", "reason": "outlived 60 s", **place},
+    ]
+    assert file.entries("run") == [
+        {"cases": "c", "outcome": "FAIL", "reason": "values differ", **place},
+        {"cases": "e", "outcome": "TIMEOUT", "reason": "outlived 60 s", **place},
+    ]
+    assert diff.startswith("--- /dev/null\n") and file.text.replace("\n", "\n+") in f"+{diff}+"
+
+
+def test_failures_that_are_alike_share_an_entry_and_its_reason_is_what_they_have_in_common(file: File) -> None:
+    names = "qponmlkjihgfedcba"
+    file.update(
+        *(record(name, "FAIL", f"output o{n}: {n} of 12 values out of tolerance") for n, name in enumerate(names)),
+        record("x", "FAIL", "dtype int8, the reference has float32"),
+        record("y", "RUN_ERROR", "output o1: 1 of 12 values out of tolerance"),
+    )
+    alike_, dtype, other = file.entries("run")
+    assert alike_["cases"] == sorted(names)
+    assert alike_["reason"] == "values out of tolerance"
+    assert (dtype["cases"], dtype["reason"]) == ("x", "dtype int8, the reference has float32")
+    assert other["outcome"] == "RUN_ERROR"
+    file.update(*(record(f"a_long_name_of_a_case_{n}", "LOAD_ERROR", "too big") for n in range(9)))
+    assert '    "a_long_name_of_a_case_3",\n' in file.text, "a list too wide for a line has a line for each"
+
+
+def test_a_new_failure_joins_an_entry_of_its_kind_and_keeps_what_a_person_wrote_there(file: File) -> None:
+    file.write("""\
+        # Our own list.
+
+        # Seen on all of them.
+        [[run]]  # f
+        cases = ["b", "d"]  # two
+        outcome = "FAIL"
+        reason = "output y: 7 of 9 values differ"
+        issue = "https://example.com/7"
+        """)
+    before = file.text
+    file.update(record("c", "FAIL", "output z: 1 of 2 values differ"), record("b", "FAIL"), record("d", "FAIL"))
+    assert file.text == before.replace('"b", "d"', '"b", "c", "d"')
+
+
+@pytest.mark.parametrize("line", ["until = 2030-01-01\n", 'flow = "other"\n', 'board = "rpi5"\n', 'except = ["c*"]\n'])
+def test_it_joins_no_entry_that_is_for_something_else(file: File, line: str) -> None:
+    file.write('[[run]]\ncases = "x"\noutcome = "FAIL"\nreason = "it differs"\n' + line)
+    before = file.text
+    file.update(record("c", "FAIL", "it differs"))
+    assert file.text.startswith(before) and [one["cases"] for one in file.entries("run")] == ["x", "c"]
+
+
+def test_a_reason_is_made_even_of_nothing(file: File) -> None:
+    file.update(record("a", "RUN_CRASH"), record("b", "RUN_CRASH", "   \n"))
+    assert file.entries("run")[0]["reason"] == "RUN_CRASH"
+
+
+def test_a_judged_run_says_the_same_as_one_that_was_not(file: File) -> None:
+    file.write('[[run]]\ncases = ["a", "b"]\noutcome = "FAIL"\nreason = "it differs"\n')
+    run = [record("a", "RUN_ERROR", "no such kernel"), record("b"), record("c", "FAIL", "it differs")]
+    known = Expectations.load(file.path, today=TODAY)
+    judged = [known.judge(one) for one in run]
+    assert judged != run and file.update(*judged, write=False) == file.update(*run, write=False)
+    file.update(*judged)
+    assert [one["reason"] for one in file.entries("run")] == ["no such kernel", "it differs"]
+
+
+# --- what passes now -------------------------------------------------------------------------------------------------
+
+
+def test_what_passes_now_is_taken_out_and_an_entry_without_cases_goes_with_its_comment(file: File) -> None:
+    file.write("""\
+        # All of them.
+
+        # Gone soon.
+        [[compile]]
+        cases = "a"
+        outcome = "COMPILE_ERROR"
+        reason = "one"
+
+        # Resizing.
+
+        # Stays.
+        [[run]]
+        cases = [
+            "b",
+            "c",  # of old
+            "d",  # too
+        ]
+        outcome = "FAIL"
+        reason = "two"
+        """)
+    file.update(record("a"), record("c"))
+    assert file.text == textwrap.dedent("""\
+        # All of them.
+
+
+        # Resizing.
+
+        # Stays.
+        [[run]]
+        cases = [
+            "b",
+            "d",  # too
+        ]
+        outcome = "FAIL"
+        reason = "two"
+        """)
+    file.update(record("b"), record("d"))
+    assert file.text == "# All of them.\n\n\n# Resizing.\n"
+
+
+def test_a_pattern_that_others_need_is_kept_with_an_exception(file: File) -> None:
+    file.write('[[run]]\ncases = ["a*", "x"]\noutcome = "FAIL"\nreason = "r"\n')
+    ids = {"a1", "a2", "a3", "x"}
+    path = file.path
+    update(path, [record("a1"), record("a2", "FAIL")], ids=ids, write=True, today=TODAY)
+    assert file.entries("run") == [{"cases": ["a*", "x"], "outcome": "FAIL", "reason": "r", "except": "a1"}]
+    update(path, [record("a2"), record("x", "FAIL")], ids=ids, write=True, today=TODAY)
+    assert file.entries("run")[0]["except"] == ["a1", "a2"]
+    # The last case that a pattern was for takes it along, and the exceptions to it.
+    update(path, [record("a3")], ids=ids, write=True, today=TODAY)
+    assert file.entries("run") == [{"cases": ["x"], "outcome": "FAIL", "reason": "r"}]
+
+
+def test_a_case_that_failed_again_is_no_exception_any_more(file: File) -> None:
+    file.write('[[run]]\ncases = "?"\nexcept = ["a", "b"]\noutcome = "FAIL"\nreason = "it differs"\n')
+    file.update(record("b", "FAIL", "it differs"))
+    [entry] = file.entries("run")
+    assert (entry["cases"], entry["except"]) == ("?", ["a"]) and Expectations.load(file.path).find(record("b"))
+
+
+def test_an_exception_to_a_case_that_is_named_stays(file: File) -> None:
+    file.write('[[run]]\ncases = ["a", "b", "c"]\nexcept = "a"\noutcome = "FAIL"\nreason = "it differs"\n')
+    file.update(record("b"))
+    assert file.entries("run")[0] == {"cases": ["a", "c"], "except": "a", "outcome": "FAIL", "reason": "it differs"}
+
+
+def test_a_failure_that_became_another_moves(file: File) -> None:
+    file.write('[[compile]]\ncases = ["a", "b"]\noutcome = "COMPILE_ERROR"\nreason = "r"\nissue = "i"\n')
+    file.update(record("a", "FAIL", "it differs"), record("b", "COMPILE_CRASH", "died"))
+    assert [(one["cases"], one["outcome"]) for one in file.entries("compile")] == [("b", "COMPILE_CRASH")]
+    assert [(one["cases"], one["outcome"]) for one in file.entries("run")] == [("a", "FAIL")]
+
+
+def test_an_entry_behind_another_counts_once_that_is_gone(file: File) -> None:
+    file.write("""\
+        [[run]]
+        cases = "*"
+        outcome = "FAIL"
+        reason = "all"
+
+        [[run]]
+        cases = "a"
+        outcome = "RUN_CRASH"
+        reason = "this one"
+        """)
+    file.update(record("a", "FAIL"))
+    assert [one["reason"] for one in file.entries("run")] == ["all"]
+
+
+# --- what is left alone ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ['flow = "other"', 'runtime = "onnxruntime"', 'board = ["rpi5", "lab*"]'])
+def test_entries_for_other_places_stay_to_the_letter(file: File, scope: str) -> None:
+    file.write(f'[[run]]\ncases   =  ["a",]\n{scope}\noutcome="FAIL"\nreason=\'r\'\n')
+    before = file.text
+    assert file.update(record("a"), record("b")) == "" and file.text == before
+    file.update(record("a", "FAIL", "r"))
+    assert file.text.startswith(before) and len(file.entries("run")) == 2
+
+
+def test_cases_that_did_not_run_stay(file: File) -> None:
+    file.write('[[run]]\ncases = ["a", "b"]\noutcome = "FAIL"\nreason = "r"\n')
+    assert file.update(record("c")) == ""
+    file.update(record("a"))
+    assert file.entries("run")[0]["cases"] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        record("a", "BOARD_LOST"),
+        record("a", "SKIP"),
+        record("a", "FAIL", "it differs", confirmed="flaky"),
+        record("a", "FAIL", "it differs", confirmed="one bad board"),
+    ],
+)
+@pytest.mark.parametrize("there", ["", '[[run]]\ncases = "a"\noutcome = "LOAD_ERROR"\nreason = "r"\n'])
+def test_what_says_nothing_of_a_case_changes_nothing(file: File, silent: CaseRecord, there: str) -> None:
+    assert file.write(there).update(silent) == "" and file.text == there
+
+
+def test_a_mismatch_that_is_always_wrong_does(file: File) -> None:
+    assert file.update(record("a", "FAIL", "it differs", confirmed="always wrong"))
+
+
+def test_an_entry_whose_day_is_over_is_not_renewed_but_goes_when_its_cases_pass(file: File) -> None:
+    file.write('[[run]]\ncases = ["a", "b"]\noutcome = "FAIL"\nreason = "r"\nuntil = 2026-11-20\n')
+    assert file.update(record("a", "FAIL"), record("b", "FAIL")) == ""
+    file.update(record("a"), record("b", "LOAD_ERROR", "too big"))
+    assert [one["cases"] for one in file.entries("run")] == [["b"], "b"]
+
+
+def test_nothing_is_written_unless_asked_for(file: File) -> None:
+    assert "+[[run]]" in file.update(record("a", "FAIL", "m"), write=False) and not file.path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run = [{cases = "a", outcome = "FAIL", reason = "r"}]\n',
+        '[[run]]\ncases = "a"\noutcome = "FAIL"\nreason = """\n[[run]]\ncases"""\n',
+        '[["run"]]\ncases = "a"\noutcome = "FAIL"\nreason = "r"\n',
+    ],
+)
+def test_what_cannot_be_rewritten_is_refused_and_stays(file: File, text: str) -> None:
+    assert file.write(text).update(record("a", "FAIL")) == ""
+    with pytest.raises(UsageError, match="cannot be rewritten"):
+        file.update(record("a"))
+    assert file.text == text
+
+
+def test_a_broken_file_is_refused(file: File) -> None:
+    with pytest.raises(UsageError, match="unknown key"):
+        file.write('[[run]]\ncase = "a"\n').update(record("a"))
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (
+            "output y: 3 of 12 values differ, worst at [0, 1]: -1.5e-07",
+            "output z: 1 of 7 values differ, worst at [4]: nan",
+            True,
+        ),
+        ("failed to legalize 'torch.a' at 'Conv_0'", "failed to legalize 'torch.a' at '/net/Conv'", True),
+        ("failed to legalize 'torch.a' at 'Conv_0'", "failed to legalize 'torch.b' at 'Conv_0'", False),
+        ("NOT_IMPLEMENTED: Foo(13)", "NOT_IMPLEMENTED: Foo(17)", True),
+        ("died of SIGSEGV", "died of SIGABRT", False),
+        ("dtype int8, the reference has float32", "dtype int8, the reference has int32", False),
+        ("[[1, 2], [3]] is no shape", "[[], []] is no shape", True),
+        ("line one\nof mine", "line one\nof yours", True),
+    ],
+)
+def test_messages_are_alike_but_for_names_and_numbers(one: str, other: str, same: bool) -> None:
+    assert (alike(one) == alike(other)) is same
+
+
+def verdict(actual: Any, wanted: Any) -> str:
+    """What the comparer says of an output called y."""
+    mine, theirs = (RunResult(outputs={"y": np.array(value)}, source="r 1.2") for value in (actual, wanted))
+    found = compare(mine, theirs)
+    assert found.outcome is Outcome.FAIL
+    return found.reason
+
+
+@pytest.mark.parametrize(
+    ("actual", "wanted", "reason"),
+    [
+        ([1.0, 2.0, 3.0], [1.0, 2.5, 3.5], "values out of tolerance"),
+        ([1.0], [1.5], "values out of tolerance"),
+        ([1, 2], [1, 3], "values differ"),
+        ([1, 2], [4, 3], "values differ"),
+        (["a, b; c"], ["x"], "values differ"),
+        ([np.nan, 1.0], [1.0, 1.0], "values NaN or infinite in one and not in the other"),
+        ([0.0, 0.0], [1.0, 2.0], "every value is 0, the reference's are not"),
+        ([[1.0, 2.0]], [[1.0], [2.0]], "shape …, the reference has …"),
+        (np.float32([1, 2]), [1, 2], "dtype float32, the reference has int64"),
+        (np.float32([1, 2]), [1.0, 3.0], "dtype float32, the reference has float64; values out of tolerance"),
+    ],
+)
+def test_the_reason_of_a_mismatch_is_what_it_is_and_not_what_it_measured(
+    file: File, actual: Any, wanted: Any, reason: str
+) -> None:
+    file.update(record("a", "FAIL", verdict(actual, wanted)))
+    assert [one["reason"] for one in file.entries("run")] == [reason]
+
+
+@settings(max_examples=100)
+@given(st.text(alphabet="ab 12'\"`[](),.:-+…\nnaninf", max_size=400))
+def test_what_messages_have_in_common_is_like_them(text: str) -> None:
+    assert alike(alike(text)) == alike(text) and len(alike(text)) <= 160 and "\n" not in alike(text)
+
+
+# --- whatever the file and the run -----------------------------------------------------------------------------------
+
+NAMES = ["a", "b", "c", "ab", "bc"]
+PATTERNS = st.lists(st.sampled_from([*NAMES, "*", "a*", "?b", "[bc]"]), min_size=1, max_size=3)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> str:
+    blocks = []
+    for _ in range(draw(st.integers(0, 4))):
+        table = draw(st.sampled_from(list(TABLES)))
+        lines = [f"[[{table}]]", f"cases = {draw(PATTERNS)}"]
+        outcomes = draw(st.lists(st.sampled_from(TABLES[table]), min_size=1, max_size=2))
+        outcomes += ["PASS"] * draw(st.booleans())
+        lines += [f"outcome = {outcomes}", f'reason = "{draw(st.sampled_from(["m 1", "other"]))}"']
+        for key, choices in (("flow", ["iree", "f*"]), ("board", ["sim", "rpi5"]), ("except", [*NAMES, "b*"])):
+            if draw(st.booleans()):
+                lines.append(f'{key} = "{draw(st.sampled_from(choices))}"')
+        if draw(st.booleans()):
+            lines.append(f"until = {draw(st.sampled_from(['2026-11-20', '2026-11-21']))}")
+        blocks.append(draw(st.sampled_from(["", "# said\n", "\n"])) + "\n".join(lines) + "\n")
+    return "".join(blocks)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[CaseRecord]:
+    words = ["PASS", "PASS", *TABLES["compile"], *TABLES["run"], "BOARD_LOST"]
+    return [
+        record(name, draw(st.sampled_from(words)), draw(st.sampled_from(["m 1", "m 2", "x"])))
+        for name in draw(st.lists(st.sampled_from(NAMES), unique=True))
+    ]
+
+
+@settings(max_examples=100)
+@given(files(), runs())
+def test_after_an_update_the_run_is_as_expected_and_all_else_as_before(text: str, run: list[CaseRecord]) -> None:
+    path = Path("expected.toml")
+    after = updated(text, path, run, ids=NAMES, today=TODAY)
+    assert updated(after, path, run, ids=NAMES, today=TODAY) == after
+    before, now = (Expectations(path, parse(one, path), TODAY) for one in (text, after))
+    for one in run:
+        overdue = any(old.speaks_of(one) and old.foresees(one) for old in now.expired())
+        if one.ended == "BOARD_LOST":
+            assert now.judge(one) == one
+        elif not overdue or now.find(one):
+            assert now.judge(one).outcome in ("PASS", "XFAIL")
+    for name in set(NAMES) - {one.id for one in run}:
+        for ended in ("PASS", "FAIL", "COMPILE_ERROR"):
+            assert now.judge(record(name, ended)) == before.judge(record(name, ended))
+
+    def elsewhere(entries: tuple[Expectation, ...]) -> list[Expectation]:
+        return [replace(one, number=0) for one in entries if not one.in_scope(record("a"))]
+
+    assert elsewhere(before.entries) == elsewhere(now.entries)

@@ -1,0 +1,102 @@
+"""The node tests of the installed onnx as cases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from hil.controller.models.flows import Flow, load_flow
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.suites.operators import NodeTests, operator_cases
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec
+
+
+@pytest.fixture(scope="module")
+def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+@pytest.fixture(scope="module")
+def cases(shop: Workshop) -> dict[str, CaseSpec]:
+    return {case.id: case for case in operator_cases(load_flow("onnxruntime"), shop)}
+
+
+@pytest.fixture
+def made(cases: dict[str, CaseSpec], shop: Workshop, tmp_path: Path) -> Iterator[object]:
+    yield lambda name: cases[name].make(shop, tmp_path)
+
+
+def test_there_are_over_a_thousand_in_order_with_ids_fit_for_files(cases):
+    assert len(cases) > 1000
+    assert list(cases) == sorted(cases)
+    assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", name) for name in cases)
+    assert {"add", "conv_with_strides_padding", "lstm_defaults"} <= set(cases)
+
+
+def test_each_brings_its_own_model_inputs_outputs_and_tolerance(made):
+    data: CaseData = made("matmul_2d")
+    assert [node.op_type for node in onnx.load(data.path).graph.node] == ["MatMul"]
+    assert list(data.inputs) == ["a", "b"]
+    np.testing.assert_allclose(data.inputs["a"] @ data.inputs["b"], data.expected["c"], rtol=1e-5)
+    assert (data.rtol, data.atol) == (1e-3, 1e-7)
+    assert data.plain_path is None
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor", "dtype"),
+    [
+        ("cast_FLOAT_to_BFLOAT16", "output", "bfloat16"),
+        ("cast_FLOAT_to_FLOAT8E4M3FN", "output", "float8_e4m3fn"),
+        ("cast_FLOAT_to_INT4", "output", "int4"),
+        ("string_concat", "result", "object"),
+    ],
+)
+def test_dtypes_that_numpy_lacks_come_through(made, case, tensor, dtype):
+    assert made(case).expected[tensor].dtype == dtype
+
+
+def test_strings_and_shapes_without_elements_are_kept(made):
+    assert made("string_concat").expected["result"].ravel().tolist() == ["abc.com", "def.net"]
+    assert made("split_zero_size_splits_opset18").expected["output_1"].shape == (0,)
+
+
+def test_what_is_no_tensor_is_left_out(made):
+    assert made("sequence_insert_at_back").expected == {}
+
+
+def test_an_operator_is_told_from_the_body_of_its_function(cases):
+    assert cases["add"].op == "Add"
+    assert cases["clip"].op == "Clip"
+    assert cases["clip_expanded"].op == "Clip (expanded)"
+
+
+def test_what_they_are_made_from_has_a_digest_that_is_another_for_another_flow(shop, cases):
+    (content,) = {case.content for case in cases.values()}
+    (other,) = {case.content for case in operator_cases(load_flow("iree"), shop)}
+    assert content and other and content != other
+
+
+def test_they_are_made_once_for_all_that_share_a_cache(shop, cases):
+    before = [(entry.key, entry.path.stat().st_mtime_ns) for entry in shop.cache.ls() if entry.kind == "node-tests"]
+    assert [test.id for test in NodeTests(shop).tests] == list(cases)
+    after = [(entry.key, entry.path.stat().st_mtime_ns) for entry in shop.cache.ls() if entry.kind == "node-tests"]
+    assert len(before) == 1 and before == after
+
+
+def test_a_flow_with_a_recipe_runs_what_it_made_and_keeps_what_the_test_expects_of_the_plain_model(shop, tmp_path):
+    flow = Flow("half", "onnxruntime", recipe="float16")
+    (case,) = [case for case in operator_cases(flow, shop) if case.id == "matmul_2d"]
+    data = case.make(shop, tmp_path)
+    assert data.plain_path is not None
+    assert "Cast" in {node.op_type for node in onnx.load(data.path).graph.node}
+    assert "Cast" not in {node.op_type for node in onnx.load(data.plain_path).graph.node}
+    assert data.expected == {}
+    assert list(data.plain_expected) == ["c"]
+    assert (data.rtol, data.atol) == (None, None)

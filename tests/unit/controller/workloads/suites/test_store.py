@@ -1,0 +1,108 @@
+"""A suite run's folder keeps what had ended, whatever ends the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import HEAD, LINES, SuiteRun
+from hil.errors import UsageError
+
+
+def record(name: str, **more) -> CaseRecord:
+    return CaseRecord(name, "m", "s", "iree", "iree", "PASS", "PASS", **more)
+
+
+@pytest.fixture
+def run(tmp_path) -> SuiteRun:
+    return SuiteRun.create(tmp_path / "run", {"ids": ["a", "b", "c"], "suite": "s"})
+
+
+def test_records_come_back_as_they_were_in_the_suites_order(run):
+    records = [
+        record("c", outputs=({"name": "y", "sqnr_db": float("inf"), "max_abs": 0.0},), timings={"run_s": 0.5}),
+        record("a", attempts=({"why": "confirm", "board": "x", "outcome": "FAIL", "message": "m"},)),
+    ]
+    for one in records:
+        run.append(one)
+    again = SuiteRun.open(run.folder).records()
+    assert [one.id for one in again] == ["a", "c"]
+    assert again[0] == records[1]
+    assert again[1].outputs == ({"name": "y", "sqnr_db": "inf", "max_abs": 0.0},)
+
+
+def test_half_a_line_is_no_record_and_the_next_one_is_whole(run):
+    run.append(record("a"))
+    with (run.folder / LINES).open("ab") as file:
+        file.write(b'{"id": "b", "mod')
+    assert [one.id for one in run.records()] == ["a"]
+    with run.writing():
+        run.append(record("c"))
+    assert [one.id for one in run.records()] == ["a", "c"]
+    assert all(json.loads(line) for line in (run.folder / LINES).read_text().splitlines())
+
+
+def test_what_was_made_from_something_else_is_taken_out_and_all_else_stays(run):
+    for name in "abc":
+        run.append(record(name, content=f"of {name}"))
+    before = (run.folder / LINES).read_bytes()
+    assert run.drop_stale({name: f"of {name}" for name in "abcd"}) == []
+    assert (run.folder / LINES).read_bytes() == before
+    assert run.drop_stale({"a": "of a", "b": "of another"}) == ["b", "c"]
+    assert (run.folder / LINES).read_bytes() == before.splitlines(keepends=True)[0]
+    assert [path.name for path in run.folder.iterdir() if LINES in path.name] == [LINES]
+
+
+def test_one_writes_at_a_time(run):
+    with run.writing(), pytest.raises(UsageError, match="another hil writes"), SuiteRun.open(run.folder).writing():
+        pass
+    with run.writing():
+        pass
+
+
+def test_a_folder_holds_one_run(run):
+    with pytest.raises(UsageError, match="holds a suite run already"):
+        SuiteRun.create(run.folder, {})
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": 99}', '{"no": 1}'])
+def test_what_is_no_run_is_said_to_be_none(tmp_path, text):
+    if text is not None:
+        (tmp_path / HEAD).write_text(text)
+    with pytest.raises(UsageError, match=r"no suite run|cannot be read|newer hil"):
+        SuiteRun.open(tmp_path)
+
+
+def test_tensors_are_kept_below_their_case(run):
+    files = run.save_tensors("a", "outputs", {"y/0": np.arange(3)})
+    assert files[0] == run.case_folder("a") / "outputs" / "0-y_0.npy"
+    assert (np.load(files[0]) == np.arange(3)).all()
+
+
+def test_a_record_that_found_no_room_is_an_error_and_not_half_a_line(run, tmp_path):
+    # A limit of the file's size stands for a full disk: the first write of what goes beyond it is a short one.
+    script = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from hil.controller.workloads.suites.record import CaseRecord\n"
+        "from hil.controller.workloads.suites.store import SuiteRun\n"
+        "from hil.errors import StorageError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "run = SuiteRun.open(Path(sys.argv[1]))\n"
+        "try:\n"
+        "    run.append(CaseRecord('a', 'm', 's', 'iree', 'iree', 'FAIL', 'FAIL', message='x' * 4000))\n"
+        "except StorageError:\n"
+        "    print('said')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, run.folder], capture_output=True, text=True, check=False)
+    assert ended.stdout == "said\n", ended.stderr
+    assert run.records() == []
+    with run.writing():
+        run.append(record("b"))
+    assert [one.id for one in run.records()] == ["b"]

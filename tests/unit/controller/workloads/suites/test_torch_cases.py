@@ -1,0 +1,33 @@
+"""Suites of flows that start from PyTorch, as far as they go without it: tests/frameworks/executorch has the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from hil.controller.models.flows import flows
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.workloads.suites.sources import open_suite
+from hil.controller.workloads.suites.torch_cases import quantises, starts_from_torch
+from hil.errors import UsageError
+
+
+def test_flows_of_executorch_start_from_torch_and_no_others():
+    found = {name for name, flow in flows().items() if starts_from_torch(flow)}
+    assert {"executorch-portable", "xnnpack"} <= found
+    assert not {"iree", "onnxruntime"} & found
+
+
+def test_int8_flows_quantise():
+    known = flows()
+    assert [quantises(known[name]) for name in ("xnnpack", "xnnpack-static-int8-per-channel")] == [False, True]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("executorch") is not None, reason="executorch is installed here")
+@pytest.mark.parametrize("suite", ["operators", "models"])
+def test_without_executorch_it_is_said_what_to_install(suite, isolated, tmp_path):
+    with pytest.raises(UsageError, match="this needs executorch") as refused:
+        open_suite(suite, flows()["xnnpack"], Workshop(Cache(tmp_path), isolated))
+    assert refused.value.hint == "pip install 'hil[executorch]'"

@@ -1,0 +1,113 @@
+"""hil's own models: what they are, that they stay the same, and that a reference can run each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from hil.controller.backends.references import refer_with_fallback
+from hil.controller.models.importers import import_model
+from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.suites.model_cases import SuiteModel
+from hil.controller.workloads.suites.zoo import BUILDERS, build, zoo_models
+
+
+@pytest.fixture(scope="module")
+def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+@pytest.fixture(scope="module")
+def models(shop: Workshop) -> dict[str, SuiteModel]:
+    return {model.name: model for model in zoo_models(shop)}
+
+
+def operators(model: SuiteModel) -> set[str]:
+    return {node.op_type for node in onnx.load(model.path).graph.node}
+
+
+def test_there_are_about_twenty_and_the_digits(models):
+    assert len(models) >= 23
+    assert {"digits_cnn", "digits_cnn_int8", "digits_cnn_batch"} <= set(models)
+
+
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [
+        ("resnet", {"Conv", "BatchNormalization", "Add", "GlobalAveragePool"}),
+        ("mobilenet", {"Conv", "Clip", "Add"}),
+        ("squeeze_excite", {"HardSwish", "HardSigmoid", "GlobalAveragePool"}),
+        ("unet", {"ConvTranspose", "Resize", "Concat", "MaxPool"}),
+        ("quantised_cnn", {"QuantizeLinear", "DequantizeLinear", "Conv"}),
+        ("transformer", {"Softmax", "LayerNormalization", "MatMul"}),
+        ("decoder", {"Gather", "Where", "Softmax"}),
+        ("mixer", {"Gelu", "LayerNormalization"}),
+        ("lstm", {"LSTM"}),
+        ("gru", {"GRU"}),
+        ("branches", {"If"}),
+        ("loop", {"Loop"}),
+        ("scan", {"Scan"}),
+        ("beam_step", {"TopK", "ArgMax"}),
+    ],
+)
+def test_each_architecture_has_the_operators_that_make_it(models, name, has):
+    assert has <= operators(models[name])
+
+
+def test_depthwise_convolutions_have_a_group_for_each_channel(models):
+    groups = [
+        attribute.i
+        for node in onnx.load(models["mobilenet"].path).graph.node
+        for attribute in node.attribute
+        if attribute.name == "group"
+    ]
+    assert max(groups) == 36
+
+
+def test_building_again_gives_the_same_bytes(models, tmp_path):
+    build(str(tmp_path))
+    assert [
+        name for name in BUILDERS if (tmp_path / f"{name}.onnx").read_bytes() != models[name].path.read_bytes()
+    ] == []
+
+
+def test_they_are_small(models):
+    assert max(model.path.stat().st_size for model in models.values()) < 200_000
+
+
+def test_the_digits_come_with_images_to_run_and_others_to_calibrate_with(models):
+    given = models["digits_cnn_batch"].given()["image"]
+    samples = models["digits_cnn_batch"].calibration()
+    assert given.shape == (4, 1, 8, 8)
+    assert len(samples) > 10
+    assert all(sample["image"].shape == given.shape for sample in samples)
+    assert not any(np.array_equal(sample["image"], given) for sample in samples)
+
+
+def test_a_reference_runs_every_model_and_finds_something_to_compare(models, shop, tmp_path):
+    sources = {}
+    for model in models.values():
+        read = import_model(model.path, dims=model.dims, isolated=shop.isolated, cache=shop.cache)
+        inputs = make_inputs(read.inputs, model.given(), ranges=read.ranges, dims=read.dims)
+        result = refer_with_fallback(
+            read,
+            inputs,
+            cache=shop.cache,
+            isolated=shop.isolated,
+            recompute=False,
+            timeout=120.0,
+            log=Path(tmp_path) / "reference.log",
+        )
+        sources[model.name] = result.source
+        for name, value in result.outputs.items():
+            numbers = value.astype(np.float64)
+            assert np.isfinite(numbers).all(), (model.name, name)
+            assert numbers.size == 1 or np.ptp(numbers) > 0, (model.name, name)
+    # What ONNX Runtime has no kernels for is answered by another, and says so.
+    assert [name for name, source in sources.items() if not source.startswith("onnxruntime")] == ["bfloat16"]

@@ -1,0 +1,70 @@
+"""What is read from what an agent says of its board: what passes, and what is worth a warning."""
+
+from __future__ import annotations
+
+import pytest
+
+from hil.controller.devices.health.check import Check
+from hil.controller.workloads.board_checks import of_info
+
+NOW_NS = 1_790_000_000_000_000_000
+
+
+def reading(name: str, value: float | str) -> dict:
+    """As MessageToDict gives it: without what is 0 or empty."""
+    return (
+        {"name": name, "text": value}
+        if isinstance(value, str)
+        else {"name": name, **({"value": value} if value else {})}
+    )
+
+
+def look(*readings: dict, off_s: float = 0.0) -> dict[str, Check]:
+    info = {"wall_ns": str(NOW_NS + round(off_s * 1e9)), "readings": list(readings)}
+    return {one.name: one for one in of_info(info, NOW_NS)}
+
+
+def test_a_good_board_passes():
+    found = look(
+        reading("cpu0 governor", "performance"),
+        reading("cpu4 governor", "schedutil"),
+        reading("cooling_device0 (thermal-cpufreq-0)", 0.0),
+        reading("firmware throttling", "0xd0000"),
+        reading("throttle events", 12.0),
+        reading("free memory", 512.0),
+    )
+    assert {name: one.state for name, one in found.items()} == {"clock": "pass", "governor": "pass", "memory": "pass"}
+    assert not any(one.mend for one in found.values())
+    assert found["governor"].found == "cpu0 performance, cpu4 schedutil"
+
+
+def test_what_a_board_does_not_show_is_not_judged():
+    assert list(of_info({}, NOW_NS)) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "name", "said"),
+    [
+        (reading("cpu0 governor", "powersave"), "governor", "cpu0 powersave"),
+        (
+            reading("cooling_device3 (thermal-cpufreq-0)", 2.0),
+            "throttling",
+            "cooling_device3 (thermal-cpufreq-0) at step 2",
+        ),
+        (reading("firmware throttling", "50005"), "throttling", "firmware throttling 50005"),
+        (reading("free memory", 12.0), "memory", "12 MiB free"),
+        (reading("free memory", 0.0), "memory", "0 MiB free"),
+    ],
+)
+def test_what_leaves_times_or_room_in_doubt_is_a_warning_with_a_mend(shown, name, said):
+    one = look(shown)[name]
+    assert (one.state, one.found) == ("warn", said)
+    assert one.mend
+
+
+@pytest.mark.parametrize(("off_s", "said"), [(3600.0, "3600.0 s ahead of"), (-90.0, "90.0 s behind")])
+def test_a_wall_clock_that_is_off_is_a_warning(off_s, said):
+    one = look(off_s=off_s)["clock"]
+    assert one.state == "warn"
+    assert said in one.found
+    assert look(off_s=off_s / 1000 / 100)["clock"].state == "pass"

@@ -1,0 +1,88 @@
+"""What a CPU shows: /proc/cpuinfo of real boards (shortened), and of an emulator that shows its host's."""
+
+from __future__ import annotations
+
+import platform
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from hil.core.cpuinfo import CpuInfo, cpu_info
+
+X86 = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) N100
+flags\t\t: fpu sse2 cx8 avx2
+bugs\t\t:
+
+processor\t: 1
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) N100
+flags\t\t: fpu sse2 cx8
+"""
+BIG_LITTLE = """processor\t: 0
+Features\t: fp asimd evtstrm aes
+CPU implementer\t: 0x41
+CPU part\t: 0xd03
+
+processor\t: 1
+Features\t: fp asimd evtstrm aes
+CPU implementer\t: 0x41
+CPU part\t: 0xd03
+
+processor\t: 4
+Features\t: fp asimd evtstrm aes
+CPU implementer\t: 0x41
+CPU part\t: 0xd08
+
+Hardware\t: RK3399
+Model\t\t: Some Board
+"""
+RISCV = """processor\t: 0
+hart\t\t: 0
+isa\t\t: rv64imafdc_zicsr_zba_zbb
+mmu\t\t: sv39
+uarch\t\t: sifive,u74-mc
+"""
+
+
+def auxv(hwcap: int, hwcap2: int) -> bytes:
+    return struct.pack("<8Q", 3, 0x400040, 16, hwcap, 26, hwcap2, 0, 0)
+
+
+def test_of_several_cores_only_what_all_have_counts():
+    assert cpu_info("x86_64", X86) == CpuInfo("Intel(R) N100", ("fpu", "sse2", "cx8"))
+
+
+def test_the_kinds_of_arm_core_are_told_in_their_order():
+    info = cpu_info("aarch64", BIG_LITTLE)
+    assert info == CpuInfo("Some Board", ("fp", "asimd", "evtstrm", "aes"), ("0x41:0xd03", "0x41:0xd08"))
+
+
+def test_a_riscv_isa_is_split_into_its_extensions():
+    assert cpu_info("riscv64", RISCV) == CpuInfo("sifive,u74-mc", ("rv64imafdc", "zicsr", "zba", "zbb"))
+
+
+def test_the_cpuinfo_of_an_emulators_host_is_not_the_boards():
+    assert cpu_info("aarch64", X86) == CpuInfo()
+    assert cpu_info("x86_64", BIG_LITTLE, auxv(3, 0)) == CpuInfo()
+
+
+def test_then_an_aarch64_board_is_known_by_its_auxiliary_vector():
+    info = cpu_info("aarch64", X86, auxv(1 << 0 | 1 << 1 | 1 << 8 | 1 << 20, 1 << 13))
+    assert info == CpuInfo(features=("fp", "asimd", "atomics", "asimddp", "i8mm"))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "no colon", "processor: 0\n\nprocessor: 1"])
+@pytest.mark.parametrize("vector", [b"", b"odd"])
+def test_what_is_not_shown_is_absent(text, vector):
+    assert cpu_info("aarch64", text, vector) == CpuInfo()
+    assert cpu_info("pdp11", X86, vector) == CpuInfo()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_this_machine_shows_its_cpu():
+    info = cpu_info(platform.machine(), Path("/proc/cpuinfo").read_text(), Path("/proc/self/auxv").read_bytes())
+    assert info.features

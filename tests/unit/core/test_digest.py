@@ -1,0 +1,65 @@
+"""Digests of files that somebody alters meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hil.core import digest
+
+# Cuts a file and makes it long again, without end.
+CUT = """
+import os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+while True:
+    os.ftruncate(file, 0)
+    os.ftruncate(file, 64 << 20)
+"""
+READ = """
+import sys, time
+from pathlib import Path
+from hil import digest
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    digest.digest_file(Path(sys.argv[1]))
+"""
+
+
+def test_a_file_that_is_cut_while_it_is_read_ends_nobody(tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    with subprocess.Popen([sys.executable, "-c", CUT, str(file)]) as cutting:
+        try:
+            reading = subprocess.run([sys.executable, "-c", READ, str(file)], timeout=60)
+        finally:
+            cutting.kill()
+    assert reading.returncode == 0
+
+
+def test_a_file_that_grows_has_the_digest_of_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 100)
+    opened = digest.open_file
+
+    def grown(path: Path):
+        file = opened(path)
+        size = os.fstat(file.fileno()).st_size
+        monkeypatch.setattr(os, "fstat", lambda _: os.stat_result((0,) * 6 + (size,) + (0,) * 3))
+        path.write_bytes(b"x" * 1000)
+        return file
+
+    monkeypatch.setattr(digest, "open_file", grown)
+    assert digest.digest_file(file, "sha256") == f"sha256:{hashlib.sha256(b'x' * 100).hexdigest()}"
+
+
+@pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 9 << 20])
+def test_large_files_have_the_digest_of_their_bytes(tmp_path: Path, size: int):
+    (tmp_path / "file").write_bytes(os.urandom(size))
+    for algorithm in digest.ALGORITHMS:
+        whole = digest.digest_of((tmp_path / "file").read_bytes(), algorithm)
+        assert digest.digest_file(tmp_path / "file", algorithm) == whole

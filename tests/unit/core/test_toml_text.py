@@ -1,0 +1,37 @@
+"""TOML that nobody vouches for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.farm.terms import load_terms
+from hil.controller.models.flows.read import read_flows
+from hil.controller.workloads.study.plan import LIST, read_study
+from hil.controller.workloads.suites.expected_file import parse
+from hil.core.boards import load_board
+from hil.core.toml_text import parse_toml
+from hil.errors import UsageError
+
+READERS = {
+    "board": lambda path: load_board(str(path)),
+    "terms": load_terms,
+    "flows": read_flows,
+    "expected": lambda path: parse(path.read_text(), path),
+    "study": lambda path: read_study(path.parent),
+}
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 10_000, "a = " + "9" * 6000, "a = ", "[a"], ids=range(4))
+@pytest.mark.parametrize("kind", READERS)
+def test_what_python_does_not_read_is_told_with_the_files_name(tmp_path: Path, kind: str, text: str) -> None:
+    path = tmp_path / (LIST if kind == "study" else "x.toml")
+    path.write_text(text)
+    with pytest.raises(UsageError, match="cannot be read") as refused:
+        READERS[kind](path)
+    assert str(path) in refused.value.message
+
+
+def test_toml_is_read() -> None:
+    assert parse_toml("[a]\nb = 1", None) == {"a": {"b": 1}}

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hil.controller.devices.board_resolver import choose
+from hil.core.boards import BoardConfig, load_board, read_board, trust_digest
+from hil.core.trust import distrust, trust, trusted_folders
+from hil.errors import UsageError
+
+HARMLESS = """
+[board]
+hw_type = "rpi5"
+description = "a board"
+runtime = "onnxruntime"
+[devices]
+iree = "local-task"
+[labels]
+chip = "a76"
+[simulator]
+memory_limit = 1000
+faults = ["crash"]
+[runtime]
+kind = "command"
+tensors = "npy"
+version = "1.4"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somebody's project with board configs, as the working directory."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HIL_BOARDS", raising=False)
+    made = tmp_path / "project" / "board_configs"
+    made.mkdir(parents=True)
+    monkeypatch.chdir(made.parent)
+    return made
+
+
+def write(folder: Path, text: str) -> BoardConfig:
+    (folder / "lab.toml").write_text(text)
+    return read_board(folder / "lab.toml")
+
+
+def trust_configs(folder: Path, config: BoardConfig) -> None:
+    trust(folder, {config.path: trust_digest(config)})
+
+
+def refused(word: str = "have not trusted") -> bool:
+    with pytest.raises(UsageError, match=word):
+        load_board("lab")
+    return True
+
+
+def test_a_config_that_only_describes_a_board_needs_no_trust(folder):
+    write(folder, HARMLESS)
+    assert load_board("lab").hw_type == "rpi5"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('[connection]\naddress = "unix:/a"', '[connection]\ntoken_file = "/etc/passwd"', "[connection]\nfence = 3"),
+        '[connection]\nfolder = "/"',
+        '[connection]\nidentity = "~/.ssh/id_rsa"',
+        '[compile_flags]\niree = ["-o", "/tmp/x"]',
+        *('[power]\nreset = ["touch", "x"]', '[power]\non = { url = "http://evil/" }', "[power]\nboot_s = 3"),
+        *('[runtime]\nprogram = "sh"', '[runtime]\nfile = "/etc/passwd"', '[runtime]\nflags = ["-c"]'),
+        '[runtime]\nenvironment = { LD_PRELOAD = "x" }',
+        *('[labgrid]\nclient = "./x"', '[labgrid]\nplace = "p"'),
+    ],
+)
+def test_a_config_that_does_more_is_refused_until_it_is_trusted_and_when_it_was_altered(folder, text):
+    config = write(folder, f"{HARMLESS.partition('[runtime]')[0]}{text}\n")
+    assert refused()
+    trust_configs(folder, config)
+    assert load_board("lab").path == folder / "lab.toml"
+    write(folder, f"{config.text}# altered\n")
+    assert refused("altered since")
+    write(folder, config.text)
+    assert load_board("lab")
+    assert distrust(folder) and not distrust(folder)
+    assert refused()
+
+
+def test_a_file_that_was_typed_is_trusted_and_one_that_a_variable_names_is_where_it_is_absolute(folder, monkeypatch):
+    write(folder, '[connection]\naddress = "unix:/a"\n')
+    assert choose("board_configs/lab.toml").config.connection.address == "unix:/a"
+    monkeypatch.setenv("HIL_BOARD", "board_configs/lab.toml")
+    with pytest.raises(UsageError, match=r"have not trusted.*HIL_BOARD names it"):
+        choose()
+    monkeypatch.setenv("HIL_BOARD", str(folder / "lab.toml"))
+    assert choose().config.connection.address == "unix:/a"
+
+
+def test_a_program_beside_the_config_is_trusted_as_it_is(folder):
+    for text in ('[power]\nreset = ["../reset.sh"]\n', '[runtime]\nfile = "../reset.sh"\n'):
+        script = folder.parent / "reset.sh"
+        script.write_text("true")
+        trust_configs(folder, write(folder, text))
+        assert load_board("lab")
+        script.write_text("evil")
+        assert refused("altered since")
+        script.unlink()
+        assert refused("altered since")
+
+
+def test_another_folder_of_the_same_content_is_not_trusted(folder, tmp_path, monkeypatch):
+    config = write(folder, '[power]\nreset = ["touch"]\n')
+    trust_configs(folder, config)
+    other = tmp_path / "other" / "board_configs"
+    other.mkdir(parents=True)
+    write(other, config.text)
+    monkeypatch.chdir(other.parent)
+    assert refused()
+
+
+def test_a_link_is_trusted_for_what_it_leads_to(folder, tmp_path):
+    there = tmp_path / "there.toml"
+    there.write_text('[power]\nreset = ["touch"]\n')
+    (folder / "lab.toml").symlink_to(there)
+    assert refused()
+    trust_configs(folder, read_board(folder / "lab.toml"))
+    assert load_board("lab")
+    there.write_text('[power]\nreset = ["rm"]\n')
+    assert refused("altered since")
+
+
+def test_another_checkout_of_hil_is_a_folder_like_any_other(folder):
+    (folder.parent / "hil").mkdir()
+    (folder.parent / "pyproject.toml").write_text('[project]\nname = "hil"\n')
+    write(folder, '[power]\nreset = ["touch"]\n')
+    assert refused()
+
+
+def test_what_is_trusted_is_the_users_alone_to_say(folder, tmp_path):
+    config = write(folder, '[power]\nreset = ["touch"]\n')
+    trust_configs(folder, config)
+    kept = tmp_path / "config/hil/trusted.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in kept.parent.iterdir()] == ["trusted.json"]
+    assert list(trusted_folders()) == [str(folder)]
+    kept.chmod(0o620)
+    assert refused("others may write")
+    kept.chmod(0o600)
+    for text in ("", "{", "[]", "3", "{}", '{"folders": 3}', '{"folders": {"a": 3}}', '{"folders": {"a": {"b": 3}}}'):
+        kept.write_text(text)
+        assert refused("is damaged")
+    kept.write_text(json.dumps({"schema": 1, "folders": {}}))
+    assert refused()
+
+
+def test_without_a_home_nothing_is_trusted(folder, monkeypatch):
+    monkeypatch.setattr("hil.core.trust.user_folder", lambda: None)
+    config = write(folder, '[power]\nreset = ["touch"]\n')
+    assert refused()
+    with pytest.raises(UsageError, match="no home"):
+        trust_configs(folder, config)
+
+
+def test_a_file_that_was_trusted_with_two_folders_is_trusted_with_neither_once_one_is_removed(folder):
+    config = write(folder, '[connection]\naddress = "unix:/a"\n')
+    digests = {config.path: trust_digest(config)}
+    for removed in (folder, folder.parent):
+        trust(folder.parent, digests)
+        trust(folder, digests)
+        assert load_board("lab")
+        assert distrust(removed)
+        with pytest.raises(UsageError, match="have not trusted"):
+            load_board("lab")
+
+
+def test_what_a_file_said_when_it_was_trusted_with_another_folder_counts_no_longer(folder):
+    for text in ('[connection]\naddress = "unix:/old"\n', '[connection]\naddress = "unix:/new"\n'):
+        config = write(folder, text)
+        trust(folder.parent if "old" in text else folder, {config.path: trust_digest(config)})
+    assert load_board("lab")
+    write(folder, '[connection]\naddress = "unix:/old"\n')
+    with pytest.raises(UsageError, match="altered since"):
+        load_board("lab")

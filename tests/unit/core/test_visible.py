@@ -1,0 +1,131 @@
+"""What others say never reaches a terminal raw: every way to it goes through one function."""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+import hil
+from hil.controller.storage.console import Console
+from hil.controller.storage.texts import plain
+from hil.core.visible import VisibleStream, visible
+
+# Every character that a terminal, a pager or an editor may obey.
+HOSTILE = (
+    *map(chr, [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)]),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ud800\udfff",
+)
+ATTACK = "a\x1b]0;title\x07b\x1b[2J\x9b31m\u202ec\x08\x7f"
+SHOWN = r"a\x1b]0;title\x07b\x1b[2J\x9b31m\u202ec\x08\x7f"
+# rich itself leaves out bells and backspaces.
+SHOWN_BY_RICH = SHOWN.replace(r"\x07", "").replace(r"\x08", "")
+
+
+@pytest.mark.parametrize("char", HOSTILE, ids=lambda char: f"{ord(char):04x}")
+def test_what_a_terminal_obeys_is_written_out(char: str):
+    shown = visible(f"a{char}b")
+    assert shown in (f"a\\x{ord(char):02x}b", f"a\\u{ord(char):04x}b")
+    assert shown.isprintable() and visible(shown) == shown
+
+
+def test_what_people_write_stays_as_it_is():
+    text = "plain, tab\tline\nñandú 漢字 é 👍 ␛ \\x1b [bold]"
+    assert visible(text) == text
+    assert visible("a\r\nb") == "a\nb"
+    assert visible("50%\r100%") == "50%\\x0d100%"
+
+
+def test_a_console_keeps_its_colours_and_shows_others():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=200, color_system="standard", _environ={})
+    table = Table(ATTACK, title=ATTACK)
+    table.add_row(Text(ATTACK, "red"))
+    for what in (ATTACK, Text(ATTACK, "bold"), table):
+        console.print(what, markup=False, highlight=False)
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
+    shown = file.getvalue()
+    assert shown.count(SHOWN_BY_RICH) >= 4 and shown.count(r"a\x1b]0;title") == 10
+    assert "\x1b[1m" in shown and "\x1b[31m" in shown
+    for escape in ("\x1b]", "\x1b[2J", "\x9b", "\u202e", "\x07", "\x08", "\x7f"):
+        assert escape not in shown
+
+
+def test_a_console_on_a_visible_stream_colours_and_a_print_does_not():
+    own = io.StringIO()
+    stream = VisibleStream(own)
+    console = Console(file=stream, force_terminal=True, color_system="standard", _environ={})  # type: ignore[arg-type]
+    console.print(Text(ATTACK, "red"), soft_wrap=True)
+    print(ATTACK, file=stream)
+    stream.writelines([ATTACK, "\n"])
+    assert own.getvalue() == f"\x1b[31m{SHOWN_BY_RICH}\x1b[0m\n{SHOWN}\n{SHOWN}\n"
+    assert not hasattr(stream, "buffer")
+
+
+def test_reports_hold_nothing_to_obey():
+    assert plain("\x1b[31mred\x1b[0m\x9b2J\u202e\x85\x00") == "red2J\\u202e\\x85"
+
+
+WRITES = ("os.write(1,", "os.write(2,")
+# What is no text for people: programs that run on a board, and the questions, which are made visible there.
+APART = ("board_relay.py", "board_side.py", "prompts.py", "console.py")
+
+
+def around(tree: ast.AST) -> list[int]:
+    """Lines that would bring text to a terminal around hil's own streams and console."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        code = ast.unparse(node) if isinstance(node, (ast.Attribute, ast.ImportFrom, ast.Call, ast.Constant)) else ""
+        if (
+            code.endswith(("__stdout__", "__stderr__", "stdout.buffer", "stderr.buffer"))
+            or code.startswith(("from rich import print", "from rich.console import Console", *WRITES))
+            or code == "'/dev/tty'"
+        ):
+            found.append(node.lineno)  # type: ignore[attr-defined]
+        found += around(node)
+    return found
+
+
+def test_nothing_goes_around_the_one_place():
+    """Text comes to a terminal by sys.stdout and sys.stderr, which commands wrap, and by hil's own Console."""
+    root = Path(hil.__file__).parent
+    sources = [path for path in root.rglob("*.py") if path.name not in APART and "virtual_board" not in path.parts]
+    found = {path.name: lines for path in sources if (lines := around(ast.parse(path.read_text())))}
+    assert not found
+    assert around(ast.parse("import sys\ndef f():\n  sys.stdout.buffer.write(b'')")) == [3]
+
+
+@pytest.mark.parametrize("module", ["controller/cli/main.py", "agent/__main__.py", "sim/__main__.py"])
+def test_every_command_wraps_its_streams_first(module: str):
+    (main,) = (
+        node
+        for node in ast.parse((Path(hil.__file__).parent / module).read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "main"
+    )
+    calls = [ast.unparse(node) for node in main.body[:3]]
+    assert "show_visibly()" in calls
+
+
+def test_tables_of_a_farm_keep_their_colours_and_show_what_others_wrote(monkeypatch: pytest.MonkeyPatch):
+    from hil.controller.cli.farm_tables import Column, line, show, table
+
+    own = io.StringIO()
+    monkeypatch.setattr(own, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", VisibleStream(own))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "300")
+    for variable in ("NO_COLOR", "CI", "FORCE_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    column = Column("purpose", lambda row: (row["purpose"], "red"))
+    show(table([column], [{"purpose": ATTACK}], 300), line((ATTACK, "green"), ATTACK))
+    shown = own.getvalue()
+    assert "\x1b[31m" in shown and "\x1b[32m" in shown
+    for escape in ("\x1b]", "\x1b[2J", "\x9b", "\u202e", "\x07", "\x08", "\x7f"):
+        assert escape not in shown

@@ -1,0 +1,149 @@
+"""What ExecuTorch's files say, read without it; and that a damaged or hostile one is an error, nothing worse."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flatbuffers import Builder
+from support.executorch_crafted import bundled
+
+from hil.formats.executorch_file import is_bundle, mapped, pick_method, program_in, read_cases, read_methods
+from hil.formats.flatbuffer import Damaged
+
+FILES = Path(__file__).parent / "executorch_files"
+
+
+def data(name: str) -> memoryview:
+    return mapped(FILES / name)
+
+
+def test_a_program_tells_its_methods_signature_and_needs():
+    methods = read_methods(data("linear.pte"))
+    assert list(methods) == ["forward"]
+    method = methods["forward"]
+    assert [str(spec) for _, spec in method.input_specs()] == ["input0: 2x4 float32"]
+    assert [str(spec) for _, spec in method.output_specs()] == ["output0: 2x3 float32", "output1: 2x4 float32"]
+    assert method.backends == ("XnnpackBackend",)
+    assert method.operators == ("dim_order_ops::_to_dim_order_copy.out",)
+
+
+def test_numbers_are_constants_and_no_tensors():
+    method = read_methods(data("numbers.pte"))["forward"]
+    assert [(value.kind, value.constant) for value in method.inputs] == [
+        ("tensor", None),
+        ("int", 2),
+        ("double", 0.5),
+        ("bool", True),
+    ]
+    assert [place for place, _ in method.input_specs()] == [0]
+    assert [spec.name for _, spec in method.output_specs()] == ["output0"]
+
+
+def test_a_shape_that_may_vary_is_open_with_a_bound():
+    method = read_methods(data("dynamic.pte"))["forward"]
+    assert method.inputs[0].sizes == (8, 4)
+    assert method.inputs[0].dynamic
+    assert method.input_specs()[0][1].shape == ("input0.dim0", "input0.dim1")
+    assert method.output_specs()[0][1].shape == (None, None)
+
+
+def test_the_order_of_dimensions_in_memory_is_told():
+    method = read_methods(data("channels_last.pte"))["forward"]
+    assert method.inputs[0].sizes == (1, 3, 8, 8)
+    assert method.inputs[0].order == (0, 2, 3, 1)
+
+
+def test_a_method_is_picked_by_name_or_is_the_only_one_or_forward():
+    (method,) = read_methods(data("linear.pte")).values()
+    assert pick_method({"a": method}, "") is method
+    assert pick_method({"a": method, "forward": method}, "") is method
+    assert pick_method({"a": method, "b": method}, "") is None
+    assert pick_method({"a": method}, "b") is None
+
+
+def test_a_bundled_program_tells_its_cases_and_holds_its_program():
+    bundle = data("mixed.bpte")
+    assert is_bundle(bundle)
+    assert not is_bundle(data("linear.pte"))
+    program = program_in(bundle)
+    assert bytes(program[4:8]) == b"ET12"
+    assert read_methods(program) == read_methods(bundle)
+    (cases,) = read_cases(bundle).values()
+    assert len(cases) == 3
+    x, factor = cases[1].inputs
+    fractions, positive, integers = cases[1].expected_outputs
+    assert (x.dtype, x.shape, factor) == (np.float32, (2, 4), 3)
+    assert (fractions.dtype, fractions.shape) == (np.float32, (2, 3))
+    np.testing.assert_array_equal(positive, x > 0)
+    np.testing.assert_array_equal(integers, x.astype(np.int64))
+
+
+def read_all(view: memoryview) -> None:
+    for method in read_methods(view).values():
+        method.input_specs(), method.output_specs()
+    if is_bundle(view):
+        read_cases(view)
+
+
+@pytest.mark.parametrize("name", ["linear.pte", "numbers.pte", "mixed.bpte"])
+def test_a_file_that_is_cut_off_or_altered_anywhere_is_an_error_or_another_file(name: str):
+    whole = bytes(data(name))
+    rolled = random.Random(name)
+    damaged = [whole[: rolled.randrange(len(whole))] for _ in range(100)]
+    for _ in range(400):
+        altered = bytearray(whole)
+        for _ in range(rolled.randrange(1, 6)):
+            at = rolled.randrange(len(altered))
+            altered[at : at + 4] = rolled.choice((b"\xff" * 4, b"\0" * 4, rolled.randbytes(4)))[: len(altered) - at]
+        damaged.append(bytes(altered))
+    refused = 0
+    for one in damaged:
+        try:
+            read_all(memoryview(one))
+        except Damaged:
+            refused += 1
+    assert refused > 50
+
+
+def test_what_is_no_such_file_says_so(tmp_path: Path):
+    empty = tmp_path / "empty.pte"
+    empty.touch()
+    with pytest.raises(Damaged, match="it is empty"):
+        mapped(empty)
+    for content, said in (
+        (b"x" * 64, "it is no ExecuTorch program"),
+        (b"\0\0\0\0ET11" + b"\0" * 64, "of the version b'ET11'"),
+    ):
+        with pytest.raises(Damaged, match=said):
+            read_methods(memoryview(content))
+    with pytest.raises(Damaged, match="it is no ExecuTorch bundled program"):
+        read_cases(data("linear.pte"))
+
+
+def test_a_small_file_that_tells_of_a_huge_one_is_refused():
+    def shared(builder: Builder, table: int) -> int:
+        builder.StartVector(4, 3000, 4)
+        for _ in range(3000):
+            builder.PrependUOffsetTRelative(table)
+        return builder.EndVector()
+
+    builder = Builder()
+    builder.StartObject(1)
+    values = shared(builder, builder.EndObject())
+    builder.StartObject(3)
+    builder.PrependUOffsetTRelativeSlot(2, values, 0)
+    methods = shared(builder, builder.EndObject())  # 3000 times the same method, of 3000 times the same value
+    builder.StartObject(2)
+    builder.PrependUOffsetTRelativeSlot(1, methods, 0)
+    builder.Finish(builder.EndObject(), file_identifier=b"ET12")
+    with pytest.raises(Damaged, match="the same over and over"):
+        read_methods(memoryview(bytes(builder.Output())))
+
+
+@pytest.mark.parametrize("sizes", [[1] * 70, [0, 2**31 - 1, 2**31 - 1, 2**31 - 1]])
+def test_a_case_with_a_tensor_of_an_absurd_shape_is_refused(sizes: list[int]):
+    with pytest.raises(Damaged, match="shape"):
+        read_cases(bundled([sizes]))

@@ -1,0 +1,96 @@
+"""Tensors out of device memory that the host may map, and out of such that it may not."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+rt = pytest.importorskip("iree.runtime")
+
+from hil.errors import RunFailed  # noqa: E402
+from hil.formats import iree_buffers  # noqa: E402 (it imports iree.runtime)
+
+ARRAYS = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.array([True, False, True]),
+    np.array([[1, 2, 3]], ml_dtypes.bfloat16),
+    np.array([-3, 7, 1], ml_dtypes.int4),
+    np.zeros((0, 4), np.int64),
+    np.array(2.5, np.float64),
+    np.arange(1 << 16, dtype=np.int32),
+]
+
+
+class GpuBuffer:
+    """A device's buffer that the host cannot map, as of most GPUs: it is a buffer of the CPU's that refuses to be."""
+
+    def __init__(self, buffer) -> None:
+        self.buffer = buffer
+
+    def byte_length(self) -> int:
+        return self.buffer.byte_length()
+
+    def memory_type(self) -> int:
+        return int(rt.MemoryType.DEVICE_LOCAL)
+
+    def allowed_usage(self) -> int:
+        return int(rt.BufferUsage.DEFAULT)
+
+
+class GpuView:
+    def __init__(self, view) -> None:
+        self.element_type, self.shape = view.element_type, view.shape
+        self.buffer = view.get_buffer()
+
+    def get_buffer(self) -> GpuBuffer:
+        return GpuBuffer(self.buffer)
+
+    def map(self):
+        raise RuntimeError("Could not map memory: PERMISSION_DENIED; requested usage was not specified: MAPPING_SCOPED")
+
+
+class GpuDevice:
+    """The CPU's device, which copies such buffers and counts how often."""
+
+    def __init__(self, device) -> None:
+        self.device, self.copies = device, 0
+        self.allocator, self.create_semaphore = device.allocator, device.create_semaphore
+
+    def queue_copy(self, source, target, wait, signal) -> None:
+        self.copies += 1
+        self.device.queue_copy(source.buffer, target, wait, signal)
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return rt.get_device("local-task", cache=False)
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.shape}")
+@pytest.mark.parametrize("share", [False, True])
+def test_a_tensor_comes_back_from_memory_that_the_host_can_map(cpu, array, share):
+    back = iree_buffers.array_of(cpu, iree_buffers.view_of(cpu, array, share=share))
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.shape}")
+def test_a_tensor_comes_through_a_staging_buffer_where_the_host_cannot_map_it(cpu, array):
+    gpu = GpuDevice(cpu)
+    back = iree_buffers.array_of(gpu, GpuView(iree_buffers.view_of(cpu, array)))
+    assert gpu.copies == (1 if array.size else 0)
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
+
+
+def test_what_is_declared_tells_whether_integers_have_a_sign(cpu):
+    view = iree_buffers.view_of(cpu, np.array([-1, 2], np.int8))
+    assert iree_buffers.array_of(cpu, view, "uint8").tolist() == [255, 2]
+    assert iree_buffers.array_of(cpu, view).tolist() == [-1, 2]
+
+
+def test_an_element_type_that_hil_has_no_dtype_for_is_told(cpu):
+    view = rt.HalBufferView(iree_buffers.view_of(cpu, np.zeros(4, np.int8)).get_buffer(), [4], 0x7F000008)
+    with pytest.raises(RunFailed, match="element type 0x7f000008"):
+        iree_buffers.array_of(cpu, view)

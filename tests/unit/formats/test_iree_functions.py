@@ -1,0 +1,90 @@
+"""What a module says of its functions, and which of them is called where none is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hil.core.tensors import TensorSpec
+from hil.errors import LoadFailed
+from hil.formats.iree_values import Function, choose_function, entry_points, functions_of, parse_convention
+
+
+class FakeFunction:
+    def __init__(self, name: str, convention: str, reflection: dict[str, str]) -> None:
+        self.reflection = reflection
+        self.text = f"<VmFunction {name}({convention}), reflection = {reflection}>"
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class FakeModule:
+    """A module as IREE's bindings show it."""
+
+    def __init__(self, **functions: tuple[str, dict[str, str]]) -> None:
+        self.functions = functions
+        self.function_names = [*functions, "__init"]
+
+    def lookup_function(self, name: str) -> Any:
+        return FakeFunction(name, *self.functions[name])
+
+
+def found(**functions: tuple[str, dict[str, str]]) -> dict[str, Function]:
+    return functions_of(FakeModule(**functions))
+
+
+def test_the_calling_convention_tells_tensors_from_numbers():
+    inputs, outputs = parse_convention("0rIifF_rI")
+    assert inputs == (
+        TensorSpec("input0", "", ()),
+        TensorSpec("scalar:input1", "int64", ()),
+        TensorSpec("scalar:input2", "int32", ()),
+        TensorSpec("scalar:input3", "float32", ()),
+        TensorSpec("scalar:input4", "float64", ()),
+    )
+    assert outputs == (TensorSpec("output0", "", ()), TensorSpec("scalar:output1", "int64", ()))
+    assert parse_convention("0v_v") == ((), ())
+
+
+@pytest.mark.parametrize("text", ["", "1r_r", "0r", "0CrD_r", "0rx_r"])
+def test_a_calling_convention_that_hil_does_not_know_is_refused(text):
+    with pytest.raises(LoadFailed, match="calling convention"):
+        parse_convention(text)
+
+
+def test_a_declaration_goes_before_the_calling_convention():
+    name = "net (v2)"
+    functions = found(
+        **{name: ("0r_r", {"iree.abi.declaration": f"sync func @{name}(%x: tensor<2xf32>) -> (%y: i32)"})}
+    )
+    assert functions[name].signature() == (
+        (TensorSpec("x", "float32", (2,)),),
+        (TensorSpec("scalar:y", "int32", ()),),
+    )
+
+
+def test_neither_the_async_face_nor_one_with_fences_is_the_default():
+    fences = {"iree.abi.model": "coarse-fences"}
+    functions = found(**{"f$async": ("0rrr_r", {}), "f": ("0r_r", {}), "g": ("0rrr_r", fences)})
+    assert entry_points(functions) == ["f"]
+    assert choose_function(functions, "").name == "f"
+    assert choose_function(functions, "g").fences
+    assert choose_function(functions, "f$async").convention == "0rrr_r"
+    # Where there is nothing else, the tool takes it too.
+    assert choose_function(found(g=("0rrr_r", fences)), "").name == "g"
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "said"),
+    [
+        (["f", "g"], "", "several functions and none chosen"),
+        (["f", "main"], "nope", "no function 'nope'"),
+        (["f$async"], "", "no functions"),
+        ([], "", "no functions"),
+    ],
+)
+def test_where_no_function_can_be_chosen_the_names_are_told(names, asked, said):
+    with pytest.raises(LoadFailed, match=said):
+        choose_function(found(**{name: ("0r_r", {}) for name in names}), asked)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hil.core.tensors import DTYPES, TensorSpec, to_bytes
+from hil.protocol import wire
+from hil.protocol.v1 import agent_pb2 as pb
+
+texts = st.text(max_size=30)
+specs = st.builds(
+    TensorSpec,
+    texts,
+    st.sampled_from(DTYPES),
+    st.lists(st.one_of(st.integers(0, 2**40), st.text(min_size=1, max_size=5), st.none()), max_size=5).map(tuple),
+)
+
+
+@given(specs)
+def test_a_spec_comes_back_from_its_message(spec):
+    sent = pb.TensorSpec.FromString(wire.spec_to_message(spec).SerializeToString())
+    assert wire.spec_from_message(sent) == spec
+
+
+@given(st.integers(0, 3 * wire.CHUNK + 7))
+def test_data_messages_are_what_protobuf_would_write(size):
+    data = memoryview(np.arange(size, dtype=np.uint8).data if size else b"")
+    pieces = list(wire.data_messages(data))
+    assert b"".join(pb.PutRequest.FromString(piece).data for piece in pieces) == bytes(data)
+    for piece in pieces[:1] + pieces[-1:]:
+        assert piece == pb.PutRequest(data=pb.PutRequest.FromString(piece).data).SerializeToString()
+
+
+@given(st.binary(max_size=400))
+def test_decoding_by_hand_agrees_with_protobuf(raw):
+    decode = wire._decoder(pb.PutRequest)
+    try:
+        expected = pb.PutRequest.FromString(raw)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            decode(raw)
+        return
+    found = decode(raw)
+    if expected.WhichOneof("kind") == "data":
+        assert bytes(found) == expected.data
+    else:
+        assert found == expected
+
+
+@given(st.binary(max_size=300))
+def test_data_with_any_length_header_is_decoded(payload):
+    decode = wire._decoder(pb.GetReply)
+    for encoded in (pb.GetReply(data=payload).SerializeToString(), *wire.data_messages(memoryview(payload))):
+        assert bytes(decode(encoded)) == payload
+
+
+@pytest.mark.parametrize("size", [0, 1, wire.INLINE_MAX // 4, wire.INLINE_MAX // 4 + 1])
+def test_a_tensor_goes_inline_or_streamed_by_its_size(size):
+    array = np.arange(size, dtype=np.float32)
+    data = to_bytes(array)
+    message, streamed = wire.tensor_to_message("x", "float32", array.shape, data)
+    assert streamed == (data.nbytes > wire.INLINE_MAX)
+    np.testing.assert_array_equal(wire.tensor_from_message(message, data if streamed else None), array)

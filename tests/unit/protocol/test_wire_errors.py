@@ -1,0 +1,241 @@
+"""Every error comes over a real gRPC channel as itself, however long it is and whatever bytes it has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from hil import errors
+from hil.agent.service import BoardService
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.gateway.calls import Calls
+from hil.controller.farm.gateway.metrics import Metrics
+from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.words import Bearer, Role
+from hil.protocol import wire, wire_errors
+from hil.protocol.v1 import agent_pb2 as pb
+
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, errors.HilError) and kind is not errors.HilError
+]
+SIZES = (0, 1, 16 << 10, 1 << 20)
+PARTS = ("message", "hint", "detail")
+# What is repeated to fill a part: plain, four bytes a character, no UTF-8 at all, what gRPC escapes.
+FILLS = {"ascii": "x", "wide": "\U0001f600", "no UTF-8": b"\xff\xfe".decode("utf-8", "surrogateescape"), "nul": "\0%\n"}
+
+
+def filled(fill: str, size: int) -> str:
+    return (fill * (size // len(fill) + 1))[:size]
+
+
+def error_of(kind: type[errors.HilError], part: str, text: str) -> errors.HilError:
+    return kind(**{"message": "what", "hint": "do", "detail": "tail", part: text})
+
+
+class Failing(BoardService):
+    """An agent's board whose Describe fails with ``error``; its Logs are real."""
+
+    def __init__(self) -> None:
+        self.error: Exception = errors.BoardLost()
+        self._sessions = SimpleNamespace(check=lambda token: None, of_call=lambda context: None)
+
+    def Describe(self, request, context):  # noqa: N802 - the protocol's name
+        raise self.error
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[tuple[Failing, AgentClient]]:
+    servicer = Failing()
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=wire.GRPC_OPTIONS)
+    server.add_generic_rpc_handlers([wire.handlers("Board", servicer)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with contextlib.closing(AgentClient(Target(f"127.0.0.1:{port}"), "test")) as client:
+        yield servicer, client
+    server.stop(None).wait()
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[tuple[Any, FarmClient]]:
+    """A gateway whose Ask fails with ``error``."""
+
+    class Servicer:
+        error: Exception = errors.FarmError()
+
+        async def fail(self, *_: object) -> None:
+            raise self.error
+
+        submit = ask = do = follow = lease = dial = fail
+
+    class Everybody:
+        async def bearer(self, context: object) -> Bearer:
+            return Bearer("anna", Role.ADMIN)
+
+        async def refused(self, *_: object) -> None:
+            pass
+
+    servicer, loop, there = Servicer(), asyncio.new_event_loop(), threading.Event()
+    over = asyncio.Event()
+    address = SimpleNamespace(port=0)
+
+    async def serve() -> None:
+        server = grpc.aio.server(options=wire.GRPC_OPTIONS)
+        server.add_generic_rpc_handlers([Calls(Everybody(), Metrics()).handlers("Farm", servicer)])
+        address.port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        there.set()
+        await over.wait()
+        await server.stop(None)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert there.wait(30)
+    with contextlib.closing(FarmClient(FarmAddress((f"127.0.0.1:{address.port}",), "t"), patience_s=0.0)) as client:
+        yield servicer, client
+    loop.call_soon_threadsafe(over.set)
+    thread.join(30)
+
+
+def told(client: AgentClient, stage: str = "run") -> errors.HilError:
+    with pytest.raises(errors.HilError) as caught, client._seam(stage):
+        client._stub.Describe(pb.DescribeRequest(), timeout=60)
+    return caught.value
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_of_an_agent_comes_whole_however_long_it_is(agent, kind, size):
+    servicer, client = agent
+    for part in PARTS:
+        for fill in FILLS.values():
+            servicer.error = error_of(kind, part, filled(fill, size))
+            came = told(client)
+            # What an agent calls bad usage is the stage's own: the user's words were checked before.
+            usage = errors.RunFailed if kind is errors.UsageError else kind
+            assert type(came) is (usage if kind in wire_errors.AGENT_KINDS else errors.BoardError)
+            assert came.exit_code == type(came).exit_code
+            wanted = getattr(servicer.error, part).encode("utf-8", "backslashreplace")
+            if size == SIZES[-1]:  # a part is kept up to so many bytes
+                wanted = wanted[:500_000] if part != "detail" else wanted[-500_000:]
+            assert wanted.decode(errors="ignore") in (getattr(came, part) + came.detail)
+            if size < SIZES[2]:
+                assert (came.message, came.hint, came.detail) == tuple(
+                    getattr(servicer.error, one).encode("utf-8", "backslashreplace").decode() for one in PARTS
+                )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_of_a_gateway_comes_as_itself_however_long_it_is(gateway, kind, size):
+    servicer, client = gateway
+    for part in PARTS:
+        for fill in FILLS.values():
+            servicer.error = error_of(kind, part, filled(fill, size))
+            with pytest.raises(errors.HilError) as caught:
+                client.do("anything")
+            assert type(caught.value) is kind
+            assert size < SIZES[2] or "[cut: " in getattr(caught.value, part)
+
+
+def test_all_parts_long_at_once_still_fit(agent):
+    servicer, client = agent
+    for fill in FILLS.values():
+        long = filled(fill, 1 << 20)
+        servicer.error = errors.RunFailed(long, hint=long, detail=long)
+        assert type(told(client)) is errors.RunFailed
+
+
+def test_a_failure_of_the_agents_own_with_a_long_message_is_told(agent):
+    servicer, client = agent
+    servicer.error = RuntimeError("\udcff" * 100_000)
+    came = told(client)
+    assert type(came) is errors.BoardLost
+    assert came.message.startswith("the agent failed: RuntimeError: \\udcff")
+    assert "Traceback" in came.detail
+
+
+def test_an_error_whose_whole_text_cannot_be_had_is_told_as_it_was_cut(agent):
+    servicer, client = agent
+    servicer.error = errors.RunFailed("m" * 5000, detail="d" * 5000)
+    log = client._stub.Logs
+    client._stub.Logs = lambda request, **how: log(pb.LogsRequest(error="none of ours"), **how)
+    try:
+        came = told(client)
+    finally:
+        client._stub.Logs = log
+    assert type(came) is errors.RunFailed
+    assert came.message.endswith("[cut: 5000 bytes in all]")
+    assert came.detail.startswith("[cut: 5000 bytes in all]\nddd")
+
+
+def test_only_the_last_long_errors_are_kept_and_only_their_names_open_them():
+    kept = wire_errors.KeptErrors()
+    names = [kept.keep(b"%d" % number) for number in range(6)]
+    assert ["".join(kept.pieces(name)) for name in names] == ["", "", "2", "3", "4", "5"]
+    assert not [*kept.pieces(""), *kept.pieces("é\udcff")]
+    wide = "\U0001f600" * 100_000
+    assert "".join(kept.pieces(kept.keep(wide.encode()))) == wide
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [
+        ("", errors.ProtocolBroken),
+        ("push", errors.ProtocolBroken),
+        ("load", errors.LoadFailed),
+        ("run", errors.RunFailed),
+    ],
+)
+def test_an_agent_cannot_call_it_a_usage_error(agent, stage, kind):
+    servicer, client = agent
+    servicer.error = errors.UsageError("what you typed is wrong")
+    assert type(told(client, stage)) is kind
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "HilError", "Exception", "SystemExit", "ClassVar", "Any", "annotations", "__builtins__", "NoSuch"]
+)
+def test_a_kind_that_is_none_of_hils_errors_is_a_failed_board(kind):
+    assert type(wire_errors.from_parts(kind, "x")) is errors.BoardError
+
+
+class _Call(grpc.RpcError, grpc.Call):
+    """A failed call with metadata of a hostile far side."""
+
+    def __init__(self, metadata: Any) -> None:
+        self._metadata = metadata
+
+    def trailing_metadata(self) -> Any:
+        return self._metadata
+
+
+_Call.__abstractmethods__ = frozenset()
+
+
+GARBAGE = (b"\xff\xff\xff", "text", b"\x0a\x02\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, (), (("other", "x"),), *(((wire_errors.ERROR_KEY, value),) for value in GARBAGE)]
+)
+def test_metadata_that_holds_no_error_is_none(metadata):
+    assert wire_errors.of_call(_Call(metadata)) is None
+    assert wire_errors.of_call(grpc.RpcError()) is None
+
+
+@pytest.mark.parametrize("kind", ["BoardLost", "BoardBusy", "HilError", "SessionEnded", "ReferenceFailed", "Any"])
+def test_a_worker_cannot_say_that_the_board_failed(kind):
+    came = wire_errors.from_parts(kind, "x", among=wire_errors.WORKER_KINDS, otherwise=errors.LoadFailed)
+    assert type(came) is errors.LoadFailed
