@@ -1,6 +1,6 @@
 """Board configs: one TOML file a kind of board.
 
-Looked for in this order: the path itself, those that come with hil, ``$HIL_BOARDS``, the user's ``hil/core/boards``
+Looked for in this order: the path itself, those that come with hil, ``$HIL_BOARDS``, the user's ``hil/boards``
 config folder, and ``./board_configs``, of which only what the user trusts may do more than describe a board
 (:mod:`hil.core.trust`).
 """

@@ -25,7 +25,7 @@ def config_at(folder: Path, name: str, text: str) -> Path:
 
 def test_the_users_own_boards_come_before_those_of_the_working_directory(tmp_path, monkeypatch):
     kind = '[board]\nhw_type = "{}"\n[simulator]\n'
-    for folder, names in (("named", "a"), ("config/hil/core/boards", "ab"), ("here/board_configs", "abc")):
+    for folder, names in (("named", "a"), ("config/hil/boards", "ab"), ("here/board_configs", "abc")):
         for name in names:
             config_at(tmp_path / folder, name, kind.format(folder[0]))
     (tmp_path / "here").mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def test_the_users_own_boards_come_before_those_of_the_working_directory(tmp_pat
     assert [load_board(name).hw_type for name in "abc"] == ["n", "c", "h"]
 
 
-@pytest.mark.parametrize("folder", ["named", "config/hil/core/boards", "board_configs"])
+@pytest.mark.parametrize("folder", ["named", "config/hil/boards", "board_configs"])
 def test_no_folder_shadows_what_comes_with_hil(folder, tmp_path, monkeypatch):
     for name in ("sim", "generic", "farm", "local", "ssh", "unix"):
         config_at(tmp_path / folder, name, '[board]\nhw_type = "mine"\n[simulator]\n')
@@ -53,7 +53,7 @@ def test_an_empty_or_relative_variable_makes_no_folder_the_users_own(tmp_path, m
     monkeypatch.setenv("XDG_CONFIG_HOME", "config")
     monkeypatch.setenv("HIL_BOARDS", "")
     assert "lab" not in known_boards()
-    config_at(tmp_path / "config/hil/core/boards", "lab", path.read_text())
+    config_at(tmp_path / "config/hil/boards", "lab", path.read_text())
     assert "lab" not in known_boards()
     monkeypatch.setenv("HIL_BOARDS", ".")
     assert "lab" in known_boards()

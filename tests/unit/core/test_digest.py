@@ -23,7 +23,7 @@ while True:
 READ = """
 import sys, time
 from pathlib import Path
-from hil import digest
+from hil.core import digest
 end = time.monotonic() + 3
 while time.monotonic() < end:
     digest.digest_file(Path(sys.argv[1]))

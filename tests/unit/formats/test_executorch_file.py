@@ -13,7 +13,7 @@ from support.executorch_crafted import bundled
 from hil.formats.executorch_file import is_bundle, mapped, pick_method, program_in, read_cases, read_methods
 from hil.formats.flatbuffer import Damaged
 
-FILES = Path(__file__).parent / "executorch_files"
+FILES = Path(__file__).parents[1] / "executorch_files"
 
 
 def data(name: str) -> memoryview:

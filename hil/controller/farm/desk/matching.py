@@ -21,7 +21,7 @@ _BOARDS = """
     select name, labels_digest, state, hold, warm, worker <> '' and owned_until > clock_timestamp() as attended,
         exists (select from hil.leases where board = name and ended_at is null) as busy,
         coalesce(checked_at < clock_timestamp() - make_interval(secs => %(health_every_s)s), true) as unchecked
-    from hil.core.boards where not forgotten
+    from hil.boards where not forgotten
 """
 
 

@@ -12,7 +12,7 @@ _JOBS = "select state, count(*) as n from hil.jobs where kind <> 'health' group 
 _BOARDS = """
     select case when hold = '' then state when lease.id is null then 'maintenance' else 'draining' end as state,
         count(*) as n
-    from hil.core.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null
+    from hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null
     where not board.forgotten group by 1
 """
 _QUEUE = """

@@ -19,7 +19,7 @@ from support.terminals import terminal
 )
 def test_what_a_terminal_would_obey_is_not_written(tmp_path: Path, prompt: str, shown: bytes) -> None:
     program = tmp_path / "asking.py"
-    program.write_text(f"from hil.controller import prompts\nprint('said', prompts.ask({prompt!a}))\n")
+    program.write_text(f"from hil.controller.storage import prompts\nprint('said', prompts.ask({prompt!a}))\n")
     with terminal(program, cwd=tmp_path, env=os.environ) as asked:
         asked.answer(shown, b"123")
         assert asked.ended() == 0

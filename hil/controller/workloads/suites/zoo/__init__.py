@@ -18,7 +18,7 @@ from hil.core.tensors import Array
 MAKE_TIMEOUT_S = 300.0
 _HERE = Path(__file__).parent
 # In a checkout the digits' models lie with the examples; in a wheel they lie inside it.
-_DIGITS = (_HERE / "digits", _HERE.parents[3] / "examples" / "digits")
+_DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
 # Name -> function that builds it, in the suite's order. Those of the digits are files: they were trained.
 BUILDERS = {
