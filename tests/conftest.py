@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,11 @@ import pytest
 from hypothesis import settings
 
 pytest_plugins = [f"support.{name}" for name in ("agents", "boards", "commands", "fake_farm", "farms", "labgrids")]
+
+# Many images of containers set it. The tests start some thousand processes: two thirds of what `hil run` costs would then
+# be compiling the same modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long one example takes says nothing on a machine that runs other tests beside it.
 settings.register_profile("hil", deadline=None)
