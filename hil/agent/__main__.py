@@ -18,7 +18,7 @@ from typing import Any
 from hil.agent import forks
 from hil.agent.confinement import seclude
 from hil.agent.server import Agent, AgentConfig
-from hil.core.visible import show_visibly
+from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import take_descriptors
 

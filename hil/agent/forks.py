@@ -16,7 +16,7 @@ from typing import Any
 
 from hil.agent import descendants, framing
 from hil.agent.runtimes import resolve
-from hil.core.python_module import module_command
+from hil.core.installation import module_command
 from hil.errors import BoardError, HilError, LoadFailed
 
 # How long a runtime that does not work is taken at its word.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import queue
 import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import grpc
@@ -22,6 +20,7 @@ from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor
 from hil.core import clock
+from hil.core.installation import own_version
 from hil.core.ordered_executor import StreamHasher
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
@@ -34,15 +33,6 @@ MAX_PERIOD_MS = 60_000
 _NOTICE_S = 0.5
 _SHORT = 200
 _UNREAD = 16
-
-
-@functools.cache
-def agent_version() -> str:
-    """The installed hil's version."""
-    try:
-        return version("hil")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 class BoardService:
@@ -85,7 +75,7 @@ class BoardService:
         return pb.DescribeReply(
             board_id=f"{machine.board_id()}/{self._name}",
             name=self._name,
-            agent_version=agent_version(),
+            agent_version=own_version(),
             protocol=wire.PROTOCOL,
             machine=machine.machine(),
             runtimes=runtimes,

@@ -1,24 +1,38 @@
 """Board configs: one TOML file a kind of board.
 
-Looked for in this order: the path itself, those that come with hil, ``$HIL_BOARDS``, the user's ``hil/boards``
-config folder, and ``./board_configs``, of which only what the user trusts may do more than describe a board
-(:mod:`hil.core.trust`).
+A config is looked for in this order: the path itself, those that come with hil, ``$HIL_BOARDS``, the user's
+``hil/boards`` config folder, and ``./board_configs``, of which only what the user trusts may do more than describe a
+board (:mod:`hil.core.config_files`).
+
+``[power]`` says what resets a board and switches its power. Each action (``reset``, ``off``, ``on``, ``cycle``) is one
+of three, and none goes through a shell::
+
+    [power]
+    reset = ["usbrelay", "BOARD_1=1"]                            # a program and its arguments
+    cycle = "labgrid-client -p rpi5 power cycle"                 # one line, split as labgrid splits it
+    off = { url = "http://pdu.lab/outlet/3/off" }                # HTTP (USER:PASSWORD@ too); also method, headers, body
+    boot_s = 60                                                  # seconds until the board answers again
+
+The keys of labgrid's ExternalPowerDriver (``cmd_on``, ``cmd_off``, ``cmd_cycle``, ``delay``) are taken as they are.
+
+``[runtime]`` says how programs are run on a board that has no agent: with ``kind = "command"`` through SSH, by
+``iree-run-module``, a vendor's fork of it, or any program that reads and writes files. The command is a list of
+arguments, never a line for a shell.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hil.core.config_files import asks_for, check_trust, parse_toml, user_folder
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import read_file
-from hil.core.power import Command, Power, parse_power
-from hil.core.runtime_command import RuntimeCommand, parse_runtime
-from hil.core.toml_text import parse_toml
-from hil.core.trust import asks_for, check_trust, user_folder
 from hil.errors import UsageError, did_you_mean, one_of
 
 _PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
@@ -27,6 +41,29 @@ _TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime
 # Words that addresses begin with: a file of such a name would be taken for what the word means.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
 _MOST_TEXT = 1 << 20
+ACTIONS = ("reset", "off", "on", "cycle")
+# Longer nobody waits for a board.
+_DAY_S = 86400.0
+KINDS = ("agent", "command")
+TENSORS = ("auto", "bin", "npy")
+DEFAULT_FLAGS = (
+    "--device={device}",
+    "--module={module}",
+    "--function={function}",
+    "{parameters}",
+    "{inputs}",
+    "{outputs}",
+)
+# What a placeholder may be, where; those of "flags" that stand for several arguments have to be a whole flag.
+_SEVERAL = ("inputs", "outputs", "parameters")
+_PLACEHOLDERS = {
+    "flags": ("device", "module", "function", "folder", *_SEVERAL),
+    "input": ("value", "type", "file"),
+    "output": ("file",),
+    "parameter": ("scope", "file"),
+}
+_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -85,6 +122,84 @@ class Labgrid:
 
 
 @dataclass(frozen=True)
+class Command:
+    """A program to run on this machine, without a shell."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Http:
+    """A request to send: to a switched socket, a power distribution unit."""
+
+    url: str
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+
+
+@dataclass(frozen=True)
+class Power:
+    """The ``[power]`` table.
+
+    Attributes:
+        hooks: action -> what does it.
+        delay: seconds between off and on, where nothing does a cycle.
+        boot_s: most seconds that the board takes to answer again.
+        timeout_s: most seconds that a hook may take.
+    """
+
+    hooks: Mapping[str, Command | Http] = field(default_factory=dict)
+    delay: float = 2.0
+    boot_s: float = 120.0
+    timeout_s: float = 60.0
+
+    def can(self, action: str) -> bool:
+        """Whether there is a hook for the action; a cycle may be made of off and on."""
+        return action in self.hooks or (action == "cycle" and {"off", "on"} <= self.hooks.keys())
+
+
+@dataclass(frozen=True)
+class RuntimeCommand:
+    """How a board without an agent runs a program.
+
+    Attributes:
+        kind: ``agent``: hil's agent runs programs, where the board can have it; ``command``: this command always does.
+        program: the program on the board, by name or path; "" is the ``iree-run-module`` that hil puts there.
+        file: a program on the host, relative to the config, that hil puts there in place of ``program``.
+        flags: its arguments. ``{device}``, ``{module}``, ``{function}`` and ``{folder}`` (the run's own, where it
+            starts) are filled in; a flag that is ``{inputs}``, ``{outputs}`` or ``{parameters}`` becomes one a tensor.
+        input: an input's argument: ``{value}`` is what iree-run-module takes (``2x3xf32=@FILE``, ``@FILE.npy`` or a
+            number), ``{type}`` is ``2x3xf32``, ``{file}`` a file.
+        output: an output's argument: ``{file}`` is the file to write.
+        parameter: the argument for a file of weights: ``{scope}`` and ``{file}``.
+        tensors: how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``: what iree-run-module does best.
+        environment: variables for the command.
+        version: what the record calls the runtime's version; "" where it is not known.
+    """
+
+    kind: str = "agent"
+    program: str = ""
+    file: str = ""
+    flags: tuple[str, ...] = DEFAULT_FLAGS
+    input: str = "--input={value}"
+    output: str = "--output=@{file}"
+    parameter: str = "--parameters={scope}={file}"
+    tensors: str = "auto"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the iree-run-module that hil puts there."""
+        return not self.program and not self.file
+
+    def runs(self, runtime: str) -> bool:
+        """Whether it may run the programs of a runtime: of one that the config names, nothing is known."""
+        return runtime == "iree" or not self.is_ours
+
+
+@dataclass(frozen=True)
 class BoardConfig:
     """A board config.
 
@@ -103,7 +218,7 @@ class BoardConfig:
         labgrid: the labgrid place that it is.
         path: the file it was read from.
         text: what that held.
-        asks: what of it needs the user's trust: see :func:`hil.core.trust.asks_for`.
+        asks: what of it needs the user's trust: see :func:`hil.core.config_files.asks_for`.
     """
 
     name: str
@@ -321,3 +436,128 @@ def _strings(path: Path, name: str, value: Any) -> list[str]:
     if any("\0" in item for item in value):
         raise UsageError(f"{path}: {name} holds a character that no argument can")
     return value
+
+
+def parse_power(table: Mapping[str, Any], where: Path) -> Power:
+    """The ``[power]`` table, as it is read from TOML.
+
+    Args:
+        table: the table.
+        where: its file. A program that is named by a relative path lies beside it, and never in the folder that hil
+            happens to be called in.
+
+    Raises:
+        UsageError: it has another key or type than these.
+    """
+    hooks: dict[str, Command | Http] = {}
+    seconds: dict[str, float] = {}
+    for key, value in table.items():
+        action = key.removeprefix("cmd_")
+        if key in ("delay", "boot_s", "timeout_s"):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _DAY_S:
+                raise UsageError(f"{where}: [power] {key} must be a number of seconds, a day of them at most")
+            seconds[key] = float(value)
+        elif action in ACTIONS and action not in hooks:
+            hooks[action] = _hook(value, f"{where}: [power] {key}", where.absolute().parent)
+        elif action in ACTIONS:
+            raise UsageError(
+                f"{where}: [power] has {action!r} twice", hint=f"leave out one of {action} and cmd_{action}"
+            )
+        else:
+            takes = ", ".join((*ACTIONS, *Power.__dataclass_fields__))
+            raise UsageError(f"{where}: [power] has no {key!r}", hint=f"it takes {takes.replace('hooks, ', '')}")
+    return Power(hooks, **seconds)
+
+
+def _hook(value: Any, where: str, folder: Path) -> Command | Http:
+    if isinstance(value, dict):
+        return _http(value, where)
+    try:
+        argv = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise UsageError(f"{where} cannot be split into words: {error}") from error
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        raise UsageError(f"{where} must be a command (a list of texts, or one line) or a table with a url")
+    if any("\0" in word for word in argv):
+        raise UsageError(f"{where} holds a character that no argument can")
+    program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
+    return Command((program, *argv[1:]))
+
+
+def _http(value: dict[str, Any], where: str) -> Http:
+    wrong = value.keys() - Http.__dataclass_fields__.keys()
+    headers = value.get("headers", {})
+    if wrong or not isinstance(headers, dict):
+        raise UsageError(
+            f"{where} has no {', '.join(sorted(wrong)) or 'such headers'}", hint="it takes url, method, headers, body"
+        )
+    if not all(
+        isinstance(text, str) for text in (*headers.values(), *(value[key] for key in value.keys() - {"headers"}))
+    ):
+        raise UsageError(f"{where}: url, method, headers and body are texts")
+    if not str(value.get("url", "")).startswith(("http://", "https://")):
+        raise UsageError(f"{where}: url must begin with http:// or https://")
+    return Http(**value)
+
+
+def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
+    """The ``[runtime]`` table of a board config.
+
+    Args:
+        values: the table.
+        path: the config, for messages.
+
+    Raises:
+        UsageError: a key, a value or a placeholder is none that hil knows.
+    """
+    made = dict(values)
+    for key, value in values.items():
+        if key not in {one.name for one in fields(RuntimeCommand)}:
+            raise _wrong(path, f"has no {key!r}", f"it takes {', '.join(one.name for one in fields(RuntimeCommand))}")
+        if key == "flags":
+            if not isinstance(value, list) or not all(isinstance(flag, str) for flag in value):
+                raise _wrong(path, "flags must be a list of texts")
+            made[key] = tuple(value)
+        elif key == "environment":
+            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+                raise _wrong(path, "environment must be a table of texts")
+            for name in value:
+                if not _VARIABLE.fullmatch(name):
+                    raise _wrong(path, f"environment has a variable {name!r} that cannot be")
+        elif not isinstance(value, str):
+            raise _wrong(path, f"{key} must be text")
+        texts = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else [value]
+        if any("\0" in text for text in texts):
+            raise _wrong(path, f"{key} holds a character that no argument can")
+        for text in texts:
+            _check_placeholders(path, key, text)
+    runtime = RuntimeCommand(**made)
+    for key, allowed in (("kind", KINDS), ("tensors", TENSORS)):
+        if getattr(runtime, key) not in allowed:
+            raise _wrong(path, f"{key} is {getattr(runtime, key)!r}", f"one of {', '.join(allowed)}")
+    if runtime.program and runtime.file:
+        raise _wrong(path, "names both a program on the board and a file to put there", "leave one of them out")
+    if "/" in runtime.program and not runtime.program.startswith("/"):
+        raise _wrong(path, f"program {runtime.program!r} must be a name or an absolute path on the board")
+    return runtime
+
+
+def fill(pattern: str, values: Mapping[str, str]) -> str:
+    """A pattern with its placeholders filled in, in one pass: a value that holds braces stays as it is."""
+    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), pattern)
+
+
+def _check_placeholders(path: Path, key: str, text: str) -> None:
+    if key not in _PLACEHOLDERS:
+        return
+    for name in _PLACEHOLDER.findall(text):
+        known = _PLACEHOLDERS[key]
+        if name not in known:
+            said = ", ".join(f"{{{one}}}" for one in known)
+            raise _wrong(path, f"{key} has no {{{name}}}", f"it has {said}")
+        if name in _SEVERAL and text != f"{{{name}}}":
+            raise _wrong(path, f"{{{name}}} stands for several arguments: it must be a flag of its own")
+
+
+def _wrong(path: Path, what: str, hint: str = "") -> UsageError:
+    return UsageError(f"{path}: [runtime] {what}", hint=hint)

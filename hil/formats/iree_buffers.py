@@ -9,8 +9,7 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 
-from hil.core.packing import SUB_BYTE_BITS, pack, unpack
-from hil.core.tensors import Array, dtype_name, dtype_of
+from hil.core.tensors import SUB_BYTE_BITS, Array, dtype_name, dtype_of, pack, unpack
 from hil.errors import RunFailed
 from hil.formats.iree_values import dtype_of_element, element_of
 

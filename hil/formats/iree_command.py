@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.core.packing import SUB_BYTE_BITS, pack
-from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, save_npy, to_bytes
+from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, pack, save_npy, to_bytes
 from hil.errors import LoadFailed, UsageError
 from hil.formats.iree_values import SCALAR_PREFIX, mlir_type
 

@@ -4,7 +4,7 @@ A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tens
 one for MLIR programs and none for those in the torch dialect (which ONNX and PyTorch become); hil's own compile stage
 adds it there, with names and signedness. Of a function without one the calling convention tells how many tensors and
 numbers it takes and gives, and the types of the numbers: its tensors' specs have the dtype "".
-Elements of 4 bits are packed two a byte (:mod:`hil.core.packing`).
+Elements of 4 bits are packed two a byte (:mod:`hil.core.tensors`).
 """
 
 from __future__ import annotations

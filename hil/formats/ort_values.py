@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.packing import SUB_BYTE_BITS, pack, unpack
-from hil.core.tensors import ML_DTYPES, Array, TensorSpec, dtype_name, dtype_of
+from hil.core.tensors import ML_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, pack, unpack
 from hil.errors import UsageError
 
 # ONNX's TensorProto element types by our names: onnx itself is not a dependency of an agent.

@@ -18,7 +18,7 @@ from hil.agent.sandbox import why_not
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.core.boards import BoardConfig, load_board
-from hil.core.visible import show_visibly
+from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import refuse_if_served, refuse_if_taken
 from hil.sim import faults

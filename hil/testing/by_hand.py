@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.storage.tensor_folder import load_tensors
-from hil.core.packing import SUB_BYTE_BITS, pack, unpack
-from hil.core.tensors import NUMPY_DTYPES, Array, dtype_name, dtype_of, load_npy, to_bytes
+from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, dtype_name, dtype_of, load_npy, pack, to_bytes, unpack
 from hil.formats.ort_values import ONNX_TYPES
 
 MODEL = "model.onnx"

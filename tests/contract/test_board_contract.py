@@ -18,8 +18,8 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_factory import AnyBoard, open_board
 from hil.controller.devices.board_resolver import choose
 from hil.core.artifacts import Artifact
+from hil.core.boards import RuntimeCommand
 from hil.core.digest import digest_file
-from hil.core.runtime_command import RuntimeCommand
 
 MLIR = (
     ENDS

@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.store import HEAD, LINES, SCHEMA
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 
 SEED = 7
 STAGES_S = {

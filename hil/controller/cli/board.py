@@ -23,7 +23,7 @@ def list_boards(as_json: bool) -> None:
     """List the boards that a name finds, and whether they may be used (hil board trust)."""
     from hil.controller.cli.screen import print_json
     from hil.core.boards import is_trusted_place, known_boards, read_board, trust_digest
-    from hil.core.trust import state_of
+    from hil.core.config_files import state_of
     from hil.errors import UsageError
 
     rows: list[dict[str, Any]] = []

@@ -58,7 +58,7 @@ def _folder(text: str) -> Path:
 
 def _trusted(text: str) -> dict[Path, list[str]]:
     """Trust a folder; its files, and what each asks for."""
-    from hil.core.trust import trust as keep
+    from hil.core.config_files import trust as keep
     from hil.errors import UsageError
 
     folder = _folder(text)
@@ -96,7 +96,7 @@ def _look(path: Path) -> tuple[str, list[str]]:
 
 
 def _listed() -> list[dict[str, Any]]:
-    from hil.core.trust import trusted_folders
+    from hil.core.config_files import trusted_folders
 
     return [
         {"folder": folder, "files": [{"path": path, "state": _state(Path(path))} for path in files]}
@@ -105,7 +105,7 @@ def _listed() -> list[dict[str, Any]]:
 
 
 def _state(path: Path) -> str:
-    from hil.core.trust import state_of
+    from hil.core.config_files import state_of
     from hil.errors import UsageError
 
     if not path.exists():
@@ -118,7 +118,7 @@ def _state(path: Path) -> str:
 
 def _remove(text: str, as_json: bool) -> None:
     from hil.controller.cli.screen import print_json
-    from hil.core.trust import distrust, trusted_folders
+    from hil.core.config_files import distrust, trusted_folders
     from hil.errors import UsageError
 
     folder = _folder(text)

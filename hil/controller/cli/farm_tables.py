@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.cli.farm_options import UNITS
 from hil.controller.farm.words import BoardState, JobState, Kind
-from hil.core.visible import visible
+from hil.core.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

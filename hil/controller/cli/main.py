@@ -12,7 +12,7 @@ import click
 
 from hil.controller.cli.any_terminal import speak_any_locale
 from hil.controller.cli.lazy import LazyGroup
-from hil.core.visible import show_visibly
+from hil.core.text import show_visibly
 from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
 
 # verb -> its line in `hil --help`. The verb's module has a command of the same name.
@@ -44,7 +44,7 @@ _TOLD = ("outcome", "hint", "stage", "board", "detail")
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from hil.core.version import own_version
+        from hil.core.installation import own_version
 
         click.echo(f"hil {own_version()}")
         ctx.exit()

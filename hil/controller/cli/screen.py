@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.storage import prompts
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.core.boards import BoardConfig, Labgrid
-from hil.core.power import Command
+from hil.core.boards import BoardConfig, Command, Labgrid
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
 
 Resource = Mapping[str, Any]

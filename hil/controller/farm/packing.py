@@ -22,7 +22,7 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 from hil.errors import UsageError
 
 # Fields of a job that mean nothing on another machine, or that its host says itself.

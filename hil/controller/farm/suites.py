@@ -31,8 +31,8 @@ from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.controller.workloads.suites.spec import CaseSpec, Suite
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tool_versions import versions
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, exit_code_of
+from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError, UsageError
 
 # A board has several parts, so that the slowest is not waited for long, but none too small: each reads the models anew.

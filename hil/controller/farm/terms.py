@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from hil.core.config_files import parse_toml
 from hil.core.files import read_text
-from hil.core.toml_text import parse_toml
 from hil.errors import UsageError
 
 _DAY_S = 86400.0

@@ -30,7 +30,7 @@ from hil.controller.farm.places import (
 )
 from hil.controller.farm.terms import load_terms
 from hil.controller.farm.words import BoardState, Role
-from hil.core.python_module import module_command
+from hil.core.installation import module_command
 from hil.errors import AccessRefused, FarmError, HilError, StorageError
 
 _LOOK_S = 0.25

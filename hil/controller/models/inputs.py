@@ -15,8 +15,8 @@ from hil.controller.storage.paths import exists
 from hil.controller.storage.tensor_files import load_pb
 from hil.core.files import read_file
 from hil.core.npy import Fits, Npz
-from hil.core.packing import SUB_BYTE_BITS, unpack
 from hil.core.tensors import (
+    SUB_BYTE_BITS,
     Array,
     TensorSpec,
     dtype_name,
@@ -27,6 +27,7 @@ from hil.core.tensors import (
     nbytes_of,
     type_text,
     typed,
+    unpack,
 )
 from hil.errors import UsageError
 from hil.formats.iree_values import mlir_dtype

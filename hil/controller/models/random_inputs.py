@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.packing import SUB_BYTE_BITS
-from hil.core.tensors import Array, TensorSpec, dtype_of
+from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, dtype_of
 from hil.errors import UsageError
 
 # Random floats are drawn from a standard normal cut off here, so that sums and exponentials stay in range.

@@ -10,8 +10,8 @@ from typing import Any
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.report import case_record
 from hil.controller.storage.runs import Run
-from hil.core.json_values import jsonable
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
+from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED
 
 

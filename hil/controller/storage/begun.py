@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.core.json_values import jsonable
-from hil.core.trust import user_folder
+from hil.core.config_files import user_folder
+from hil.core.text import jsonable
 from hil.errors import UsageError
 
 _SEAL = ".begun"

@@ -8,11 +8,11 @@ from typing import IO
 import rich.console
 from rich.segment import Segment
 
-from hil.core.visible import VisibleStream, visible
+from hil.core.text import VisibleStream, visible
 
 
 class Console(rich.console.Console):
-    """rich's console, which shows what a terminal would obey in a text (see :func:`hil.core.visible.visible`)."""
+    """rich's console, which shows what a terminal would obey in a text (see :func:`hil.core.text.visible`)."""
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None

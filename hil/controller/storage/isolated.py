@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.isolated_worker import SCRATCH
-from hil.core.python_module import module_command
+from hil.core.installation import module_command
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import HilError, StageError
 

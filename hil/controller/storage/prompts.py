@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from hil.core.visible import visible
+from hil.core.text import visible
 
 _LOOK_S = 0.1
 _CTRL_C = b"\x03"

@@ -18,8 +18,8 @@ from typing import Any
 
 from hil.controller.storage.begun import seal
 from hil.core.files import read_file
-from hil.core.json_values import jsonable
 from hil.core.tensors import Array, load_npy, save_npy
+from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
 
 SCHEMA = 1

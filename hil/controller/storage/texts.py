@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from hil.controller.storage.runs import storing
-from hil.core.visible import visible
+from hil.core.text import visible
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # What XML 1.0 cannot hold: control characters, halves of surrogate pairs, two non-characters. No reader misses them.

@@ -13,7 +13,7 @@ from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.health.check import FAIL, PASS, SKIP, WARN, Check
 from hil.controller.devices.health.conditions import firmware_bits
 from hil.controller.devices.health.connectivity_checks import way_to
-from hil.core.power import Power
+from hil.core.boards import Power
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
 

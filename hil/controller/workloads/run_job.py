@@ -21,8 +21,8 @@ from hil.controller.storage.begun import check_seal
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.runs import GO_ON, Run, RunStore, safe_name
-from hil.core.json_values import jsonable
 from hil.core.results import Stage
+from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
 
 

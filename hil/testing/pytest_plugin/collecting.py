@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hil.core.results import RunResult, Verdict
-from hil.core.visible import visible
+from hil.core.text import visible
 from hil.errors import HilError
 from hil.testing.pytest_plugin.bench import BENCH, Bench, HilCase, ModelFolder
 

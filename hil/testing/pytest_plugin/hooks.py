@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hil.core.scratch import new_folder
-from hil.core.visible import visible
+from hil.core.text import visible
 from hil.errors import UsageError
 from hil.testing.pytest_plugin.bench import BENCH, TURNS, Bench
 from hil.testing.pytest_plugin.collecting import ModelCase, ModelFile

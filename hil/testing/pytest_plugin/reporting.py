@@ -20,9 +20,8 @@ from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.sources import EXPECTED
 from hil.controller.workloads.suites.store import LINES, SCHEMA, SuiteRun
 from hil.controller.workloads.suites.tool_versions import versions
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, exit_code_of
-from hil.core.visible import visible
+from hil.core.text import jsonable, visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
 from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase, ModelFolder

@@ -34,7 +34,7 @@ from hil.controller.workloads.suites.tasks import Task
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Outcome, RunResult, Stage, Verdict
 from hil.core.tensors import Array
-from hil.core.visible import visible
+from hil.core.text import visible
 from hil.testing.pytest_plugin import telling
 from hil.testing.pytest_plugin.bench import Bench, HilCase
 from hil.testing.pytest_plugin.collecting import ModelCase

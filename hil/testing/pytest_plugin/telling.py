@@ -12,7 +12,7 @@ from hil.controller.pipeline.report import print_verdict, verdict_record
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.placement import placement_text
 from hil.core.results import Verdict
-from hil.core.visible import visible
+from hil.core.text import visible
 
 _WIDTH = 100
 _DETAIL_LINES = 12

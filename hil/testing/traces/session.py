@@ -13,8 +13,8 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, Stage
+from hil.core.text import jsonable
 from hil.errors import UsageError
 from hil.testing.traces.backends import Backend, parse_reference, parse_targets
 from hil.testing.traces.comparing import CallComparison, compare_traces, judged

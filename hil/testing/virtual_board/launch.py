@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hil.core.python_module import module_command
+from hil.core.installation import module_command
 from hil.errors import BoardError, UsageError
 from hil.testing.virtual_board import host, packages
 from hil.testing.virtual_board import netem as network

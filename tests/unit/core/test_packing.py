@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.core.packing import SUB_BYTE_BITS, pack, unpack
-from hil.core.tensors import dtype_of
+from hil.core.tensors import SUB_BYTE_BITS, dtype_of, pack, unpack
 
 
 @given(st.sampled_from(sorted(SUB_BYTE_BITS)), st.lists(st.integers(0, 5), max_size=3), st.randoms())

@@ -11,7 +11,7 @@ from hil.controller.models.flows.read import read_flows
 from hil.controller.workloads.study.plan import LIST, read_study
 from hil.controller.workloads.suites.expected_file import parse
 from hil.core.boards import load_board
-from hil.core.toml_text import parse_toml
+from hil.core.config_files import parse_toml
 from hil.errors import UsageError
 
 READERS = {

@@ -7,7 +7,7 @@ import pytest
 
 from hil.controller.devices.board_resolver import choose
 from hil.core.boards import BoardConfig, load_board, read_board, trust_digest
-from hil.core.trust import distrust, trust, trusted_folders
+from hil.core.config_files import distrust, trust, trusted_folders
 from hil.errors import UsageError
 
 HARMLESS = """
@@ -154,7 +154,7 @@ def test_what_is_trusted_is_the_users_alone_to_say(folder, tmp_path):
 
 
 def test_without_a_home_nothing_is_trusted(folder, monkeypatch):
-    monkeypatch.setattr("hil.core.trust.user_folder", lambda: None)
+    monkeypatch.setattr("hil.core.config_files.user_folder", lambda: None)
     config = write(folder, '[power]\nreset = ["touch"]\n')
     assert refused()
     with pytest.raises(UsageError, match="no home"):

@@ -35,8 +35,8 @@ from hil.controller.storage.begun import is_sealed
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import Run, RunStore, safe_name
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, Stage
+from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
 
 _COPIES_MOST = 32

@@ -23,9 +23,9 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.job import Job
 from hil.controller.storage.runs import Run, storing
 from hil.core.artifacts import Artifact
-from hil.core.json_values import jsonable
 from hil.core.results import RunResult
 from hil.core.tensors import TensorSpec
+from hil.core.text import jsonable
 from hil.errors import UsageError
 
 _COLUMNS = ("side", "round", "batch", "copy", "start_ns", "duration_ns")

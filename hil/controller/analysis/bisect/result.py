@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, OutputComparison, exit_code_of
+from hil.core.text import jsonable
 
 SCHEMA = 1
 WAYS = ("isolated", "cumulative")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.clock import now_ns
-from hil.core.python_module import module_command
+from hil.core.installation import module_command
 from hil.core.scratch import temporary_folder
 
 # Of the report's lines those that are no passes: what was left between them, and their sum.

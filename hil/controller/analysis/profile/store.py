@@ -14,7 +14,7 @@ from hil.controller.analysis.profile.rows import read_csv, replacing, write_csv,
 from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.storage.runs import storing
 from hil.core.clock import ClockFit
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import UsageError
 

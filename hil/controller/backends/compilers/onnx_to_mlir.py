@@ -190,8 +190,7 @@ def size_of(tensor: Any) -> int:
     """Bytes of a tensor's data, wherever they are."""
     from onnx import TensorProto
 
-    from hil.core.packing import SUB_BYTE_BITS
-    from hil.core.tensors import dtype_of
+    from hil.core.tensors import SUB_BYTE_BITS, dtype_of
     from hil.formats.ort_values import ONNX_TYPES
 
     name = next((name for name, number in ONNX_TYPES.items() if number == tensor.data_type), "string")
@@ -253,8 +252,7 @@ def raw_of(tensor: Any, folder: Path) -> Any:
     """A tensor's data as uint8; external data, whose file lies in ``folder``, are mapped."""
     from onnx import numpy_helper
 
-    from hil.core.packing import SUB_BYTE_BITS, pack
-    from hil.core.tensors import dtype_name
+    from hil.core.tensors import SUB_BYTE_BITS, dtype_name, pack
 
     if tensor.data_location == 1:
         fields = {entry.key: entry.value for entry in tensor.external_data}

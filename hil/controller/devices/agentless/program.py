@@ -29,10 +29,10 @@ from hil.controller.devices.answers import broken, expected_bytes, most_bytes
 from hil.controller.devices.profile_pass import ProfilePass
 from hil.controller.devices.provenance import placed, provenance_of
 from hil.core.artifacts import Artifact
+from hil.core.boards import RuntimeCommand, fill
 from hil.core.clock import now_ns
 from hil.core.placement import Part, Told
 from hil.core.results import RunResult
-from hil.core.runtime_command import RuntimeCommand, fill
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.timeline import Span

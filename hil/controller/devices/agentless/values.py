@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.core.packing import SUB_BYTE_BITS, unpack
-from hil.core.runtime_command import RuntimeCommand, fill
+from hil.core.boards import RuntimeCommand, fill
 from hil.core.tensors import (
     NUMPY_DTYPES,
+    SUB_BYTE_BITS,
     Array,
     TensorSpec,
     check_names,
@@ -27,6 +27,7 @@ from hil.core.tensors import (
     load_npy,
     settled,
     type_text,
+    unpack,
 )
 from hil.errors import LoadFailed, RunFailed, UsageError
 from hil.formats.iree_command import NUMBERS, give, is_number

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hil.controller.devices.deploy.packages import File
-from hil.core.version import own_version
+from hil.core.installation import own_version
 
 # The rooms of the package that are the controller's alone.
 _CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "py.typed", "sim", "testing"}
 # What only the controller asks of the rooms that it shares with the agent.
-_OF_CONTROLLER = {"core/boards.py", "core/trust.py"}
+_OF_CONTROLLER = {"core/boards.py", "core/config_files.py"}
 
 
 def own_title() -> str:

@@ -17,7 +17,7 @@ from hil.controller.devices.deploy.platforms import Interpreter, pip_options, pl
 from hil.controller.devices.deploy.progress import Progress
 from hil.controller.devices.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
 from hil.controller.storage.cache import Cache
-from hil.core.python_module import module_command
+from hil.core.installation import module_command
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardError, StorageError, UsageError
 

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import TypeVar
 
-from hil.core.power import ACTIONS, Command, Http, Power
+from hil.core.boards import ACTIONS, Command, Http, Power
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
 T = TypeVar("T")

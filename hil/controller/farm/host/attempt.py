@@ -16,8 +16,8 @@ from hil.controller.farm.packing import job_of, key_of, request_of
 from hil.controller.farm.words import Grant, Kind, Result
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import GO_ON
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome
+from hil.core.text import jsonable
 from hil.errors import EXIT_BOARD, EXIT_STAGE, BoardError, FarmUnreachable, HilError, StorageError, UsageError
 
 T = TypeVar("T")

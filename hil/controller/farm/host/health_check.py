@@ -15,7 +15,7 @@ from hil.controller.pipeline.job import Job
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
 from hil.controller.workloads.run_job import run_job
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 from hil.errors import HilError
 
 # What hil's tiny model can be compiled for.

@@ -9,8 +9,8 @@ from typing import Any
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.read import check_flow, read_flows
 from hil.controller.storage.registry import registered
+from hil.core.config_files import check_trust
 from hil.core.digest import digest_file
-from hil.core.trust import check_trust
 from hil.errors import UsageError, did_you_mean
 
 BESIDE = "flows.toml"

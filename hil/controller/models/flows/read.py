@@ -12,8 +12,8 @@ from hil.controller.models.compiler_names import compiler_names
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.recipe import check_settings
 from hil.controller.storage.registry import pick
+from hil.core.config_files import parse_toml
 from hil.core.files import read_text
-from hil.core.toml_text import parse_toml
 from hil.errors import UsageError, did_you_mean
 
 _KEYS = tuple(one.name for one in fields(Flow) if one.name != "name")

@@ -20,8 +20,8 @@ from hil.controller.pipeline.stages import check_options, prepare
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
 from hil.core.artifacts import Artifact, Model
+from hil.core.installation import own_version
 from hil.core.scratch import temporary_folder
-from hil.core.version import own_version
 from hil.errors import UsageError
 
 

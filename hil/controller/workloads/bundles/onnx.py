@@ -19,9 +19,9 @@ from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.formats import LEFT_OUT
 from hil.controller.workloads.bundles.methods import import_methods, no_board, signatures_of
 from hil.core.files import within
+from hil.core.installation import own_version
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
-from hil.core.version import own_version
 from hil.errors import UsageError
 
 _MODEL = "model.onnx"

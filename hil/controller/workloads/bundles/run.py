@@ -22,9 +22,9 @@ from hil.controller.workloads.bundles.opening import open_bundle
 from hil.controller.workloads.bundles.program_case import ProgramCase
 from hil.controller.workloads.bundles.session import STAGES, Session, Todo
 from hil.core.artifacts import Artifact
-from hil.core.json_values import jsonable
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
+from hil.core.text import jsonable
 from hil.errors import EXIT_NOTHING_RAN, StorageError, UsageError
 
 

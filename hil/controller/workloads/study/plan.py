@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.core.config_files import parse_toml
 from hil.core.files import read_text
-from hil.core.toml_text import parse_toml
 from hil.errors import UsageError, did_you_mean
 
 LIST = "study.toml"

@@ -25,9 +25,9 @@ from hil.controller.workloads.study.plan import Asked, Experiment
 from hil.controller.workloads.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, taken_over
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome
 from hil.core.tensors import Array
+from hil.core.text import jsonable
 from hil.errors import (
     BoardError,
     BoardRefused,

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core import files
+from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage
-from hil.core.toml_text import parse_toml
 from hil.errors import UsageError, did_you_mean
 
 # The tables, the one that goes before the other first, and what an entry of each may foresee. A time limit may be

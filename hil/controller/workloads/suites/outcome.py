@@ -18,8 +18,8 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, confirmed
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, OutputComparison, Verdict
+from hil.core.text import jsonable
 
 _DETAIL = 8 << 10  # characters
 # Option of `hil run` -> what does the same for a model of a suite.

@@ -15,8 +15,8 @@ from hil.controller.storage.begun import seal
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.files import read_file
-from hil.core.json_values import jsonable
 from hil.core.tensors import Array, save_npy
+from hil.core.text import jsonable
 from hil.errors import UsageError
 
 SCHEMA = 1

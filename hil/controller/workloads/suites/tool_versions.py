@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError
 
 from hil.controller.storage.versions import version
-from hil.core.version import own_version
+from hil.core.installation import own_version
 
 _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
 # Those of hil's extras, told where they are installed.

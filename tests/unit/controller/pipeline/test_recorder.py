@@ -12,8 +12,8 @@ from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case, Options
 from hil.controller.pipeline.recorder import Recorder
 from hil.controller.storage.runs import Run, RunStore
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, RunResult
+from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED
 
 NAN = {"y": np.array([np.nan, 1.0], np.float32)}

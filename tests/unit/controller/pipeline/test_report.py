@@ -11,8 +11,8 @@ from rich.console import Console
 
 from hil.compare.verdict import compare
 from hil.controller.pipeline.report import device_statistics, print_case, print_verdict, verdict_record
-from hil.core.json_values import jsonable
 from hil.core.results import RunResult
+from hil.core.text import jsonable
 
 
 def shown(names, actual, reference, width=80):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hil.controller.storage.runs import RunStore, safe_name
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
 
 

@@ -14,7 +14,7 @@ from hil.controller.storage.texts import line
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.load import SuiteResults, load_run
 from hil.controller.workloads.suites.reports.totals import is_failing, number, worst
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 
 # Below these a difference is taken for noise. Of device times that is not enough, so that how much they vary within a
 # run counts as well: of 314 cases, 20 iterations each, twice on a busy machine, 41 medians were further apart than the

@@ -16,8 +16,8 @@ from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.delegation import Delegation, lowering_words
 from hil.controller.workloads.suites.reports.load import SuiteResults
 from hil.controller.workloads.suites.reports.totals import WHOLE_MODEL, Totals, host_seconds, kind_of, worst
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, Stage
+from hil.core.text import jsonable
 
 _SCRIPTS = ("base.js", "plots.js", "details.js", "table.js")
 _SHOWN = (

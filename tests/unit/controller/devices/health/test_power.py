@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from hil.controller.devices.health.power import recover, switch
-from hil.core.power import Command, Http, Power, parse_power
+from hil.core.boards import Command, Http, Power, parse_power
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, UsageError
 
 

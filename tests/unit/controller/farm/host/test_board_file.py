@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.farm.host.board_file import lease_text, public_text, sim_text
-from hil.core.boards import BoardConfig, known_boards, load_board
-from hil.core.power import Power
+from hil.core.boards import BoardConfig, Power, known_boards, load_board
 
 FULL = """
 [board]

@@ -12,8 +12,7 @@ from hil.controller.farm.host.health_check import check, revive
 from hil.controller.farm.words import Grant, Kind, Spec
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
-from hil.core.boards import BoardConfig, load_board
-from hil.core.power import Command, Power
+from hil.core.boards import BoardConfig, Command, Power, load_board
 from hil.errors import BoardBusy, BoardUnreachable
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hil.controller.models.flows import Flow, flows, load_flow, read_flows
+from hil.core.config_files import trust
 from hil.core.digest import digest_file
-from hil.core.trust import trust
 from hil.errors import UsageError
 
 BUILT_IN = [

@@ -14,7 +14,7 @@ from rich.text import Text
 import hil
 from hil.controller.storage.console import Console
 from hil.controller.storage.texts import plain
-from hil.core.visible import VisibleStream, visible
+from hil.core.text import VisibleStream, visible
 
 # Every character that a terminal, a pager or an editor may obey.
 HOSTILE = (

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from hil.core import python_module
+from hil.core import installation
 
 
 @pytest.mark.parametrize("version", [(3, 10), sys.version_info])
 def test_a_module_is_run_with_its_arguments_and_nothing_of_the_working_directory(version, tmp_path, monkeypatch):
-    monkeypatch.setattr(python_module.sys, "version_info", version)
-    command = python_module.module_command("json.tool", "--no-ensure-ascii", "in put.json")
+    monkeypatch.setattr(installation.sys, "version_info", version)
+    command = installation.module_command("json.tool", "--no-ensure-ascii", "in put.json")
     monkeypatch.undo()
     for name in ("runpy", "json", "argparse"):
         (tmp_path / f"{name}.py").write_text("open('it ran', 'w')")

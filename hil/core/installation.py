@@ -1,8 +1,10 @@
-"""The command that runs a Python module in a process of its own, with nothing of the working directory on its path."""
+"""The installed package: its version, and the command that runs one of its modules in another process."""
 
 from __future__ import annotations
 
+import functools
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 # For Python 3.10, which has no -P, and imports what runs a module with the working directory on the path already.
 _START = (
@@ -20,3 +22,12 @@ def module_command(module: str, *words: str) -> list[str]:
     """
     start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
     return [sys.executable, *start, module, *words]
+
+
+@functools.cache
+def own_version() -> str:
+    """The version of hil as the installed package states it; ``0+source`` where none is installed."""
+    try:
+        return version("hil")
+    except PackageNotFoundError:
+        return "0+source"

@@ -1,14 +1,15 @@
-"""Text of others made harmless for a terminal: what it would obey is shown instead.
+"""Text for terminals and for JSON: control characters are written out, and values become ones that JSON has.
 
-A model's name, a board's error, a worker's last words or another user's purpose may hold escape sequences: they would
-set the terminal's title, clear it, or rewrite what stands there.
+A model's name, a board's error, a worker's stderr or another user's purpose may hold escape sequences, which would set
+the terminal's title, clear it, or rewrite what is on it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
 # Control characters but for line ends and tabs (C0, DEL, C1), what turns the direction of writing or ends a line
@@ -60,3 +61,18 @@ def show_visibly() -> None:
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, VisibleStream):
             setattr(sys, name, VisibleStream(stream))
+
+
+def jsonable(value: Any) -> Any:
+    """The value with what JSON does not know made into texts (NaN, inf, bytes) and lists."""
+    if value is None or isinstance(value, (str, int)):  # bool too; first, since it is most of what there is
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return jsonable(value.item())
+    return str(value)

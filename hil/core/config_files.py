@@ -1,9 +1,9 @@
-"""What hil takes from the working directory only after the user trusted it: board configs, and flows with flags.
+"""Configuration files: TOML is parsed here, and a file of the working directory is used once the user trusts it.
 
 A config of hil's own, one in the user's own folder and one whose path was typed are used as they are. Another one lies
 in a folder that somebody else may have made (``./board_configs`` of a project that was cloned): what only describes a
 board is used, and what runs, reads, writes or connects is used once ``hil board trust`` was called for that folder. The
-user's answer is kept by path and by the digest of each file, so that an altered one is asked for again.
+user's answer is kept by path and by the digest of each file, so that a changed file needs trust again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,35 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hil.errors import StorageError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
+    """The tables of a TOML document.
+
+    Args:
+        text: the document.
+        path: the file that it is from, for messages.
+
+    Raises:
+        UsageError: it is no TOML, or nests deeper or has longer numbers than Python reads.
+    """
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
 
 SCHEMA = 1
 _FILE = "trusted.json"
