@@ -30,7 +30,6 @@ from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilErro
 from hil.testing import stock_executorch
 
 TIMEOUT_S = 900.0
-_RUN = f"{stock_executorch.__name__}:run"
 _SHOWN = 100
 CRASHED = "CRASHED"
 # The tester's result -> what hil's outcome may be beside it.
@@ -112,7 +111,9 @@ def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> M
     if test.skipped or test.problem:
         return {**nothing, "result": "SKIPPED", "message": test.skipped or test.problem}
     try:
-        found: Mapping[str, Any] = isolated.call(_RUN, {**where, "flow": flow}, timeout=TIMEOUT_S, log=log)
+        found: Mapping[str, Any] = isolated.call(
+            stock_executorch.run, {**where, "flow": flow}, timeout=TIMEOUT_S, log=log
+        )
     except IsolatedError as error:
         result = CRASHED if isinstance(error, IsolatedCrash) else "UNKNOWN_FAIL"
         return {**nothing, "result": result, "message": error.message}

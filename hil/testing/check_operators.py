@@ -9,7 +9,7 @@ import concurrent.futures
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,6 @@ from hil.testing.by_hand import Test, node_tests
 TIMEOUT_S = 900.0
 BOARD = "sim"
 _SHOWN = 100
-_BY_HAND = by_hand.__name__
 # hil keeps the model's own dtypes; the compiler's default would make float64 float32.
 KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 # The opset that hil converts older models to before it imports them.
@@ -134,23 +133,23 @@ class Checker:
     def _ways(self, test: Test, folder: Path) -> Iterator[tuple[str, Result]]:
         """The plain way; then, where the plain importer does less, that which is as hil imports on purpose."""
         if self._runtime == "onnxruntime":
-            yield EQUAL, self._call("onnxruntime", folder=str(folder))
+            yield EQUAL, self._call(by_hand.onnxruntime, folder=str(folder))
             return
         common = {"folder": str(folder), "flags": self._flags, "device": self._device, "outputs": list(test.outputs)}
-        yield EQUAL, self._call("iree", **common, opset=0)
+        yield EQUAL, self._call(by_hand.iree, **common, opset=0)
         if any(item.domain in ("", "ai.onnx") and item.version < OPSET for item in test.model.opset_import):
-            yield CONVERTED, self._call("iree", **common, opset=OPSET)
+            yield CONVERTED, self._call(by_hand.iree, **common, opset=OPSET)
 
     def _varies(self, folder: str, test: Test, plain: Result) -> bool:
         """Whether the answer is another when asked for again: random, or made of memory that is not the program's."""
         if self._runtime == "iree":
-            return int(self._call("iree_repeated", folder=folder, device=self._device).get("answers", 1)) > 1
+            return int(self._call(by_hand.iree_repeated, folder=folder, device=self._device).get("answers", 1)) > 1
         return not same(next(self._ways(test, Path(folder)))[1], plain)
 
-    def _call(self, function: str, **arguments: Any) -> Result:
+    def _call(self, function: Callable[..., Any], **arguments: Any) -> Result:
         log = Path(arguments["folder"]) / "by_hand.log"
         try:
-            return cast(Result, self._isolated.call(f"{_BY_HAND}:{function}", arguments, timeout=TIMEOUT_S, log=log))
+            return cast(Result, self._isolated.call(function, arguments, timeout=TIMEOUT_S, log=log))
         except IsolatedError as error:
             end = "run" if self._runtime == "onnxruntime" else "import"
             return {"end": end, "crashed": isinstance(error, IsolatedCrash), "message": error.message, "outputs": []}

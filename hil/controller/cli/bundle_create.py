@@ -178,7 +178,7 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles.signature import fingerprint
     from hil.controller.cli.screen import print_json
     from hil.controller.storage.runs import storing
-    from hil.controller.workloads.bundles.formats import LEFT_OUT
+    from hil.controller.workloads.bundles.methods import LEFT_OUT
     from hil.controller.workloads.bundles.show import counted, document_of
 
     with storing(path.parent.absolute(), "-o"):

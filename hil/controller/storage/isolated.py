@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,26 @@ _TAIL_BYTES = 16 << 10
 _REAP_S = 10.0
 # What a function may return, as JSON.
 _MOST_BYTES = 256 << 20
+# What a worker can be asked to call: see :func:`function_name`.
+IsolatedFunction = Callable[..., Any] | str
+
+
+def function_name(function: IsolatedFunction) -> str:
+    """Return ``module:function``, by which a worker finds a function.
+
+    Args:
+        function: of an importable module. A package may give that text itself, so that the controller imports nothing
+            of it.
+
+    Raises:
+        ValueError: no worker can find it: it is a lambda, local, a method, or of ``__main__``.
+    """
+    if isinstance(function, str):
+        return function
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if not module or module == "__main__" or not name.isidentifier():
+        raise ValueError(f"{function!r} cannot be called in another process: it is no function of a module")
+    return f"{module}:{name}"
 
 
 class IsolatedError(StageError):
@@ -69,11 +89,11 @@ class Isolated:
         # Runs when the pool is forgotten or the interpreter ends, whichever is first.
         weakref.finalize(self, _kill_all, self._idle, self._busy)
 
-    def call(self, function: str, args: Mapping[str, Any], *, timeout: float | None, log: Path) -> Any:
-        """Call ``module:function`` with keyword arguments in a worker.
+    def call(self, function: IsolatedFunction, args: Mapping[str, Any], *, timeout: float | None, log: Path) -> Any:
+        """Call a function with keyword arguments in a worker.
 
         Args:
-            function: of an importable module; ours, or that of an importer or compiler that registered itself.
+            function: of an importable module, or its name (see :func:`function_name`).
             args: anything JSON can say.
             timeout: seconds, or None for no limit; waiting for a free worker does not count.
             log: what the function and its children print is appended here.
@@ -86,10 +106,12 @@ class Isolated:
             IsolatedFailure: the function raised any other error.
             IsolatedCrash: the worker died.
             IsolatedTimeout: the limit was reached.
+            ValueError: the function cannot be found by another process.
         """
+        name = function_name(function)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
-        request = {"function": function, "args": dict(args), "log": str(log.absolute())}
+        request = {"function": name, "args": dict(args), "log": str(log.absolute())}
         with self._slots:
             while True:
                 worker, is_new = self._take()
@@ -105,7 +127,7 @@ class Isolated:
                         self.close()
                     raise
                 else:
-                    return _result_of(reply, function)
+                    return _result_of(reply, name)
                 finally:
                     self._give_back(worker)
 

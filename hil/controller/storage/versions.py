@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from importlib import metadata
 
+from hil.errors import UsageError
+
 
 @functools.cache
 def version(package: str) -> str:
@@ -14,3 +16,17 @@ def version(package: str) -> str:
         importlib.metadata.PackageNotFoundError: it is not installed.
     """
     return metadata.version(package)
+
+
+def needed_version(package: str, extra: str) -> str:
+    """The version of a package that an extra of hil brings.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    for name in (package, f"{package}-cpu"):
+        try:
+            return version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    raise UsageError(f"this needs {package}, which is not installed here", hint=f"pip install 'hil[{extra}]'")

@@ -22,6 +22,7 @@ from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.files import write_whole
+from hil.testing.traces.mlir import reproduce
 from hil.testing.traces.runners import Answer, same_bits
 
 
@@ -199,7 +200,7 @@ class Target:
         arguments = {"source": str(source.absolute()), "flags": list(flags), "reproducer": str(reproducer.absolute())}
         try:
             self._shop.isolated.call(
-                "hil.testing.traces.mlir:reproduce",
+                reproduce,
                 {**arguments, "log": str(log.absolute())},
                 timeout=COMPILE_TIMEOUT_S,
                 log=log,

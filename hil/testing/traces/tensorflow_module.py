@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.conversions import needed_version
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.models.tensorflow.structure import replace_leaves
 from hil.controller.models.tensorflow.variables import is_variable
 from hil.controller.models.tensorflow.words import words
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.error_text import first_line
+from hil.controller.storage.versions import needed_version
 from hil.core.results import Stage
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend

@@ -18,6 +18,7 @@ from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError
 from hil.testing.traces.files import write_whole
+from hil.testing.traces.mlir import merge
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_text import in_tf_dialect
@@ -164,9 +165,7 @@ class Programs:
                 files[name].write_text(live.function.mlir)
             arguments = {"methods": {name: str(file) for name, file in files.items()}, "output": str(source.absolute())}
             try:
-                self._shop.isolated.call(
-                    "hil.testing.traces.mlir:merge", arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log"
-                )
+                self._shop.isolated.call(merge, arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log")
             except IsolatedCrash as error:
                 raise CompileCrashed(f"IREE died of {self._name}'s StableHLO", detail=error.detail) from error
             except IsolatedFailure as error:

@@ -57,7 +57,7 @@ def expose(
         files = {name: str(path.absolute()) for name, path in model.files.items() if path != model.path}
         arguments = {"model": str(model.path.absolute()), "files": files, "tensors": specs, "only": only}
         try:
-            isolated.call(f"{__name__}:write", {**arguments, "folder": str(folder)}, timeout=timeout, log=log)
+            isolated.call(write, {**arguments, "folder": str(folder)}, timeout=timeout, log=log)
         except IsolatedTimeout as error:
             raise StageTimeout(
                 f"exposing intermediates {error.message}", stage="import", detail=error.detail

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows import Flow, quanta
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.isolated import IsolatedError
 from hil.errors import ImportFailed
@@ -33,9 +33,7 @@ def quantum_atols(flow: Flow, path: Path, shop: Workshop, log: Path) -> dict[str
         return {}
     arguments = {"path": str(path.absolute())}
     try:
-        steps: list[dict[str, Any]] = shop.isolated.call(
-            "hil.controller.models.flows.quanta:find", arguments, timeout=_TIMEOUT_S, log=log
-        )
+        steps: list[dict[str, Any]] = shop.isolated.call(quanta.find, arguments, timeout=_TIMEOUT_S, log=log)
     except IsolatedError as error:
         raise ImportFailed(f"cannot read {path.name}: {error.message}", stage="import", detail=error.detail) from error
     return {one["name"]: one["step"] * min(flow.quanta, one["roundings"]) for one in steps}

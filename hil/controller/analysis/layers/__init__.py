@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.analysis.layers import extract
 from hil.controller.analysis.layers.layer import Layer
 from hil.controller.analysis.layers.values import Activations, activations, digests_of, layer_inputs, layer_outputs
 from hil.controller.models.conversions import as_onnx
@@ -39,6 +40,7 @@ TIMEOUT_S = 600.0
 # Raise this when the same model is taken apart in another way: older entries of the cache are then not used.
 _VERSION = 3
 _LAYERS = "layers.json"
+_Extract = Callable[..., dict[str, Any]]
 # How many runs on random inputs must agree on a dimension that inference cannot tell before it is taken as fixed.
 _PROBES = 2
 
@@ -75,7 +77,7 @@ def layers_of(
         StageTimeout: it took longer than ten minutes.
         StorageError: the layers cannot be kept.
     """
-    return _Shop.of(model, cache, isolated, log).layers({"group": group}, "extract", inputs)
+    return _Shop.of(model, cache, isolated, log).layers({"group": group}, extract.extract, inputs)
 
 
 def cut(
@@ -105,7 +107,7 @@ def cut(
         ImportFailed, StageTimeout, StorageError: as for :func:`layers_of`.
     """
     shop = _Shop.of(model, cache, isolated, log)
-    (layer,) = shop.layers({"start": start, "end": end, "group": group}, "cut_out", inputs)
+    (layer,) = shop.layers({"start": start, "end": end, "group": group}, extract.cut_out, inputs)
     return layer
 
 
@@ -151,7 +153,7 @@ class _Shop:
         return cls(as_onnx(model, cache=cache, isolated=isolated, log=log), cache, isolated, log)
 
     def layers(
-        self, request: Mapping[str, Any], function: str, inputs: Mapping[str, Array] | None
+        self, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None
     ) -> tuple[Layer, ...]:
         if request["group"] not in GROUPS:
             raise UsageError(f"there is no group {request['group']!r}", hint=f"one of {', '.join(GROUPS)}")
@@ -161,13 +163,13 @@ class _Shop:
             folder = fixed._made(request, function, inputs)
         return tuple(_layer(folder, item) for item in _document(folder)["layers"])
 
-    def _made(self, request: Mapping[str, Any], function: str, inputs: Mapping[str, Array] | None) -> Path:
+    def _made(self, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None) -> Path:
         model = self.model
         key = Cache.key(
             "layers",
             model=model.digest,
             dims=dict(model.dims),
-            made_by=function,
+            made_by=function.__name__,
             request=dict(request),
             inputs=None if inputs is None else digests_of(inputs),
             tools=[version("onnx"), version("onnxruntime")],
@@ -181,7 +183,7 @@ class _Shop:
         folder, _ = self.cache.get_or_make(key, {"model": model.name, **request}, make)
         return folder
 
-    def _call(self, function: str, request: Mapping[str, Any], observed: Any, folder: Path) -> Any:
+    def _call(self, function: _Extract, request: Mapping[str, Any], observed: Any, folder: Path) -> Any:
         model = self.model
         arguments = {
             "path": str(model.path.absolute()),
@@ -192,7 +194,7 @@ class _Shop:
         }
         what = f"taking {model.path.name} apart"
         try:
-            return self.isolated.call(f"{__name__}.extract:{function}", arguments, timeout=TIMEOUT_S, log=self.log)
+            return self.isolated.call(function, arguments, timeout=TIMEOUT_S, log=self.log)
         except IsolatedTimeout as error:
             raise StageTimeout(f"{what} {error.message}", stage="import", detail=error.detail) from error
         except (IsolatedCrash, IsolatedFailure) as error:

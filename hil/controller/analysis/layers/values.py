@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.analysis.layers import compute
 from hil.controller.analysis.layers.layer import Layer
 from hil.controller.models.conversions import as_onnx
 from hil.controller.models.random_inputs import random_tensor
@@ -127,7 +128,7 @@ def activations(
                 "outputs": str(folder / _VALUES),
             }
             try:
-                own = isolated.call("hil.controller.analysis.layers.compute:run", arguments, timeout=timeout, log=log)
+                own = isolated.call(compute.run, arguments, timeout=timeout, log=log)
             except IsolatedTimeout as error:
                 text = f"computing the values inside {model.path.name} {error.message}"
                 raise StageTimeout(text, stage="refer", detail=error.detail) from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.controller.analysis.profile.compile_time_build import compile_iree, load_onnxruntime
 from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
@@ -97,17 +98,15 @@ def profile_compile(
     else:
         model = as_onnx(model, cache=cache, isolated=isolated, log=log)
     arguments: dict[str, Any] = {"model": str(model.path.absolute())}
-    function = "load_onnxruntime"
+    function: Callable[..., dict[str, Any]] = load_onnxruntime
     notes: list[str] = []
     if runtime == "iree":
-        function = "compile_iree"
+        function = compile_iree
         arguments |= {"format": model.format, "dims": dict(model.dims), "flags": recipe_of(model, own_flags).flags}
     else:
         notes.append(f"{runtime} compiles nothing: its phases are those of creating a session on this machine")
     with compiling():
-        found = isolated.call(
-            f"hil.controller.analysis.profile.compile_time_build:{function}", arguments, timeout=timeout, log=log
-        )
+        found = isolated.call(function, arguments, timeout=timeout, log=log)
     if runtime == "iree":
         sites = sites_of(given, flags, **settings)
         dispatches = _dispatch_rows(sites, found["sources"], ridge)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from hil.controller.analysis.profile.estimate_build import read
 from hil.controller.analysis.profile.estimate_ops import PICKING, VIEWS
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
@@ -148,9 +149,7 @@ def estimate(
     def make(folder: Path) -> None:
         arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
         try:
-            found = isolated.call(
-                "hil.controller.analysis.profile.estimate_build:read", arguments, timeout=timeout, log=log
-            )
+            found = isolated.call(read, arguments, timeout=timeout, log=log)
         except IsolatedTimeout as error:
             raise StageTimeout(f"reading the model's shapes {error.message}", detail=error.detail) from error
         except IsolatedError as error:

@@ -22,6 +22,7 @@ from hil.controller.analysis.profile.iree_arrays import (
     submissions_of,
     within,
 )
+from hil.controller.analysis.profile.iree_export import export
 from hil.controller.analysis.profile.iterations import SETUP, by_repetition
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
 from hil.core.timeline import Sample
@@ -197,7 +198,7 @@ def read_ireeprof(
         raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
     try:
         said = isolated.call(
-            "hil.controller.analysis.profile.iree_export:export",
+            export,
             {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())},
             timeout=timeout,
             log=log,

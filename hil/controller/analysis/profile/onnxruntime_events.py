@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.analysis.profile.clock_pairs import mapped
-from hil.controller.analysis.profile.onnxruntime_names import LAYOUT, by_name
+from hil.controller.analysis.profile.onnxruntime_names import LAYOUT, by_name, kernel_nodes
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
 from hil.core.artifacts import Model
 from hil.core.tensors import TensorSpec
@@ -222,9 +222,7 @@ def _kernel_nodes(
         "optimized": str(optimized.absolute()) if optimized else None,
     }
     try:
-        found = isolated.call(
-            "hil.controller.analysis.profile.onnxruntime_names:kernel_nodes", arguments, timeout=timeout, log=log
-        )
+        found = isolated.call(kernel_nodes, arguments, timeout=timeout, log=log)
     except IsolatedTimeout as error:
         raise StageTimeout(f"finding the kernels' nodes {error.message}", detail=error.detail) from error
     except IsolatedError as error:

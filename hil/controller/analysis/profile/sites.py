@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hil.controller.analysis.profile.sites_build import build
 from hil.controller.backends.compilers.iree import recipe_of
 from hil.controller.backends.compilers.iree_takes import as_iree_takes
 from hil.controller.models.compile_errors import compiling
-from hil.controller.models.conversions import OP_TYPES
+from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Artifact, Model
@@ -192,7 +193,7 @@ def sites_of(
         what = "the dispatches' nodes"
         with compiling(f"finding {what}", died=what, failed=what):
             found = isolated.call(
-                "hil.controller.analysis.profile.sites_build:build",
+                build,
                 {
                     "model": str(model.path.absolute()),
                     "format": model.format,

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.backends.compilers.executorch_build import build
 from hil.controller.backends.compilers.none import take_as_it_is
 from hil.controller.models.compile_errors import compiling
-from hil.controller.models.conversions import needed_version
 from hil.controller.models.flows.notes import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.versions import needed_version
 from hil.core.artifacts import Artifact, Model
 from hil.core.placement import BACKEND_FLAG
 from hil.errors import UsageError, did_you_mean
@@ -91,7 +92,7 @@ def compile_executorch(
         with compiling(
             "lowering", died="ExecuTorch's compiler died", failed=f"ExecuTorch cannot lower {model.path.name}"
         ):
-            notes = isolated.call(f"{__name__}_build:build", arguments, timeout=timeout, log=log)
+            notes = isolated.call(build, arguments, timeout=timeout, log=log)
         (folder / NOTES).write_text(json.dumps(notes))
         with log.open("rb") as file:
             file.seek(start)

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+from hil.controller.backends.compilers.iree_build import MAIN, PARAMETERS, build
 from hil.controller.backends.compilers.iree_takes import VIA, as_iree_takes
 from hil.controller.backends.compilers.none import take_as_it_is
 from hil.controller.models.compile_errors import compiling
@@ -23,8 +24,6 @@ from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
 from hil.errors import CompileFailed, UsageError
 
-MAIN = "main.vmfb"
-PARAMETERS = "params.irpa"
 LOG = "compile.log"
 # In the cache's note of a program: what it calls the model's function, where that is not the model's own name for it.
 FUNCTION = "function"
@@ -101,7 +100,7 @@ def compile_iree(
         start = log.stat().st_size if log.exists() else 0
         with compiling():
             isolated.call(
-                "hil.controller.backends.compilers.iree_build:build",
+                build,
                 {
                     "model": str(model.path.absolute()),
                     "format": model.format,

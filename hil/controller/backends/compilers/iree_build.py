@@ -27,6 +27,8 @@ _IGNORED = re.compile(
 )
 _ACCEPTED = re.compile(r"^List of accepted CPUs: (?P<names>.*)", re.M)
 _SHOWN_ERRORS = 3
+MAIN = "main.vmfb"
+PARAMETERS = "params.irpa"
 
 
 def build(
@@ -59,7 +61,6 @@ def build(
             not.
         CompileCrashed: iree-compile died.
     """
-    from hil.controller.backends.compilers.iree import MAIN, PARAMETERS
     from hil.controller.backends.compilers.torch_declarations import declare
 
     with temporary_folder("hil-compile-") as scratch:

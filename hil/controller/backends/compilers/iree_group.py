@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.backends.compilers.iree import FUNCTION, LOG, MAIN, Recipe, declaration_of, recipe_of
+from hil.controller.backends.compilers.iree import FUNCTION, LOG, Recipe, declaration_of, recipe_of
+from hil.controller.backends.compilers.iree_build import MAIN
+from hil.controller.backends.compilers.iree_group_build import build_group
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch
@@ -214,7 +216,7 @@ def _compile(group: Sequence[_Member], shop: _Shop, log: Path) -> list[list[_Mem
             }
             try:
                 programs = shop.isolated.call(
-                    "hil.controller.backends.compilers.iree_group_build:build_group",
+                    build_group,
                     args,
                     timeout=shop.timeout,
                     log=log,

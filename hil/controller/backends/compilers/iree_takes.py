@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.conversions import ONNX_HINT, can_convert, convert
+from hil.controller.models.conversions import can_convert, convert
+from hil.controller.models.conversions.torch_program import ONNX_HINT
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Model

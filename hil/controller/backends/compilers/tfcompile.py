@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
+from hil.controller.backends.compilers.tfcompile_command import HEADER
 from hil.controller.backends.compilers.tfcompile_target import Target, target_of
-from hil.controller.models.conversions import needed_version
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.controller.storage.versions import version
+from hil.controller.storage.versions import needed_version, version
 from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
@@ -28,7 +29,6 @@ FORMATS = ("tf", "keras")
 GENERATE, COMPILE, LINK = "generate config", "compile", "link"
 EXTRA = "tfcompile"
 _LOG = "compile.log"
-_STEPS = "hil.controller.backends.compilers.tfcompile"
 # Raise this when what a step makes changes: older ones in the cache are then not used.
 _VERSION = 2
 
@@ -74,9 +74,9 @@ class Workplace:
         folder, _ = self.cache.get_or_make(key, {"model": model, "step": step}, fill, self.recompute)
         return folder
 
-    def call(self, function: str, arguments: Mapping[str, Any]) -> None:
-        """Call a function of a sister module in a process of its own."""
-        self.isolated.call(f"{_STEPS}_{function}", arguments, timeout=self.timeout, log=self.log)
+    def call(self, function: Callable[..., None], arguments: Mapping[str, Any]) -> None:
+        """Call a function in a process of its own."""
+        self.isolated.call(function, arguments, timeout=self.timeout, log=self.log)
 
 
 def compile_tfcompile(
@@ -142,7 +142,7 @@ def generate(model: Model, place: Workplace) -> Path:
     )
     what = {"path": str(model.path.absolute()), "function": model.function, "dims": dict(model.dims)}
     return place.make(
-        GENERATE, key, model.name, lambda folder: place.call("graph:generate", {**what, "folder": str(folder)})
+        GENERATE, key, model.name, lambda folder: place.call(tfcompile_graph.generate, {**what, "folder": str(folder)})
     )
 
 
@@ -161,9 +161,11 @@ def compile_graph(model: Model, graph: Path, target: Target, place: Workplace) -
         version=_VERSION,
     )
     what = {"source": str(graph), "triple": target.triple, "cpu": target.cpu, "log": str(place.log.absolute())}
-    return place.make(
-        COMPILE, key, model.name, lambda folder: place.call("build:compile_graph", {**what, "folder": str(folder)})
-    )
+
+    def make(folder: Path) -> None:
+        place.call(tfcompile_build.compile_graph, {**what, "folder": str(folder)})
+
+    return place.make(COMPILE, key, model.name, make)
 
 
 def link(model: Model, graph: Path, program: Path, target: Target, place: Workplace) -> Path:
@@ -172,9 +174,6 @@ def link(model: Model, graph: Path, program: Path, target: Target, place: Workpl
     Raises:
         CompileFailed, CompileCrashed, StageTimeout: it did not work.
     """
-    from hil.controller.backends.compilers.tfcompile_build import needed_sources
-    from hil.controller.backends.compilers.tfcompile_command import HEADER
-
     signature = write_signature(signature_of(model.function, graph))
     key = Cache.key(
         "tfcompile-library",
@@ -187,12 +186,12 @@ def link(model: Model, graph: Path, program: Path, target: Target, place: Workpl
     )
 
     def make(folder: Path) -> None:
-        sources = needed_sources((program / HEADER).read_text())
+        sources = tfcompile_build.needed_sources((program / HEADER).read_text())
         with ThreadPoolExecutor(place.isolated.workers) as pool:
             objects = list(pool.map(lambda source: _object(source, target, place), sources))
         what = {"program": str(program), "signature": signature, "objects": [str(one) for one in objects]}
         made = {"target": target.zig, "library": str(folder / LIBRARY), "log": str(place.log.absolute())}
-        place.call("build:link", {**what, **made})
+        place.call(tfcompile_build.link, {**what, **made})
 
     return place.make(LINK, key, model.name, make)
 
@@ -211,7 +210,7 @@ def _object(source: Path, target: Target, place: Workplace) -> Path:
     what = {"source": str(source), "target": target.zig, "log": str(place.log.absolute())}
 
     def make(folder: Path) -> None:
-        place.call("build:compile_source", {**what, "folder": str(folder)})
+        place.call(tfcompile_build.compile_source, {**what, "folder": str(folder)})
 
     # Not asked to recompute: the model has no part in it.
     folder, _ = place.cache.get_or_make(key, {"model": f"XLA's runtime: {source.name}", "for": target.zig}, make)
@@ -220,9 +219,7 @@ def _object(source: Path, target: Target, place: Workplace) -> Path:
 
 def signature_of(function: str, graph: Path) -> Signature:
     """What the library of a generated graph says of itself."""
-    from hil.controller.backends.compilers.tfcompile_graph import read_ports
-
-    ports = read_ports(graph)
+    ports = tfcompile_graph.read_ports(graph)
     variables = (Argument(port.spec, True, not port.read_only) for port in ports.variables)
     return Signature(
         function,

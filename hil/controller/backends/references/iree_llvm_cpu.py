@@ -40,7 +40,8 @@ def compute(
     log: Path,
 ) -> None:
     """Compile the model for the host and run it in an isolated process."""
-    from hil.controller.backends.compilers.iree import PARAMETERS, compile_iree
+    from hil.controller.backends.compilers.iree import compile_iree
+    from hil.controller.backends.compilers.iree_build import PARAMETERS
 
     artifact = compile_iree(
         model,
@@ -55,7 +56,7 @@ def compute(
     )
     parameters = artifact.files.get(PARAMETERS)
     isolated.call(
-        f"{__name__}:run",
+        run,
         {
             "program": str(artifact.files[artifact.main]),
             "parameters": str(parameters) if parameters else None,

@@ -29,7 +29,7 @@ def compute(
 ) -> None:
     """Run the model in an isolated process."""
     isolated.call(
-        f"{__name__}:run",
+        run,
         {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)},
         timeout=timeout,
         log=log,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hil.controller.models.conversions import needed_version
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.versions import needed_version
 from hil.core.artifacts import Model
 
 
@@ -29,7 +29,7 @@ def compute(
     """Run the model in an isolated process."""
     arguments = {"model": str(model.path.absolute()), "function": model.function, "dims": dict(model.dims)}
     folders = {"inputs": str(inputs), "outputs": str(outputs)}
-    isolated.call(f"{__name__}:run", arguments | folders, timeout=timeout, log=log)
+    isolated.call(run, arguments | folders, timeout=timeout, log=log)
 
 
 def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: str) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hil.controller.models.conversions import needed_version
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.versions import needed_version
 from hil.core.artifacts import Model
 from hil.formats.litert import PACKAGE
 
@@ -59,7 +59,7 @@ def _compute(
 ) -> None:
     arguments = {"model": str(model.path.absolute()), "function": model.function, "kernels": kernels}
     folders = {"inputs": str(inputs), "outputs": str(outputs)}
-    isolated.call(f"{__name__}:run", arguments | folders, timeout=timeout, log=log)
+    isolated.call(run, arguments | folders, timeout=timeout, log=log)
 
 
 def run(model: str, function: str, kernels: str, inputs: str, outputs: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.conversions import needed_version
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.versions import needed_version
 from hil.core.artifacts import Model
 
 # Sums are split among threads, so their number must not follow the machine: the same answer wherever it is asked for.
@@ -36,7 +36,7 @@ def compute(
 ) -> None:
     """Run the program in an isolated process."""
     isolated.call(
-        f"{__name__}:run",
+        run,
         {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)},
         timeout=timeout,
         log=log,

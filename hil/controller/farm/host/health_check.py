@@ -73,7 +73,7 @@ def _model(kept: Path, isolated: Isolated, folder: Path) -> Path:
     path = kept / _MODEL
     if not path.exists():
         made = isolated.call(
-            "hil.controller.farm.host.health_check:write_model",
+            write_model,
             {"folder": str(folder)},
             timeout=60.0,
             log=folder / "log",

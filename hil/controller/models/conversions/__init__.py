@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hil.controller.models.compile_errors import compiling
+from hil.controller.models.conversions import tensorflow_program, torch_program
+from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import version
+from hil.controller.storage.isolated import Isolated, function_name
+from hil.controller.storage.versions import needed_version
 from hil.core.artifacts import Model
 from hil.core.digest import digest_of
 from hil.errors import UsageError
@@ -23,9 +24,9 @@ class Conversion:
     """How a model of one format becomes one of another.
 
     Attributes:
-        convert: ``module:function``, called in a process of its own with ``path`` (the model's file), ``function`` (its
-            entry point), ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further
-            files beside it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it
+        convert: called in a process of its own with ``path`` (the model's file), ``function`` (its entry point),
+            ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further files beside
+            it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it
             raises becomes one.
         by: who does it, as results say it.
         packages: whose versions the result depends on.
@@ -34,7 +35,7 @@ class Conversion:
         version: raise it when the result changes without those.
     """
 
-    convert: str
+    convert: Callable[..., None]
     by: str
     packages: tuple[str, ...]
     suffix: str
@@ -42,36 +43,29 @@ class Conversion:
     version: int = 1
 
 
-_TORCH = "hil.controller.models.conversions.torch_program"
-_TENSORFLOW = "hil.controller.models.conversions.tensorflow_program"
+def _from_tensorflow(convert: Callable[..., None], by: str, suffix: str, *packages: str) -> Conversion:
+    return Conversion(convert, by, ("tensorflow", *packages), suffix, "tensorflow", version=2)
 
 
-def _from_tensorflow(function: str, by: str, suffix: str, *packages: str) -> Conversion:
-    name = f"{_TENSORFLOW}:{function}"
-    return Conversion(name, by, ("tensorflow", *packages), suffix, "tensorflow", version=2)
-
-
+_TF_TO_MLIR = (tensorflow_program.to_mlir, "tensorflow", ".mlirbc", "iree-base-compiler")
+_TF_TO_TFLITE = (tensorflow_program.to_tflite, "tflite converter", ".tflite")
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
         ("pt2", "mlir"): Conversion(
-            f"{_TORCH}:to_mlir", "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch", version=2
+            torch_program.to_mlir, "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch", version=2
         ),
         ("pt2", "onnx"): Conversion(
-            f"{_TORCH}:to_onnx", "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", version=2
+            torch_program.to_onnx, "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", version=2
         ),
-        ("tf", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler"),
-        ("keras", "mlir"): _from_tensorflow("to_mlir", "tensorflow", ".mlirbc", "iree-base-compiler", "keras"),
-        ("tf", "tflite"): _from_tensorflow("to_tflite", "tflite converter", ".tflite"),
-        ("keras", "tflite"): _from_tensorflow("to_tflite", "tflite converter", ".tflite", "keras"),
+        ("tf", "mlir"): _from_tensorflow(*_TF_TO_MLIR),
+        ("keras", "mlir"): _from_tensorflow(*_TF_TO_MLIR, "keras"),
+        ("tf", "tflite"): _from_tensorflow(*_TF_TO_TFLITE),
+        ("keras", "tflite"): _from_tensorflow(*_TF_TO_TFLITE, "keras"),
     }
 )
 CONVERT_TIMEOUT_S = 1800.0
-# What to try where torch-mlir, or IREE after it, does not know an operator.
-ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
-# What a conversion may write beside the model: large weights, and this, which says of each name in the locations of
-# MLIR what kind of operator or module it is, in the model's order (JSON).
-OP_TYPES = "op_types.json"
+# What a conversion may write beside the model: large weights, and what its nodes come from.
 _BESIDE = (".data", ".irpa", OP_TYPES)
 
 
@@ -113,7 +107,7 @@ def convert(
         model=model.digest,
         function=model.function,
         dims=dict(model.dims),
-        convert=conversion.convert,
+        convert=function_name(conversion.convert),
         versions=[needed_version(package, conversion.extra) for package in conversion.packages],
         version=conversion.version,
     )
@@ -151,17 +145,3 @@ def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Mod
             hint="name the ONNX file it was made from",
         )
     return convert(model, "onnx", cache=cache, isolated=isolated, recompute=False, timeout=None, log=log)[0]
-
-
-def needed_version(package: str, extra: str) -> str:
-    """The version of a package that an extra of hil brings.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    for name in (package, f"{package}-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    raise UsageError(f"this needs {package}, which is not installed here", hint=f"pip install 'hil[{extra}]'")

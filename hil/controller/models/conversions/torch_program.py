@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.conversions import ONNX_HINT, OP_TYPES
 from hil.controller.models.conversions.torch_names import mark, name_onnx_nodes
 from hil.controller.models.importers.pt2 import Sizes, changed, is_tensor, new_values, output_names, user_inputs
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.error_text import first_line
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
+
+# What to try where torch-mlir, or IREE after it, does not know an operator.
+ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
+# A file beside a converted model (JSON): of each name in the locations of MLIR, what kind of operator or module it is,
+# in the model's order.
+OP_TYPES = "op_types.json"
 
 _OPSET = 20
 # Beyond this the weights of an ONNX model go into a file beside it: one protobuf file cannot exceed 2 GB.

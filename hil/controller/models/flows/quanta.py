@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.models.flows import pt2_quanta
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600.0
 _FOUND = "quanta.json"
-_FIND = {"onnx": f"{__name__}:find", "pt2": "hil.controller.models.flows.pt2_quanta:find"}
 # Raise this when what is found out changes.
 _VERSION = 1
 
@@ -47,12 +47,13 @@ def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float |
     if flow.quanta is None:
         return None
     model = import_model(path, isolated=shop.isolated, cache=shop.cache)
-    if model.format not in _FIND:
+    look = {"onnx": find, "pt2": pt2_quanta.find}.get(model.format)
+    if look is None:
         return None
 
     def make(folder: Path) -> None:
         try:
-            found = shop.isolated.call(_FIND[model.format], {"path": str(path.absolute())}, timeout=_TIMEOUT_S, log=log)
+            found = shop.isolated.call(look, {"path": str(path.absolute())}, timeout=_TIMEOUT_S, log=log)
         except IsolatedError as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
         (folder / _FOUND).write_text(json.dumps(found))

@@ -10,12 +10,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.models.flows import onnx_int8, pt2_int8
 from hil.controller.models.flows.calibration import calibration_samples, digest_of_samples
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.notes import FILE as NOTES
+from hil.controller.models.flows.onnx_float16 import to_float16
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import (
+    IsolatedCrash,
+    IsolatedFailure,
+    IsolatedFunction,
+    IsolatedTimeout,
+    function_name,
+)
 from hil.controller.storage.registry import pick, registered
 from hil.controller.storage.tensor_folder import save_tensors
 from hil.controller.storage.versions import version
@@ -37,9 +45,9 @@ class Recipe:
     """One way to change a model.
 
     Attributes:
-        apply: ``module:function``, called in a process of its own with ``model`` (the file), ``output`` (the file to
-            write; external data beside it), ``external`` (whether the model keeps data outside its file, and so the
-            result must), ``samples`` (a list of folders, each one sample of every input as
+        apply: a function (or ``module:function``), called in a process of its own with ``model`` (the file), ``output``
+            (the file to write; external data beside it), ``external`` (whether the model keeps data outside its file,
+            and so the result must), ``samples`` (a list of folders, each one sample of every input as
             :mod:`hil.controller.storage.tensor_folder` writes it) and every setting but ``samples``. Inputs and
             outputs keep names, dtypes and shapes. It may return what it tells of its work as a JSON object, which
             results then hold (:func:`hil.controller.models.flows.notes.recipe_notes`). Raises ImportFailed; whatever
@@ -51,7 +59,7 @@ class Recipe:
         version: raise it when the result changes without those.
     """
 
-    apply: str
+    apply: IsolatedFunction
     settings: Mapping[str, Any] = field(default_factory=dict)
     calibrated: bool = False
     packages: tuple[str, ...] = ("onnx", "onnxruntime")
@@ -64,31 +72,29 @@ class Recipe:
         return {**self.settings, **({_SAMPLES: 16} if self.calibrated else {})}
 
 
-_INT8 = "hil.controller.models.flows.onnx_int8"
-_PT2E = "hil.controller.models.flows.pt2_int8"
 _PT2E_PACKAGES = ("torch", "torchao", "executorch")
 _BUILT_IN = MappingProxyType(
     {
-        "float16": Recipe("hil.controller.models.flows.onnx_float16:to_float16"),
+        "float16": Recipe(to_float16),
         "static-int8": Recipe(
-            f"{_INT8}:quantize_static",
+            onnx_int8.quantize_static,
             {"per_channel": False, "reduce_range": False, "activations": "int8", "method": "minmax"},
             calibrated=True,
         ),
         # uint8: older releases of ONNX Runtime have no ConvInteger for int8 weights.
         "dynamic-int8": Recipe(
-            f"{_INT8}:quantize_dynamic", {"per_channel": False, "reduce_range": False, "weights": "uint8"}
+            onnx_int8.quantize_dynamic, {"per_channel": False, "reduce_range": False, "weights": "uint8"}
         ),
         # PyTorch's own way, for what XNNPACK computes in int8.
         "pt2e-static-int8": Recipe(
-            f"{_PT2E}:quantize_static",
+            pt2_int8.quantize_static,
             {"per_channel": True},
             calibrated=True,
             packages=_PT2E_PACKAGES,
             formats=("pt2",),
         ),
         "pt2e-dynamic-int8": Recipe(
-            f"{_PT2E}:quantize_dynamic",
+            pt2_int8.quantize_dynamic,
             {"per_channel": True},
             calibrated=True,
             packages=_PT2E_PACKAGES,
@@ -180,7 +186,7 @@ def apply_recipe(
         samples=digest_of_samples(samples),
         recipe=flow.recipe,
         settings=settings,
-        apply=recipe.apply,
+        apply=function_name(recipe.apply),
         versions={package: _version(package) for package in recipe.packages},
         version=recipe.version,
     )

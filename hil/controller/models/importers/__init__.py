@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hil.controller.models.importers import mlir, onnx, pt2, pte, tensorflow, tflite, vmfb
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import (
+    Isolated,
+    IsolatedCrash,
+    IsolatedFailure,
+    IsolatedFunction,
+    IsolatedTimeout,
+    function_name,
+)
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.registry import pick, registered
 from hil.core.artifacts import Model
@@ -37,44 +45,50 @@ class Importer:
     Attributes:
         suffixes: of its files, with the dot.
         recognises: whether a file that begins with these bytes is one, whatever its name.
-        describe: ``module:function``, called in a process of its own with ``path`` (str), ``function`` (str) and
-            ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists of
-            [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
+        describe: a function (or ``module:function``), called in a process of its own with ``path`` (str), ``function``
+            (str) and ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists
+            of [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
             ``external`` (names of further files, relative to the model's folder), ``producer`` (anything).
             Raises ImportFailed or UsageError.
     """
 
     suffixes: tuple[str, ...]
     recognises: Callable[[bytes], bool]
-    describe: str
+    describe: IsolatedFunction
+
+
+def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Tell how a bundle is run, which is no model.
+
+    Raises:
+        UsageError: always.
+    """
+    name = Path(path).name
+    raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")
 
 
 _BUILT_IN = {
-    "onnx": Importer((".onnx",), lambda head: False, "hil.controller.models.importers.onnx:describe"),
+    "onnx": Importer((".onnx",), lambda head: False, onnx.describe),
     "mlir": Importer(
         (".mlir", ".mlirbc", ".bc", ".stablehlo"),
         lambda head: head.startswith(b"ML\xefR"),
-        "hil.controller.models.importers.mlir:describe",
+        mlir.describe,
     ),
     # A .vmfb is a flatbuffer with the identifier IREE, by default wrapped so that it is a ZIP archive as well.
-    "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], "hil.controller.models.importers.vmfb:describe"),
-    "tflite": Importer(
-        (".tflite",), lambda head: head[4:8] == b"TFL3", "hil.controller.models.importers.tflite:describe"
-    ),
+    "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], vmfb.describe),
+    "tflite": Importer((".tflite",), lambda head: head[4:8] == b"TFL3", tflite.describe),
     # ExecuTorch's programs, by themselves or bundled with test cases; the digits are the schema's version.
     "pte": Importer(
         (".pte", ".bpte"),
         lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
-        "hil.controller.models.importers.pte:describe",
+        pte.describe,
     ),
     # Described so that whoever runs one as a model is told how it is run.
-    "hilb": Importer(
-        (".hilb",), lambda head: head.startswith(b"\x89HILB"), "hil.controller.workloads.bundles.opening:describe"
-    ),
-    "pt2": Importer((".pt2",), lambda head: False, "hil.controller.models.importers.pt2:describe"),
+    "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),
+    "pt2": Importer((".pt2",), lambda head: False, pt2.describe),
     # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that.
-    "tf": Importer((".pb",), lambda head: False, "hil.controller.models.importers.tensorflow:describe_saved_model"),
-    "keras": Importer((".keras",), lambda head: False, "hil.controller.models.importers.tensorflow:describe_keras"),
+    "tf": Importer((".pb",), lambda head: False, tensorflow.describe_saved_model),
+    "keras": Importer((".keras",), lambda head: False, tensorflow.describe_keras),
 }
 
 
@@ -204,7 +218,7 @@ def _describe(
         "import",
         digest=digest,
         beside=beside,
-        describe=importer.describe,
+        describe=function_name(importer.describe),
         function=function,
         dims=dict(dims),
         version=_VERSION,

@@ -11,11 +11,12 @@ import numpy as np
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles import Method as BundleMethod
 from hil.compare.values import EXACT_DTYPES
-from hil.controller.models.conversions import needed_version
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.magnitude import largest
 from hil.controller.storage.tensor_folder import save_tensors
+from hil.controller.storage.versions import needed_version
+from hil.controller.workloads.bundles.bpte_build import write
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
 from hil.core.scratch import temporary_folder
@@ -112,7 +113,7 @@ def write_bpte(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
         }
         arguments = {"program": str(place / "program.pte"), "suites": suites, "output": str(path.absolute())}
         try:
-            shop.isolated.call(f"{__name__}_build:write", arguments, timeout=_WRITE_S, log=place / "log")
+            shop.isolated.call(write, arguments, timeout=_WRITE_S, log=place / "log")
         except IsolatedError as error:
             raise UsageError(f"ExecuTorch cannot write the bundle: {error.message}", detail=error.detail) from error
 

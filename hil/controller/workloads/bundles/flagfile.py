@@ -29,8 +29,13 @@ from hil.controller.pipeline.flagfile_tolerance import tool_tolerance
 from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile
 from hil.controller.storage.magnitude import largest
 from hil.controller.storage.runs import safe_name
-from hil.controller.workloads.bundles.formats import LEFT_OUT
-from hil.controller.workloads.bundles.methods import import_methods, no_board, settled_signatures, signatures_of
+from hil.controller.workloads.bundles.methods import (
+    LEFT_OUT,
+    import_methods,
+    no_board,
+    settled_signatures,
+    signatures_of,
+)
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
 from hil.core.scratch import temporary_folder

@@ -14,9 +14,7 @@ from typing import Any, Protocol
 from hil.bundles import Bundle
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.registry import pick, registered
-
-# What :attr:`hil.bundles.Bundle.made` calls the list of what lies there and is no case of the bundle, a line for each.
-LEFT_OUT = "left_out"
+from hil.controller.workloads.bundles import bpte, flagfile, golden, onnx
 
 
 class Read(Protocol):
@@ -25,10 +23,10 @@ class Read(Protocol):
     def __call__(self, path: Path, *, shop: Workshop) -> Bundle:
         """Read a file or a folder.
 
-        What is untrusted or heavy is parsed through ``shop.isolated.call("module:function", {...})``. A bundle is made
+        What is untrusted or heavy is parsed through ``shop.isolated.call(function, {...})``. A bundle is made
         by :meth:`hil.bundles.Bundle.create`, which checks every case against the signature; it keeps the program's
         files mapped, so a temporary folder that they lie in may go afterwards. Every case there is becomes a case; what
-        cannot become one is told in ``made[LEFT_OUT]``.
+        cannot become one is told in ``made[left_out]``, a line for each.
 
         Args:
             path: what the user named; nobody has looked at it yet.
@@ -61,13 +59,13 @@ class Format:
     """A form of another tool's.
 
     Attributes:
-        read, write: ``module:function`` of a :class:`Read` and of a :class:`Write`; imported when they are called.
+        read, write: a :class:`Read` and a :class:`Write`, or their ``module:function``.
         is_folder: whether it is a folder or one file.
         summary: what it is, in a line.
     """
 
-    read: str
-    write: str
+    read: Read | str
+    write: Write | str
     is_folder: bool
     summary: str
 
@@ -75,26 +73,26 @@ class Format:
 _BUILT_IN = MappingProxyType(
     {
         "onnx": Format(
-            "hil.controller.workloads.bundles.onnx:read_onnx",
-            "hil.controller.workloads.bundles.onnx:write_onnx",
+            onnx.read_onnx,
+            onnx.write_onnx,
             True,
             "a folder of model.onnx and ONNX's own test_data_set_* folders",
         ),
         "flagfile": Format(
-            "hil.controller.workloads.bundles.flagfile:read_flagfiles",
-            "hil.controller.workloads.bundles.flagfile:write_flagfiles",
+            flagfile.read_flagfiles,
+            flagfile.write_flagfiles,
             True,
             "a folder of a .vmfb, .npy files and a flagfile a case, as iree-run-module takes them",
         ),
         "golden": Format(
-            "hil.controller.workloads.bundles.golden:read_golden",
-            "hil.controller.workloads.bundles.golden:write_golden",
+            golden.read_golden,
+            golden.write_golden,
             True,
             "a folder of the program, the cases' tensors as .npy, and golden.json",
         ),
         "bpte": Format(
-            "hil.controller.workloads.bundles.bpte:read_bpte",
-            "hil.controller.workloads.bundles.bpte:write_bpte",
+            bpte.read_bpte,
+            bpte.write_bpte,
             False,
             "ExecuTorch's bundled program, a .bpte file",
         ),
@@ -113,7 +111,7 @@ def read_format(name: str, path: Path, *, shop: Workshop) -> Bundle:
     Raises:
         UsageError: there is no such form, or as :class:`Read` says.
     """
-    read: Read = _resolve(pick("bundle format", formats(), name).read)
+    read: Read = _resolved(pick("bundle format", formats(), name).read)
     return read(path, shop=shop)
 
 
@@ -123,10 +121,12 @@ def write_format(name: str, bundle: Bundle, path: Path, *, shop: Workshop) -> No
     Raises:
         UsageError: there is no such form, or as :class:`Write` says.
     """
-    write: Write = _resolve(pick("bundle format", formats(), name).write)
+    write: Write = _resolved(pick("bundle format", formats(), name).write)
     write(bundle, path, shop=shop)
 
 
-def _resolve(reference: str) -> Any:
-    module, _, name = reference.partition(":")
+def _resolved(function: Any) -> Any:
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
     return getattr(importlib.import_module(module), name)

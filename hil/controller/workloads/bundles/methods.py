@@ -13,17 +13,20 @@ from hil.bundles import MethodTestSuite, Signature
 from hil.bundles.cases import Values
 from hil.controller.devices.agentless.signature import signature_of
 from hil.controller.devices.board_factory import AnyBoard
-from hil.controller.models.importers import import_model, importers
+from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.isolated import IsolatedError
 from hil.core.artifacts import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name
 from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.formats import iree_functions
 from hil.formats.iree_command import is_number
 from hil.formats.iree_functions import functions_in
 from hil.formats.iree_values import SCALAR_PREFIX, entry_points
 
+# What :attr:`hil.bundles.Bundle.made` calls the list of what lies there and is no case of the bundle, a line for each.
+LEFT_OUT = "left_out"
 _READ_S = 600.0
 # The formats whose programs hold every entry point of the model.
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
@@ -54,12 +57,12 @@ def import_methods(path: Path, functions: Sequence[str], shop: Workshop, **setti
 
 def _functions(path: Path, shop: Workshop) -> list[str]:
     """The entry points of a module; of other models the one that their importers choose where none is named."""
-    reader = "hil.controller.models.importers.mlir:functions"
+    reader: Callable[[str], Any] = mlir.functions
     if not _is_mlir(path):
         found = import_model(path, isolated=shop.isolated, cache=shop.cache)
         if found.format != "vmfb":
             return [found.function]
-        reader = "hil.formats.iree_functions:read"
+        reader = iree_functions.read
     with temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}
         try:

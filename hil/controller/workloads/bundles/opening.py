@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hil.bundles import Bundle
 from hil.bundles.signature import public_keys, verify
-from hil.errors import UsageError
 
 
 def open_bundle(path: Path, key: Path | None = None) -> Bundle:
@@ -25,13 +22,3 @@ def open_bundle(path: Path, key: Path | None = None) -> Bundle:
     if key is not None or bundle.head.signature:
         verify(bundle.head, public_keys(key) if key is not None else None)
     return bundle
-
-
-def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """What importing a bundle as a model says.
-
-    Raises:
-        UsageError: always: it is no model.
-    """
-    name = Path(path).name
-    raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")

@@ -14,17 +14,17 @@ from hil.compare.tolerance import check_tolerance
 from hil.controller.devices.board_factory import AnyBoard, open_board
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.loaded_program import LoadedProgram
-from hil.controller.models.conversions import needed_version
 from hil.controller.pipeline.job import Progress
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.study.match import match_steps
 from hil.controller.workloads.study.plan import Asked, Experiment
 from hil.controller.workloads.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, taken_over
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
-from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise
+from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
 from hil.core.results import Outcome
 from hil.core.tensors import Array
 from hil.core.text import jsonable
@@ -169,7 +169,7 @@ class _Study:
         folder.mkdir(parents=True, exist_ok=True)
         what = {"model": str(experiment.path.absolute()), "seed": self.asked.seed, "steps": self.asked.steps}
         try:
-            call(self.isolated, "train", {**what, "folder": str(folder.absolute())}, folder / "log.txt")
+            call(self.isolated, train, {**what, "folder": str(folder.absolute())}, folder / "log.txt")
         except (CompileFailed, CompileCrashed) as error:
             raise ReferenceFailed(error.message, hint=error.hint, detail=error.detail) from error
 

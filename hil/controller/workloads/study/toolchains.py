@@ -17,7 +17,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.tensor_folder import load_tensors
-from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES
+from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.artifacts import Artifact, Model
 from hil.core.boards import BoardConfig
 from hil.core.tensors import Array
@@ -111,7 +111,7 @@ def by_iree(making: Making) -> Program:
         folder = making.folder / "lowered"
         folder.mkdir(parents=True, exist_ok=True)
         arguments = {"saved": str(making.saved), "folder": str(folder)}
-        call(making.isolated, "lower_step", arguments, making.log)
+        call(making.isolated, lower_step, arguments, making.log)
         return folder
 
     folder = making.stage(LOWER, lowered)
@@ -167,14 +167,14 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 )
 
 
-def call(isolated: Isolated, function: str, arguments: Mapping[str, Any], log: Path) -> None:
-    """Call a function of :mod:`hil.controller.workloads.study.train_build`, with the errors of compiling.
+def call(isolated: Isolated, function: Callable[..., None], arguments: Mapping[str, Any], log: Path) -> None:
+    """Call a function in a process of its own, with the errors of compiling.
 
     Raises:
         CompileFailed, CompileCrashed, StageTimeout: it did not work.
     """
     try:
-        isolated.call(f"hil.controller.workloads.study.train_build:{function}", arguments, timeout=TIMEOUT_S, log=log)
+        isolated.call(function, arguments, timeout=TIMEOUT_S, log=log)
     except IsolatedTimeout as error:
         raise StageTimeout(f"TensorFlow {error.message}", stage="compile", detail=error.detail) from error
     except IsolatedCrash as error:

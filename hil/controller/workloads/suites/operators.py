@@ -74,7 +74,7 @@ class NodeTests:
         def make(folder: Path) -> None:
             with temporary_folder("hil-node-tests-") as scratch:
                 shop.isolated.call(
-                    f"{__name__}:write_archive",
+                    write_archive,
                     {"out": str(folder / _ARCHIVE)},
                     timeout=MAKE_TIMEOUT_S,
                     log=Path(scratch) / "make.log",

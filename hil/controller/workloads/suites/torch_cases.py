@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.conversions import needed_version
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.tool_versions import installed
-from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL
+from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL, export_test, find_tests
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
@@ -36,7 +36,6 @@ MAKE_TIMEOUT_S = 900.0
 _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
 # Raise this when what is kept of the tests changes.
 _VERSION = 1
-_FUNCTIONS = "hil.controller.workloads.suites.torch_tests"
 _TESTER = "executorch.backends.test.suite"
 _INDEX = "index.json"
 # Suite -> packages besides torch and executorch that its models are made by. The tests that lack theirs say so.
@@ -126,9 +125,7 @@ def torch_tests(suite: str, flow: Flow, shop: Workshop) -> list[TorchTest]:
     def make(folder: Path) -> None:
         with temporary_folder("hil-torch-tests-") as scratch:
             arguments = {"package": f"{_TESTER}.{suite}", "quantize": quantize}
-            found = shop.isolated.call(
-                f"{_FUNCTIONS}:find_tests", arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log"
-            )
+            found = shop.isolated.call(find_tests, arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log")
         (folder / _INDEX).write_text(json.dumps(found))
 
     key = Cache.key("torch-tests", suite=suite, quantize=quantize, versions=versions, version=_VERSION)
@@ -153,9 +150,7 @@ def _make(
         where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
         arguments = {**where, "quantize": made_by["quantize"], "folder": str(entry)}
         try:
-            shop.isolated.call(
-                f"{_FUNCTIONS}:export_test", arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log"
-            )
+            shop.isolated.call(export_test, arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log")
         except IsolatedTimeout as error:
             raise StageTimeout(f"exporting {test.id} {error.message}", stage="import", detail=error.detail) from error
         except (IsolatedCrash, IsolatedFailure) as error:

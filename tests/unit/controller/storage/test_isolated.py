@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,14 @@ from pathlib import Path
 import pytest
 
 from hil.controller.storage import isolated
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout, lent
+from hil.controller.storage.isolated import (
+    Isolated,
+    IsolatedCrash,
+    IsolatedFailure,
+    IsolatedTimeout,
+    function_name,
+    lent,
+)
 from hil.errors import ImportFailed
 
 FUNCTIONS = """
@@ -297,3 +306,22 @@ def test_an_error_of_no_such_kind_is_told_as_the_functions_own(functions, tmp_pa
     with Isolated(1) as pool, pytest.raises(IsolatedFailure, match="boo"):
         text = json.dumps({"error": error}) + "\n"
         pool.call(f"{functions}:speak", {"text": text}, timeout=60, log=tmp_path / "log")
+
+
+def test_a_function_is_called_by_the_name_that_it_has_in_its_module(pool, tmp_path):
+    assert function_name(os.getpid) == "posix:getpid"
+    assert function_name("vendor.tools:apply") == "vendor.tools:apply"
+    assert pool.call(os.getpid, {}, timeout=60, log=tmp_path / "log") != os.getpid()
+
+
+def test_a_function_that_no_other_process_can_find_is_refused(pool, tmp_path):
+    def local():
+        return 1
+
+    main = types.FunctionType(local.__code__, {}, "main")
+    main.__module__ = "__main__"
+    main.__qualname__ = "main"
+    for unreachable in (local, lambda: 1, Isolated.close, functools.partial(os.getpid), main):
+        with pytest.raises(ValueError, match="cannot be called in another process"):
+            pool.call(unreachable, {}, timeout=60, log=tmp_path / "log")
+    assert not (tmp_path / "log").exists()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.tensor_files import load_npz
 from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.model_cases import SuiteModel
+from hil.controller.workloads.suites.zoo import dtypes, language, sequences, vision
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
@@ -21,32 +22,32 @@ _HERE = Path(__file__).parent
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
 # Name -> function that builds it, in the suite's order. Those of the digits are files: they were trained.
-BUILDERS = {
-    "mlp": "language:mlp",
-    "resnet": "vision:resnet",
-    "mobilenet": "vision:mobilenet",
-    "squeeze_excite": "vision:squeeze_excite",
-    "unet": "vision:unet",
-    "pooling_mix": "vision:pooling_mix",
-    "siamese": "vision:siamese",
-    "quantised_cnn": "vision:quantised_cnn",
-    "transformer": "language:transformer",
-    "decoder": "language:decoder",
-    "mixer": "language:mixer",
-    "recommender": "language:recommender",
-    "dynamic_attention": "language:dynamic_attention",
-    "lstm": "sequences:lstm",
-    "gru": "sequences:gru",
-    "bidirectional_lstm": "sequences:bidirectional_lstm",
-    "wavenet": "sequences:wavenet",
-    "branches": "sequences:branches",
-    "loop": "sequences:loop",
-    "scan": "sequences:scan",
-    "half": "dtypes:half",
-    "bfloat16": "dtypes:bfloat16",
-    "double": "dtypes:double",
-    "integers": "dtypes:integers",
-    "beam_step": "dtypes:beam_step",
+BUILDERS: Mapping[str, Callable[[], Any]] = {
+    "mlp": language.mlp,
+    "resnet": vision.resnet,
+    "mobilenet": vision.mobilenet,
+    "squeeze_excite": vision.squeeze_excite,
+    "unet": vision.unet,
+    "pooling_mix": vision.pooling_mix,
+    "siamese": vision.siamese,
+    "quantised_cnn": vision.quantised_cnn,
+    "transformer": language.transformer,
+    "decoder": language.decoder,
+    "mixer": language.mixer,
+    "recommender": language.recommender,
+    "dynamic_attention": language.dynamic_attention,
+    "lstm": sequences.lstm,
+    "gru": sequences.gru,
+    "bidirectional_lstm": sequences.bidirectional_lstm,
+    "wavenet": sequences.wavenet,
+    "branches": sequences.branches,
+    "loop": sequences.loop,
+    "scan": sequences.scan,
+    "half": dtypes.half,
+    "bfloat16": dtypes.bfloat16,
+    "double": dtypes.double,
+    "integers": dtypes.integers,
+    "beam_step": dtypes.beam_step,
 }
 DIMS: Mapping[str, Mapping[str, int]] = {"dynamic_attention": {"batch": 2, "time": 7}, "digits_cnn_batch": {"N": 4}}
 # What a whole model of few bits may differ by: where its sums come out near zero, rounding is all that is left of them.
@@ -69,7 +70,7 @@ def zoo_models(shop: Workshop) -> list[SuiteModel]:
     def make(folder: Path) -> None:
         with temporary_folder("hil-zoo-") as scratch:
             log = Path(scratch) / "build.log"
-            shop.isolated.call(f"{__name__}:build", {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
+            shop.isolated.call(build, {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
 
     entry, _ = shop.cache.get_or_make(key, {"model": "the suite models"}, make)
     built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILDERS]
@@ -80,9 +81,8 @@ def build(folder: str) -> None:
     """Write every model that is built as ``<name>.onnx`` into a folder. Runs in a process of its own."""
     import onnx
 
-    for name, place in BUILDERS.items():
-        module, function = place.split(":")
-        onnx.save(getattr(importlib.import_module(f"{__name__}.{module}"), function)(), Path(folder) / f"{name}.onnx")
+    for name, builder in BUILDERS.items():
+        onnx.save(builder(), Path(folder) / f"{name}.onnx")
 
 
 def _digits_model(name: str) -> SuiteModel:
