@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
 from hil.controller.pipeline.arguments import PATH, SECONDS, TEXT, TEXTS, checked, options_of
-from hil.controller.pipeline.case import Case, Workshop, end_case
-from hil.controller.pipeline.stages import begin, check_options, conclude, execute, prepare, refer_case
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import check_options
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
 from hil.errors import ImportFailed, UsageError
@@ -43,12 +45,11 @@ def connect(
     """
     where = checked("board", board, ("a board's name, address or config file", PATH[1]))
     choice = choose(board if isinstance(board, str) else str(where), checked("hw_type", hw_type, TEXT))
-    connected = open_board(
+    pool = BoardPool("hil.connect", wait_s=checked("wait_s", wait_s, SECONDS))
+    connected = pool.board(
         choice,
         runtime=checked("runtime", runtime, TEXT),
-        purpose="hil.connect",
         faults=checked("faults", faults, TEXTS, "for example ['crash']"),
-        wait_s=checked("wait_s", wait_s, SECONDS),
     )
     try:
         connected.take()
@@ -108,9 +109,7 @@ def run(
         raise UsageError(f"shop must be a hil.controller.pipeline.stages.Workshop or None, got {shop!r:.80}")
     check_options(chosen, BoardChoice(board.config, board.name))
     if refused is not None:
-        case = Case(path.stem, path, chosen, Path())
-        end_case(case, refused, Stage.IMPORT)
-        return case
+        return Case(path.stem, path, chosen, Path()).ended(refused, Stage.IMPORT)
     with contextlib.ExitStack() as stack:
         if shop is None:
             shop = Workshop(Cache(), stack.enter_context(Isolated()))
@@ -122,5 +121,5 @@ def run(
         if program is not None:
             path = folder / path
             save_program(program, path)
-        case = prepare(begin(path, chosen, folder, shop), board.config, shop)
-        return conclude(refer_case(execute(case, board, shop), shop), shop)
+        runner = Runner(shop)
+        return runner.whole(runner.begin(path, chosen, folder), BoardSession(board))

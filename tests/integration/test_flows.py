@@ -17,8 +17,9 @@ from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case, Options, Workshop
-from hil.controller.pipeline.stages import begin, conclude, execute, prepare, refer_case
+from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.results import Outcome
@@ -66,8 +67,8 @@ def take(shop: Workshop, board: AnyBoard, tmp_path: Path) -> Callable[..., Case]
         )
         folder = tmp_path / flow.name
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        case = prepare(begin(path, options, folder, shop), board.config, shop)
-        return conclude(refer_case(execute(case, board, shop), shop), shop)
+        runner = Runner(shop)
+        return runner.whole(runner.begin(path, options, folder), BoardSession(board))
 
     return call
 
@@ -126,9 +127,8 @@ def test_an_answer_off_by_more_than_the_steps_of_a_flow_fails(take, shop, images
     (answer,) = right.result.outputs.values()
     for share, outcome in ((0.99, Outcome.PASS), (1.3, Outcome.FAIL)):
         moved = {"logits": (answer + np.float32(share * atol)).astype(np.float32)}
-        right.result = replace(right.result, outputs=moved)
-        right.outcome = None
-        assert conclude(right, shop).outcome is outcome
+        again = replace(right, result=replace(right.result, outputs=moved), outcome=None)
+        assert Runner(shop).judge(again).outcome is outcome
 
 
 def test_the_optimisation_level_of_iree_o3_reaches_the_compiler(take, images):

@@ -95,11 +95,12 @@ def _timed(there: Shell) -> int:
 def info(as_json: bool, **settings: Any) -> None:
     """Show what a board is: machine, system, runtimes, clocks and temperatures, who has it."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.board_factory import open_board
+    from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.workloads.board_checks import untouched
 
     choice = chosen_place(settings)
-    with open_board(untouched(choice), purpose="hil board info", say=say) as board:
+    with BoardPool("hil board info", say=say) as pool:
+        board = pool.board(untouched(choice))
         said = board.info
         fingerprint = board.shell.fingerprint if board.shell else ""
     if as_json:

@@ -70,7 +70,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
     is recorded. Without --case, --input or --cases there is one random case.
     """
     from hil.controller.cli.screen import Screen
-    from hil.controller.devices.board_factory import open_board
+    from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.pipeline.case import Options
     from hil.controller.workloads.bundles.create import Request, create_bundle
     from hil.errors import UsageError
@@ -92,17 +92,14 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
         with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
             screen.begin(model.stem, 1)
 
-            def connect() -> AnyBoard:
-                wait_s = settings["wait_s"]
-                board = open_board(
-                    choice, runtime=options.runtime, purpose="hil bundle create", wait_s=wait_s, say=screen.note
-                )
+            def opened(board: AnyBoard) -> None:
                 if board.target:
                     screen.note(f"compiling for {board.target}")
-                return board
 
             progress = functools.partial(screen.stage, model.stem, 0)
-            bundle = create_bundle(request, choice, shop, connect=connect, say=progress)
+            with BoardPool("hil bundle create", wait_s=settings["wait_s"], say=screen.note, opened=opened) as pool:
+                connect = functools.partial(pool.session, choice, runtimes=(options.runtime,))
+                bundle = create_bundle(request, choice, shop, connect=connect, say=progress)
         return _save(bundle, target, key, as_json)
 
 

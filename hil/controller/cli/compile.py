@@ -31,10 +31,11 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     """Compile MODEL for a board and keep the program."""
     from hil.controller.analysis.profile.asked import check_folder, write_profiles
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.board_factory import open_board
     from hil.controller.devices.board_resolver import knows_target
+    from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.pipeline.case import Options, Workshop
-    from hil.controller.pipeline.stages import begin, check_options, prepare
+    from hil.controller.pipeline.runner import Runner
+    from hil.controller.pipeline.stages import check_options
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
     from hil.controller.storage.runs import storing
@@ -58,16 +59,18 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     config = choice.config
     if not knows_target(config, options.runtime):
         say = functools.partial(click.echo, err=True)
-        with open_board(choice, runtime=options.runtime, say=say) as seen:
+        with BoardPool("hil compile", say=say) as pool:
+            seen = pool.board(choice, runtime=options.runtime)
             config = seen.config
             say(f"compiling for {seen.target or seen.name}")
     with temporary_folder("hil-") as folder, Isolated(1) as isolated:
         (Path(folder) / "logs").mkdir()
         shop = Workshop(Cache(), isolated)
-        case = prepare(begin(model, options, Path(folder), shop, want_inputs=False), config, shop)
+        runner = Runner(shop)
+        case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)
         if case.error is not None:
             raise case.error
-        profiles = write_profiles(case, asked, run_id=model.stem, shop=shop) if asked else []
+        *_, profiles = write_profiles(case, asked, run_id=model.stem, shop=shop)
     artifact = case.artifact
     assert artifact is not None
     for note in (note for profile in profiles for note in profile["notes"]):

@@ -1,17 +1,16 @@
-"""A case: one model on its way, with what is wanted of it and what its stages have made so far."""
+"""A case: one model with what is wanted of it and what the stages have made of it so far."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hil import errors
+from hil.bundles.cases import Signature
 from hil.controller.pipeline.capture import Capture
 from hil.controller.storage.run_context import RunContext
-from hil.core import clock
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Outcome, RunResult, Stage, Timings, Verdict
 from hil.core.tensors import Array
@@ -42,6 +41,7 @@ class Options:
         min_sqnr_db: what every output must reach beside the plain model; None asks for nothing.
         rtol, atol: None is the dtype's default.
         allow_blind: patterns of names of outputs that may pass though nobody can judge them.
+        replace_blind_tolerance: where rtol and atol cannot judge an output, judge within the dtype's default.
         iterations, warmup: timed and untimed runs.
         timeout: seconds for loading, for the runs together, and for each reference.
         compile_flags: added after the board's.
@@ -67,6 +67,7 @@ class Options:
     rtol: float | None = None
     atol: float | None = None
     allow_blind: tuple[str, ...] = ()
+    replace_blind_tolerance: bool = False
     iterations: int = 1
     warmup: int = 0
     timeout: float = DEFAULT_TIMEOUT_S
@@ -77,12 +78,16 @@ class Options:
     no_fallback: bool = False
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Case:
-    """One model on its way; what a stage has not made yet is None. ``outcome`` is None until the case has ended.
+    """One model and what the stages have made of it; a stage hands on a new one. What is not made yet is None.
 
     Attributes:
+        outcome: None until the case has ended.
+        stage: the stage that began last.
+        signature: what the program has to take and give, where it came with a bundle that says so.
         unanswered: the references that could not answer beside those that did, by name, each with its error.
+        verdicts: one for each reference.
         spans: the stages as they took place, by the host's clock, in the order in which they ended.
         sent: (host time in ns, bytes of the upload sent until then).
         capture: the board's half of the profile, where one was asked for.
@@ -95,11 +100,12 @@ class Case:
     folder: Path
     model: Model | None = None
     artifact: Artifact | None = None
-    inputs: dict[str, Array] | None = None
+    signature: Signature | None = None
+    inputs: Mapping[str, Array] | None = None
     result: RunResult | None = None
-    references: list[RunResult] = field(default_factory=list)
-    unanswered: dict[str, errors.StageError] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
+    references: tuple[RunResult, ...] = ()
+    unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
     plain_reference: RunResult | None = None
     plain_verdict: Verdict | None = None
     outcome: Outcome | None = None
@@ -108,14 +114,30 @@ class Case:
     error: errors.HilError | None = None
     timings: Timings = field(default_factory=Timings)
     pushed_bytes: int = 0
-    worker_log: list[str] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    sent: list[tuple[int, int]] = field(default_factory=list)
+    worker_log: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+    sent: tuple[tuple[int, int], ...] = ()
     capture: Capture | None = None
-    profiles: list[dict[str, Any]] = field(default_factory=list)
+    profiles: tuple[Mapping[str, Any], ...] = ()
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
+
+    def ended(self, error: errors.HilError, stage: Stage) -> Case:
+        """The case, ended by an error; ``stage`` is where that happened, unless the error knows better."""
+        error.located(stage=stage.value)
+        return replace(
+            self,
+            error=error,
+            result=error.result if isinstance(error, errors.RanElsewhere) else self.result,
+            stage=error.stage,
+            outcome=Outcome(error.outcome or Outcome.RUN_ERROR),
+            reason=error.message,
+        )
+
+    def timed(self, **seconds: float | None) -> Case:
+        """The case with these of its timings set, in seconds."""
+        return replace(self, timings=replace(self.timings, **seconds))
 
 
 Watch = Callable[[Case, Stage, str], None]
@@ -128,35 +150,11 @@ class Workshop(RunContext):
     Attributes:
         watch: called with (case, stage, note) whenever a stage begins or has news.
         keep: called with (case, what) when inputs, outputs or references are there, to store them.
+        ended: called with a case that a stage's error has ended, perhaps long before its turn.
         logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
     watch: Watch = lambda case, stage, note: None
     keep: Callable[[Case, str], None] = lambda case, what: None
+    ended: Callable[[Case], None] = lambda case: None
     logs: bool = True
-
-
-@contextmanager
-def staged(case: Case, stage: Stage) -> Iterator[None]:
-    """Run a stage; what it raises ends the case, but for bad usage, which is the user's."""
-    case.stage = stage.value
-    start = clock.now_ns()
-    try:
-        yield
-    except errors.UsageError:
-        raise
-    except errors.HilError as error:
-        end_case(case, error, stage)
-    finally:
-        case.spans.append(Span(stage.value, start, clock.now_ns()))
-
-
-def end_case(case: Case, error: errors.HilError, stage: Stage) -> None:
-    """End a case by an error; ``stage`` is where it happened, unless the error knows better."""
-    error.located(stage=stage.value)
-    case.error = error
-    if isinstance(error, errors.RanElsewhere):
-        case.result = error.result
-    case.stage = error.stage
-    case.outcome = Outcome(error.outcome or "RUN_ERROR")
-    case.reason = error.message

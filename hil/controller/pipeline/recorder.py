@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hil.controller.pipeline.case import Case
@@ -27,13 +28,12 @@ class Recorder:
     def __init__(self, run: Run, order: Sequence[str], cases: Sequence[Case]) -> None:
         self._run = run
         self._order = order
-        self._cases = cases
+        self._cases = {case.name: case for case in cases}
         self._records: dict[str, Any] = {}
         # The same as JSON: made of hundreds of cases whenever one has changed, it would take most of the time.
         self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()
-        self._stands: dict[str, tuple[Any, ...]] = {}
         self.ended: set[str] = set()
         self._is_new = not run.record["cases"]
         for record in run.record["cases"]:
@@ -44,15 +44,15 @@ class Recorder:
         """Write the record as things stand.
 
         Args:
-            case: the one that has changed; None takes all for changed.
+            case: one that has changed, as it is now; None writes all again.
 
         Raises:
             StorageError: it cannot be written.
         """
         with self._lock:
-            # Those, too, that were made ready meanwhile: what a compiler refuses has ended by that.
-            news = (one for one in self._cases if one is case or _stand(one) != self._stands[one.name])
-            self._gather(self._cases if case is None else list(news))
+            if case is not None:
+                self._cases[case.name] = case
+            self._gather(list(self._cases.values()) if case is None else [case])
             self._run.save([self._texts[name] for name in self._order if name in self._texts])
 
     def keep(self, case: Case, what: str) -> None:
@@ -74,15 +74,15 @@ class Recorder:
 
     def interrupt(self) -> None:
         """Ctrl-C: cases that had not ended did not fail either; what they were doing was stopped."""
-        for case in self._cases:
-            if case.name not in self.ended:
-                case.outcome, case.error, case.reason = None, None, "interrupted"
+        for name, case in self._cases.items():
+            if name not in self.ended:
+                self._cases[name] = replace(case, outcome=None, error=None, reason="interrupted")
         self._run.record["exit_code"] = EXIT_INTERRUPTED
         self.write()
 
     def finish(self) -> dict[str, Any]:
         """Every case has ended: the run's outcome and exit code are theirs. Returns the record."""
-        self._gather(self._cases)
+        self._gather(list(self._cases.values()))
         outcomes = [Outcome(case["outcome"]) for case in self._run.record["cases"]]
         self._run.record["exit_code"] = exit_code_of(outcomes)
         self._run.record["outcome"] = max(outcomes, key=lambda outcome: outcome.exit_code).value
@@ -94,7 +94,7 @@ class Recorder:
 
     def keeps(self) -> bool:
         """Whether the run, which is over, has anything to keep; one that never came to its board is taken away."""
-        came_in = self._run.record["board"] or any(case.outcome not in NEVER_IN for case in self._cases)
+        came_in = self._run.record["board"] or any(case.outcome not in NEVER_IN for case in self._cases.values())
         if self._is_new and not came_in:
             self._run.discard()
             return False
@@ -102,15 +102,9 @@ class Recorder:
 
     def _gather(self, cases: Sequence[Case]) -> None:
         for case in cases:
-            self._stands[case.name] = _stand(case)
             self._note(case_record(case, self._tensors[case.name]))
         self._run.record["cases"] = [self._records[name] for name in self._order if name in self._records]
 
     def _note(self, record: dict[str, Any]) -> None:
         self._records[record["name"]] = record
         self._texts[record["name"]] = json.dumps(jsonable(record), allow_nan=False)
-
-
-def _stand(case: Case) -> tuple[Any, ...]:
-    """How far a case has come."""
-    return case.outcome, case.stage, case.artifact is None

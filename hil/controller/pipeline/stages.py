@@ -1,44 +1,57 @@
-"""The one way through: import, compile, push, load, run, refer, compare, report.
+"""The stages of a case: import, compile, push, load, run, refer, compare.
 
-The host's half (import, compile, inputs, references) of several models goes on in threads while the board, which
-runs one program at a time, does its half in the caller's thread.
+Each stage takes a case and yields it anew with what it has made; the last one yielded goes on to the next stage. Where
+a stage raises, what it had yielded until then stays with the case. :data:`PIPELINE` is what :mod:`.runner` executes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hil import errors
+from hil.bundles.checks import check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare, depends_on_noise, judge, too_far
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.references import default_references, expected_result, refer_each, refer_with_fallback
+from hil.controller.backends.references import expected_result, refer_each, refer_with_fallback
 from hil.controller.backends.references.noise import largest_noise, measure_noise
 from hil.controller.backends.runtime_registry import compiler_for, runtime_for
-from hil.controller.backends.targets import described, likely_cause
-from hil.controller.devices.board_factory import AnyBoard, AnyProgram
+from hil.controller.devices.board_factory import AnyProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop, staged
+from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.pipeline.element_types import comparable, tool_differs
 from hil.controller.storage.runs import storing
 from hil.core import clock
-from hil.core.artifacts import Artifact
 from hil.core.boards import BoardConfig
 from hil.core.results import Outcome, RunResult, Stage, Verdict
-from hil.core.tensors import Array, TensorSpec
+from hil.core.tensors import Array, TensorSpec, read_as
 
-# What happens to every case, in this order.
-STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.PUSH, Stage.LOAD, Stage.RUN, Stage.REFER, Stage.COMPARE)
 # What the reference of the plain model is called among those that could not answer.
 _PLAIN = "of the plain model"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What stages work with.
+
+    Attributes:
+        shop: what all cases share.
+        config: of the board that the case is compiled for; None until that is known.
+        session: the board that the case runs on; None for the stages that need none.
+    """
+
+    shop: Workshop
+    config: BoardConfig | None = None
+    session: BoardSession | None = None
 
 
 def check_options(options: Options, choice: BoardChoice) -> None:
@@ -59,164 +72,155 @@ def check_options(options: Options, choice: BoardChoice) -> None:
         )
 
 
-def begin(path: Path, options: Options, folder: Path, shop: Workshop, *, want_inputs: bool = True) -> Case:
-    """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
-
-    A model that cannot be read is an outcome of its case; bad usage is raised.
-
-    Raises:
-        UsageError: missing file, unknown function, inputs that the model does not take.
-    """
-    case = Case(path.stem, path, options, folder)
-    with staged(case, Stage.IMPORT):
-        start = time.monotonic()
-        case.model = import_model(
-            path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
-        )
-        case.timings = replace(case.timings, import_s=time.monotonic() - start)
-        case.options = replace(options, runtime=runtime_for(case.model.format, options.runtime))
-    if not want_inputs or case.model is None:
-        return case
-    if not (options.expected or options.references or default_references(case.model)):
-        raise errors.UsageError(
-            f"a {case.model.format} model has no reference to be compared with",
-            hint="it has its own cases: hil bundle import FILE --from bpte, then hil bundle run"
-            if path.suffix == ".bpte"
-            else "give what you expect: --expected out.npy",
-        )
-    if case.model.inputs is not None:
-        case.inputs = _inputs(case, case.model.inputs)
-    return case
+def _import(case: Case, tools: Tools) -> Iterator[Case]:
+    """Read the model's file."""
+    shop, options = tools.shop, case.options
+    start = time.monotonic()
+    model = import_model(
+        case.path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
+    )
+    options = replace(options, runtime=runtime_for(model.format, options.runtime))
+    yield replace(case, model=model, options=options).timed(import_s=time.monotonic() - start)
 
 
-def prepare(case: Case, config: BoardConfig, shop: Workshop) -> Case:
-    """Compile for a board, on the host, unless the case came with its program; its log says what was from the cache."""
-    model = case.model
-    if case.outcome or model is None or case.artifact is not None:
-        return case
+def _compile(case: Case, tools: Tools) -> Iterator[Case]:
+    """Compile for a board, on the host; the log says what was from the cache."""
+    model, config, shop = case.model, tools.config, tools.shop
+    assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
-    with staged(case, Stage.COMPILE):
-        shop.watch(case, Stage.COMPILE, "")
-        log = case.folder / "logs" / "compile.log"
-        compiler = case.options.compiler or compiler_for(model.format, runtime)
-        start = time.monotonic()
-        case.artifact = compile_model(
-            model,
-            compiler=compiler,
-            runtime=runtime,
-            flags=(*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
-            cache=shop.cache,
-            isolated=shop.isolated,
-            recompute=case.options.recompute,
-            debug_ir=case.options.debug_ir,
-            timeout=COMPILE_TIMEOUT_S,
-            log=log,
-        )
-        case.timings = replace(case.timings, compile_s=time.monotonic() - start)
-        note = "from the cache" if case.artifact.cached else "done"
-        with storing(log.parent), log.open("a") as file:
-            file.write(f"{case.artifact.compiler}: {note}\n")
-        shop.watch(case, Stage.COMPILE, note)
-    return case
+    shop.watch(case, Stage.COMPILE, "")
+    log = case.folder / "logs" / "compile.log"
+    compiler = case.options.compiler or compiler_for(model.format, runtime)
+    start = time.monotonic()
+    artifact = compile_model(
+        model,
+        compiler=compiler,
+        runtime=runtime,
+        flags=(*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
+        cache=shop.cache,
+        isolated=shop.isolated,
+        recompute=case.options.recompute,
+        debug_ir=case.options.debug_ir,
+        timeout=COMPILE_TIMEOUT_S,
+        log=log,
+    )
+    yield (case := replace(case, artifact=artifact).timed(compile_s=time.monotonic() - start))
+    note = "from the cache" if artifact.cached else "done"
+    with storing(log.parent), log.open("a") as file:
+        file.write(f"{artifact.compiler}: {note}\n")
+    shop.watch(case, Stage.COMPILE, note)
 
 
-def execute(case: Case, board: AnyBoard, shop: Workshop) -> Case:
-    """Push, load and run on the board."""
-    artifact = case.artifact
-    if artifact is not None and not case.outcome:
-        _execute(case, artifact, board, shop)
-        if case.error is not None and artifact.runtime == "iree":
-            target = described(artifact.flags)
-            # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
-            if not (board.info.get("simulated") and target.cpu == "host"):
-                case.error.hint = likely_cause(case.error, target, board.info["machine"]) or case.error.hint
-    return case
+def _push(case: Case, tools: Tools) -> Iterator[Case]:
+    """Send what the board lacks of the program."""
+    artifact, session, shop = case.artifact, tools.session, tools.shop
+    assert artifact is not None and session is not None
+    start = time.monotonic()
+    shop.watch(case, Stage.PUSH, "")
+    sent: list[tuple[int, int]] = []
+
+    def pushed(done: int, total: int) -> None:
+        sent.append((clock.now_ns(), done))
+        shop.watch(case, Stage.PUSH, f"{done >> 10} of {total >> 10} KiB")
+
+    size = session.board.push(artifact, pushed)
+    yield replace(case, pushed_bytes=size, sent=tuple(sent)).timed(push_s=time.monotonic() - start)
 
 
-def _execute(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> None:
-    options = case.options
-    with staged(case, Stage.PUSH):
-        start = time.monotonic()
-        shop.watch(case, Stage.PUSH, "")
+def _load(case: Case, tools: Tools) -> Iterator[Case]:
+    """Load the program in a worker on the board, unless it has stayed loaded there."""
+    artifact, session, options = case.artifact, tools.session, case.options
+    assert artifact is not None and session is not None
+    start = time.monotonic()
+    tools.shop.watch(case, Stage.LOAD, "")
 
-        def pushed(sent: int, total: int) -> None:
-            case.sent.append((clock.now_ns(), sent))
-            shop.watch(case, Stage.PUSH, f"{sent >> 10} of {total >> 10} KiB")
+    def check(program: AnyProgram) -> None:
+        if case.signature is not None:
+            check_loaded(artifact.function, case.signature, program.loaded.inputs)
 
-        case.pushed_bytes = board.push(artifact, pushed)
-        case.timings = replace(case.timings, push_s=time.monotonic() - start)
-    if case.outcome:
-        return
-    program = _load(case, artifact, board, shop)
-    if program is None:
-        return
-    with program, staged(case, Stage.RUN):
+    _, loaded = session.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback, check=check)
+    if loaded:
+        yield case.timed(load_s=time.monotonic() - start)
+
+
+def _run(case: Case, tools: Tools) -> Iterator[Case]:
+    """Run on the board; where a profile is asked for, once more under the profiler."""
+    artifact, session, shop, options = case.artifact, tools.session, tools.shop, case.options
+    assert artifact is not None and session is not None
+    broken = False
+    try:
+        program, _ = session.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
         shop.watch(case, Stage.RUN, "")
         if case.inputs is None:
-            case.inputs = _inputs(case, program.loaded.inputs)
+            yield (case := replace(case, inputs=make_case_inputs(case, program.loaded.inputs)))
+        inputs = case.inputs or {}
         shop.keep(case, "inputs")
-        with Capture(board) if options.profile else nullcontext() as case.capture:
-            _run(case, program, case.inputs, artifact, shop)
-        if shop.logs:
-            case.worker_log = program.log()
-
-
-def _run(case: Case, program: AnyProgram, inputs: Mapping[str, Array], artifact: Artifact, shop: Workshop) -> None:
-    options = case.options
-    names = tuple(spec.name for spec in artifact.outputs or ())
-    counts: dict[str, Any] = {"warmup": options.warmup, "iterations": options.iterations, "timeout": options.timeout}
-    start = time.monotonic()
-    case.result, call = program.run(inputs, names=names, **counts)
-    spent = time.monotonic() - start
-    case.timings = replace(
-        case.timings,
-        warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
-        # The warm-up is by the board's clock, which may jump.
-        run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
-        fetch_s=call.fetch_s,
-    )
-    shop.keep(case, "outputs")
-    if case.capture is not None:
-        case.capture.timed(call, inputs, case.result.outputs)
-        shop.watch(case, Stage.RUN, "once more, under the profiler")
-        case.capture.profile(program, inputs, **counts)
-
-
-def _load(case: Case, artifact: Artifact, board: AnyBoard, shop: Workshop) -> AnyProgram | None:
-    with staged(case, Stage.LOAD):
-        start = time.monotonic()
-        shop.watch(case, Stage.LOAD, "")
-        program = board.load(artifact, timeout=case.options.timeout, no_fallback=case.options.no_fallback)
-        case.timings = replace(case.timings, load_s=time.monotonic() - start)
-        return program
-    return None  # type: ignore[unreachable]  # mypy does not see that `staged` ends errors
-
-
-def refer_case(case: Case, shop: Workshop) -> Case:
-    """Ask the references, or take what the user expects. Where one cannot answer, the others' answers count."""
-    if case.outcome or case.model is None or case.inputs is None:
-        return case
-    with staged(case, Stage.REFER):
-        start = time.monotonic()
-        shop.watch(case, Stage.REFER, "")
-        options = case.options
-        if options.expected:
-            case.references = [expected_result(options.expected, case.model.outputs)]
-        else:
-            settings = _reference_settings(options, shop, case.folder / "logs" / "reference.log")
-            if options.references:
-                case.references, case.unanswered = refer_each(options.references, case.model, case.inputs, **settings)
-            else:
-                case.references = [refer_with_fallback(case.model, case.inputs, **settings)]
-        try:
-            case.plain_reference = _refer_plain(
-                case.inputs, options, shop, case.folder / "logs" / "plain-reference.log"
+        with Capture(session.board) if options.profile else nullcontext() as capture:
+            if capture is not None:
+                yield (case := replace(case, capture=capture))
+            counts: dict[str, Any] = {
+                "warmup": options.warmup,
+                "iterations": options.iterations,
+                "timeout": options.timeout,
+            }
+            start = time.monotonic()
+            result, call = program.run(inputs, names=tuple(spec.name for spec in artifact.outputs or ()), **counts)
+            spent = time.monotonic() - start
+            if case.signature is not None:
+                result = _as_signed(result, program.loaded.outputs, case.signature.outputs)
+            case = replace(case, result=result).timed(
+                warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
+                # The warm-up is by the board's clock, which may jump.
+                run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
+                fetch_s=call.fetch_s,
             )
-        except errors.StageError as error:
-            case.unanswered[_PLAIN] = error
-        case.timings = replace(case.timings, refer_s=time.monotonic() - start)
-        shop.keep(case, "references")
-    return case
+            yield case
+            shop.keep(case, "outputs")
+            if capture is not None:
+                capture.timed(call, inputs, result.outputs)
+                shop.watch(case, Stage.RUN, "once more, under the profiler")
+                capture.profile(program, inputs, **counts)
+        if shop.logs:
+            yield replace(case, worker_log=tuple(program.log()))
+    except (errors.RunCrashed, errors.StageTimeout):
+        broken = True
+        raise
+    finally:
+        session.after_run(artifact, broken=broken)
+
+
+def _as_signed(result: RunResult, own: Sequence[TensorSpec], signed: Sequence[TensorSpec]) -> RunResult:
+    """The result with integers of which the program does not say whether they have a sign as the signature says."""
+    if not len(result.outputs) == len(own) == len(signed):
+        return result
+    triples = zip(result.outputs.items(), own, signed, strict=True)
+    return replace(result, outputs={name: read_as(array, spec.dtype, one) for (name, array), one, spec in triples})
+
+
+def _refer(case: Case, tools: Tools) -> Iterator[Case]:
+    """Ask the references, or take what is expected. Where one cannot answer, the others' answers count."""
+    shop, options = tools.shop, case.options
+    model, inputs = case.model, case.inputs
+    assert model is not None and inputs is not None
+    start = time.monotonic()
+    shop.watch(case, Stage.REFER, "")
+    if options.expected:
+        case = replace(case, references=(expected_result(options.expected, model.outputs),))
+    else:
+        settings = _reference_settings(options, shop, case.folder / "logs" / "reference.log")
+        if options.references:
+            references, unanswered = refer_each(options.references, model, inputs, **settings)
+            case = replace(case, references=tuple(references), unanswered=unanswered)
+        else:
+            case = replace(case, references=(refer_with_fallback(model, inputs, **settings),))
+    yield case
+    try:
+        log = case.folder / "logs" / "plain-reference.log"
+        case = replace(case, plain_reference=_refer_plain(inputs, options, shop, log))
+    except errors.StageError as error:
+        case = replace(case, unanswered={**case.unanswered, _PLAIN: error})
+    yield (case := case.timed(refer_s=time.monotonic() - start))
+    shop.keep(case, "references")
 
 
 def _refer_plain(inputs: Mapping[str, Array], options: Options, shop: Workshop, log: Path) -> RunResult | None:
@@ -238,43 +242,61 @@ def _reference_settings(options: Options, shop: Workshop, log: Path) -> dict[str
     }
 
 
-def conclude(case: Case, shop: Workshop) -> Case:
-    """Compare and give the outcome."""
-    if case.outcome or case.result is None:
-        return case
-    with staged(case, Stage.COMPARE):
-        start = time.monotonic()
-        shop.watch(case, Stage.COMPARE, "")
-        tolerance = {name: getattr(case.options, name) for name in ("rtol", "atol", "allow_blind")}
-        case.verdicts = _verdicts(case, case.result, tolerance)
-        if case.options.atol is None and any(map(depends_on_noise, case.verdicts)):
-            shop.watch(case, Stage.COMPARE, "measuring the reference's own noise")
-            _allow_for_noise(case, case.result, tolerance, shop)
-        between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
-        case.outcome, case.reason = judge(case.verdicts, between)
-        first = comparable(case.result, case.references[0], case.model)
-        if case and (reason := tool_differs(first, case.references[0], case.options.element_types, case.inputs or {})):
-            case.outcome, case.reason = Outcome.FAIL, reason
-        if case.plain_reference is not None:
-            case.plain_verdict = compare(case.result, case.plain_reference)
-            if case and (reason := too_far(case.plain_verdict, case.options.min_sqnr_db)):
-                case.outcome, case.reason = Outcome.FAIL, reason
-        silent = [f"the reference {name} could not answer: {why.message}" for name, why in case.unanswered.items()]
-        case.reason = "; ".join(filter(None, (case.reason, *silent)))
-        if case and case.options.min_sqnr_db is not None and _PLAIN in case.unanswered:
-            why = case.unanswered[_PLAIN]
-            what = f"how near the answer is to the plain model's cannot be told: {why.message}"
-            raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
-        case.timings = replace(case.timings, compare_s=time.monotonic() - start)
-    return case
+def _compare(case: Case, tools: Tools) -> Iterator[Case]:
+    """Compare with the references and give the outcome."""
+    try:
+        for judged in _judge(case, tools):
+            yield judged
+    except errors.VacuousTolerance as error:
+        if not case.options.replace_blind_tolerance:
+            raise
+        case = replace(case, options=replace(case.options, rtol=None, atol=None))
+        for judged in _judge(case, tools):
+            yield (case := judged)
+        note = f"judged within hil's default tolerances: {error.message}"
+        yield replace(case, reason="; ".join(filter(None, (case.reason, note))))
 
 
-def _verdicts(case: Case, result: RunResult, tolerance: Mapping[str, Any]) -> list[Verdict]:
+def _judge(case: Case, tools: Tools) -> Iterator[Case]:
+    shop, options, result = tools.shop, case.options, case.result
+    assert result is not None
+    start = time.monotonic()
+    shop.watch(case, Stage.COMPARE, "")
+    tolerance = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind")}
+    case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
+    if options.atol is None and any(map(depends_on_noise, case.verdicts)):
+        shop.watch(case, Stage.COMPARE, "measuring the reference's own noise")
+        case = _allow_for_noise(case, result, tolerance, shop)
+    yield case
+    between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
+    outcome, reason = judge(case.verdicts, between)
+    first = comparable(result, case.references[0], case.model)
+    passed = outcome is Outcome.PASS
+    if passed and (differs := tool_differs(first, case.references[0], options.element_types, case.inputs or {})):
+        outcome, reason, passed = Outcome.FAIL, differs, False
+    if case.plain_reference is not None:
+        case = replace(case, plain_verdict=compare(result, case.plain_reference))
+        assert case.plain_verdict is not None
+        if passed and (far := too_far(case.plain_verdict, options.min_sqnr_db)):
+            outcome, reason, passed = Outcome.FAIL, far, False
+    silent = [f"the reference {name} could not answer: {why.message}" for name, why in case.unanswered.items()]
+    case = replace(case, outcome=outcome, reason="; ".join(filter(None, (reason, *silent))))
+    yield case
+    if passed and options.min_sqnr_db is not None and _PLAIN in case.unanswered:
+        why = case.unanswered[_PLAIN]
+        what = f"how near the answer is to the plain model's cannot be told: {why.message}"
+        raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
+    yield case.timed(compare_s=time.monotonic() - start)
+
+
+def _verdicts(
+    case: Case, result: RunResult, references: Sequence[RunResult], tolerance: Mapping[str, Any]
+) -> tuple[Verdict, ...]:
     unseen = case.model.unseen if case.model is not None else ""
-    return [
+    return tuple(
         _noting(compare(comparable(result, reference, case.model), reference, **tolerance), unseen)
-        for reference in case.references
-    ]
+        for reference in references
+    )
 
 
 def _noting(verdict: Verdict, note: str) -> Verdict:
@@ -284,21 +306,20 @@ def _noting(verdict: Verdict, note: str) -> Verdict:
     return replace(verdict, reason="; ".join(filter(None, (verdict.reason, note))))
 
 
-def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], shop: Workshop) -> None:
+def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], shop: Workshop) -> Case:
     """Judge once more within the references' noise. Where that changes nothing, the verdicts stay as they are.
 
     Of several references the largest noise counts for each: it is the computation's, not one oracle's.
     """
     if case.model is None or case.inputs is None:
-        return
+        return case
     settings = _reference_settings(case.options, shop, case.folder / "logs" / "noise.log")
     noise = largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
-    first, case.references = case.references, [replace(one, noise=one.noise or noise) for one in case.references]
-    verdicts = _verdicts(case, result, tolerance)
+    references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
+    verdicts = _verdicts(case, result, references, tolerance)
     if _judged(verdicts) == _judged(case.verdicts):
-        case.references = first
-    else:
-        case.verdicts = verdicts
+        return case
+    return replace(case, references=references, verdicts=verdicts)
 
 
 def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
@@ -306,9 +327,46 @@ def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
     return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]
 
 
-def _inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """A case's inputs for these specs: what the user gave, the rest seeded random.
+
+    Raises:
+        UsageError: the model does not take what was given.
+    """
     options = case.options
     ranges = case.model.ranges if case.model else {}
     return make_inputs(
         specs, options.inputs, seed=options.seed, ranges=ranges, user_range=options.input_range, dims=options.dims
     )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of the pipeline.
+
+    Attributes:
+        stage: its name.
+        run: yields the case anew with what the stage has made.
+        needed: whether the stage has anything to do for a case.
+    """
+
+    stage: Stage
+    run: Callable[[Case, Tools], Iterator[Case]]
+    needed: Callable[[Case], bool]
+
+
+def _has_program(case: Case) -> bool:
+    return case.artifact is not None
+
+
+# What happens to every case, in this order.
+PIPELINE = (
+    Step(Stage.IMPORT, _import, lambda case: case.model is None),
+    Step(Stage.COMPILE, _compile, lambda case: case.model is not None and case.artifact is None),
+    Step(Stage.PUSH, _push, _has_program),
+    Step(Stage.LOAD, _load, _has_program),
+    Step(Stage.RUN, _run, _has_program),
+    Step(Stage.REFER, _refer, lambda case: not case.references and None not in (case.model, case.inputs)),
+    Step(Stage.COMPARE, _compare, lambda case: case.result is not None and bool(case.references)),
+)
+STAGES = tuple(step.stage for step in PIPELINE)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board_factory import AnyBoard
     from hil.controller.devices.deploy.probe import Seen
     from hil.controller.devices.ssh.shell import Shell
+    from hil.controller.pipeline.board_pool import BoardSession
 
 Say = Callable[[str], None]
 
@@ -110,21 +111,22 @@ def _python(seen: Seen, choice: BoardChoice) -> Check:
 
 
 def _agent(choice: BoardChoice, runtime: str, say: Say) -> Iterator[Check]:
-    from hil.controller.devices.board_factory import open_board
+    from hil.controller.pipeline.board_pool import BoardPool
 
     start = time.monotonic()
-    try:
-        board = open_board(untouched(choice), runtime=runtime, purpose="hil board check", wait_s=_CONNECT_S, say=say)
-    except BoardError as error:
-        yield Check("agent", FAIL, error.message, error.hint or error.detail)
-        return
-    with board:
+    with BoardPool("hil board check", wait_s=_CONNECT_S, say=say) as pool:
+        try:
+            session = pool.session(untouched(choice), runtimes=(runtime,))
+        except BoardError as error:
+            yield Check("agent", FAIL, error.message, error.hint or error.detail)
+            return
+        board = session.board
         asked = time.time_ns()
         yield Check("agent", *_agent_words(board.info, time.monotonic() - start))
         yield from of_info(board.info, asked)
         usable = yield from _runtime(board.info, runtime or board.config.runtime)
         if usable and (yield from _command(board)):
-            yield _program(board, runtime)
+            yield _program(session, runtime)
 
 
 def _agent_words(info: Mapping[str, Any], took: float) -> tuple[str, str]:
@@ -218,27 +220,27 @@ def runtime_words(runtime: Mapping[str, Any]) -> str:
 # ---- a program
 
 
-def _program(board: AnyBoard, runtime: str) -> Check:
+def _program(session: BoardSession, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.backends.compilers import compilers
     from hil.controller.backends.runtime_registry import RUNTIMES
     from hil.controller.pipeline.case import Options, Workshop
-    from hil.controller.pipeline.stages import begin, conclude, execute, prepare, refer_case
+    from hil.controller.pipeline.runner import Runner
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
     from hil.core.results import Outcome
 
-    wanted = runtime or board.config.runtime
+    wanted = runtime or session.board.config.runtime
     # What hil's other runtimes take is made of no ONNX model; a vendor's compiler may take one.
     if wanted not in ("iree", "onnxruntime") and (wanted in RUNTIMES or wanted not in compilers()):
         found = f"hil has no program to try on {wanted}"
         return Check("program", SKIP, found, "hil run a program or a model of your own")
     with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
-        shop = Workshop(Cache(), isolated)
+        runner = Runner(Workshop(Cache(), isolated))
         try:
-            case = begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder), shop)
-            case = conclude(refer_case(execute(prepare(case, board.config, shop), board, shop), shop), shop)
+            case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder))
+            case = runner.whole(case, session)
         except UsageError as error:
             return Check("program", FAIL, error.message, error.hint)
     if case.outcome is Outcome.PASS:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.runtime_registry import common_runtime
-from hil.controller.devices.board_factory import AnyBoard, open_board
-from hil.controller.devices.board_resolver import BoardChoice, choose, pinned
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.importers import import_model
+from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, Options, Workshop
-from hil.controller.pipeline.case_runner import run_cases
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.job import Job, Progress
 from hil.controller.pipeline.recorder import Recorder
-from hil.controller.pipeline.stages import STAGES, begin, check_options
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.begun import check_seal
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
@@ -82,12 +83,12 @@ def _run(
             del kept[name]
     # The import may still find that the command line was wrong: nothing is stored before that is known.
     todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
-    cases = [replace(begin(path, options, Path(), shop), name=name) for name, path in todo]
+    cases = [Runner(shop).begin(path, options, Path(), name=name) for name, path in todo]
     runtime = common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
     created = run is None
     stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
+    cases = [replace(case, folder=stored.case_folder(case.name)) for case in cases]
     for case in cases:
-        case.folder = stored.case_folder(case.name)
         screen.begin(case.name, len(STAGES))
     recorder = Recorder(stored, names, cases)
 
@@ -96,30 +97,21 @@ def _run(
         if not note:
             recorder.write(case)
 
-    def connect() -> AnyBoard:
-        nonlocal choice
-        board = open_board(
-            choice,
-            runtime=runtime,
-            purpose=f"hil run {stored.id}",
-            faults=job.faults,
-            wait_s=job.wait_s,
-            say=screen.note,
-        )
+    def opened(board: AnyBoard) -> None:
         if board.target:
             screen.note(f"compiling for {board.target}")
-        choice = pinned(choice, board.name)
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
-        return board
 
+    runner = Runner(replace(shop, watch=watch, keep=recorder.keep, ended=recorder.write))
+    pool = BoardPool(f"hil run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened)
     try:
-        for case in run_cases(cases, choice.config, connect, replace(shop, watch=watch, keep=recorder.keep)):
-            screen.end(case.name)
-            # First its outcome is safe: a profile may take a while, or Ctrl-C.
-            recorder.end(case)
-            if profiles := _profiles(case, job, stored, shop):
-                case.profiles = profiles
-                recorder.write(case)
+        with pool:
+            for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
+                screen.end(case.name)
+                # First its outcome is safe: a profile may take a while, or Ctrl-C.
+                recorder.end(case)
+                for profiled in _with_profiles(case, job, stored, shop):
+                    recorder.write(profiled)
     except StorageError:
         raise
     except UsageError:
@@ -167,14 +159,15 @@ def _profile_folders(job: Job, case: str) -> dict[str, Path]:
     return {kind: folder / case if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
 
 
-def _profiles(case: Case, job: Job, run: Run, shop: Workshop) -> list[dict[str, Any]]:
-    """Write the profiles that were asked for; the kind, folder and notes of each, for the record."""
+def _with_profiles(case: Case, job: Job, run: Run, shop: Workshop) -> Iterator[Case]:
+    """Write the profiles that were asked for; yields the case with what is known of them, as they come."""
     wanted = _profile_folders(job, case.name)
     if not wanted:
-        return []
+        return
     from hil.controller.analysis.profile.asked import write_profiles
 
-    return write_profiles(case, wanted, run_id=run.id, shop=shop)
+    for profiles in write_profiles(case, wanted, run_id=run.id, shop=shop):
+        yield replace(case, profiles=profiles)
 
 
 def _unique_names(models: tuple[Path, ...]) -> list[str]:

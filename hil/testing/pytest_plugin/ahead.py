@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from hil.controller.models.flows import Flow
-from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.runner import Runner
 from hil.controller.workloads.suites.case_stages import Settings
 from hil.controller.workloads.suites.preparing import prepared
 from hil.controller.workloads.suites.spec import CaseSpec
@@ -25,7 +25,7 @@ class Ahead:
     Args:
         specs: the cases, in the order of their tests.
         flow, settings: how they are made.
-        shop: the cache and the processes that do the work.
+        runner: takes them through the host's stages.
         config: of the board that they are compiled for.
         run: whose folder takes the cases' files.
     """
@@ -35,7 +35,7 @@ class Ahead:
         specs: Sequence[CaseSpec],
         flow: Flow,
         settings: Settings,
-        shop: Workshop,
+        runner: Runner,
         config: BoardConfig,
         run: SuiteRun,
     ) -> None:
@@ -45,7 +45,7 @@ class Ahead:
         self._ready: dict[str, Task] = {}
         self._wanted = ""
         self._error: BaseException | None = None
-        tasks = prepared(specs, flow, settings, shop, config, run, self._over)
+        tasks = prepared(specs, flow, settings, runner, config, run, self._over)
         self._thread = threading.Thread(target=self._work, args=(tasks,), name="hil-ahead", daemon=True)
         self._thread.start()
 

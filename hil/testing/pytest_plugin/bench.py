@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hil.controller.devices.board_factory import AnyBoard, open_board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.devices.links.provider import is_lent
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.models.importers import import_model
+from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import safe_name, storing
+from hil.controller.workloads.suites.case_stages import suite_runner
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.folder import look
 from hil.controller.workloads.suites.model_cases import LayerChoice, SuiteModel, cases_of
@@ -130,9 +132,9 @@ class Bench:
         self.folders: list[ModelFolder] = []
         for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
             self.folders.append(self._folder(path))
+        self._pool = BoardPool("pytest", wait_s=request.wait_s, say=print)
         self.desks = {
-            hw_type: Desk(alike, self.flow.runtime, self._connect, self._turns(alike))
-            for hw_type, alike in kinds.items()
+            hw_type: Desk(alike, self.flow.runtime, self._pool, self._turns(alike)) for hw_type, alike in kinds.items()
         }
         self._isolated: Isolated | None = None
         self._aheads: dict[tuple[Path, str], Ahead] = {}
@@ -144,6 +146,11 @@ class Bench:
         share = max(1, (os.cpu_count() or 1) // self._worker.get("workercount", 1))
         self._isolated = Isolated(share)
         return Workshop(Cache(), self._isolated)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """Takes the cases through their stages."""
+        return suite_runner(self.shop)
 
     def folder_of(self, file: Path) -> ModelFolder | None:
         """The folder whose model a file is; None where it is none."""
@@ -181,7 +188,7 @@ class Bench:
 
             specs = [one.spec for one in coming() if (one.folder.path, one.hw_type) == key]
             run = SuiteRun(self.work / str(len(self._aheads)), {})
-            self._aheads[key] = Ahead(specs, self.flow, self.request.settings, self.shop, config, run)
+            self._aheads[key] = Ahead(specs, self.flow, self.request.settings, self.runner, config, run)
         return self._aheads[key].take(case.spec.id)
 
     def expected_to_fail(self, case: HilCase) -> bool:
@@ -251,9 +258,6 @@ class Bench:
         found = look(path)
         models = {model.path: model for model in found.models}
         return ModelFolder(path, out, models, found.left_out, Expectations.load(path / EXPECTED))
-
-    def _connect(self, choice: BoardChoice) -> AnyBoard:
-        return open_board(choice, runtime=self.flow.runtime, purpose="pytest", wait_s=self.request.wait_s, say=print)
 
     def _turns(self, choices: list[BoardChoice]) -> Turns | None:
         folder = self._worker.get(TURNS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from hil.controller.devices.board_factory import AnyBoard, regain
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.devices.links.provider import is_lent
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.core.boards import BoardConfig
 from hil.errors import BoardError
 from hil.testing.pytest_plugin.turns import Turns
@@ -25,7 +25,7 @@ class Desk:
     Args:
         choices: the boards.
         runtime: what programs are loaded by.
-        connect: opens one.
+        pool: opens them.
         turns: what decides who has which; None where nobody else uses them.
 
     Attributes:
@@ -37,27 +37,28 @@ class Desk:
         self,
         choices: Sequence[BoardChoice],
         runtime: str,
-        connect: Callable[[BoardChoice], AnyBoard],
+        pool: BoardPool,
         turns: Turns | None,
     ) -> None:
         configs = [choice.config for choice in choices]
         alike = all(one.compile_flags == configs[0].compile_flags for one in configs)
         self.config = configs[0] if alike and knows_target(configs[0], runtime) else None
         self.choices = {choice.name: choice for choice in choices}
-        self._connect = connect
+        self._pool = pool
+        self._runtime = runtime
         self._turns = turns
         # The best to take first: a board that was lost comes last.
         self._order = list(self.choices)
         self._mutex = threading.RLock()
         self._name = ""
-        self._board: AnyBoard | None = None
+        self._session: BoardSession | None = None
         self._users = 0
         self._since = 0.0
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def borrow(self) -> Iterator[AnyBoard]:
+    def borrow(self) -> Iterator[BoardSession]:
         """A board, ours alone for as long as the context lasts; one that is borrowed already is the same.
 
         Raises:
@@ -65,10 +66,10 @@ class Desk:
             BoardError: it cannot be had; the next one who asks looks for it again.
         """
         with self._mutex:
-            board = self._board or self._take()
+            session = self._session or self._take()
             self._users += 1
         try:
-            yield board
+            yield session
         finally:
             with self._mutex:
                 self._users -= 1
@@ -77,10 +78,9 @@ class Desk:
     def lost(self, error: BoardError) -> None:
         """The borrowed board is gone: look for it, and tell in the error what became of it."""
         with self._mutex:
-            if self._board is not None:
-                choice = self.choices[self._name]
-                self._board = regain(self._board, error, lambda: self._connect(choice))
-            if self._board is None:
+            if self._session is not None:
+                self._session = self._pool.reconnect(self.choices[self._name], error)
+            if self._session is None:
                 self._avoid()
 
     def close(self) -> None:
@@ -91,24 +91,24 @@ class Desk:
         if self._watcher is not None:
             self._watcher.join()
 
-    def _take(self) -> AnyBoard:
+    def _take(self) -> BoardSession:
         # The turn may be left over from a board that was lost while it was borrowed.
         if not self._name:
             self._name = self._turns.take(self._order) if self._turns else self._order[0]
         try:
-            self._board = self._connect(self.choices[self._name])
-            self._check_target(self._board.config)
+            self._session = self._pool.session(self.choices[self._name], runtimes=(self._runtime,))
+            self._check_target(self._session.board.config)
         except BaseException:
             self._avoid()
             self._give_back()
             raise
         if self.config is None and len(self.choices) == 1:
-            self.config = self._board.config
+            self.config = self._session.board.config
         self._since = time.monotonic()
         if self._turns and self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="hil-turns", daemon=True)
             self._watcher.start()
-        return self._board
+        return self._session
 
     def _check_target(self, config: BoardConfig) -> None:
         """A board that is lent in place of another one must take the same programs.
@@ -131,15 +131,17 @@ class Desk:
         """Give the board back if nobody here uses it and others have waited for it long enough."""
         if self._users or not self._name:
             return
-        if self._board is None or (self._turns and time.monotonic() - self._since >= _TURN_S and self._turns.wanted()):
+        if self._session is None or (
+            self._turns and time.monotonic() - self._since >= _TURN_S and self._turns.wanted()
+        ):
             self._give_back()
 
     def _give_back(self) -> None:
-        board, name = self._board, self._name
-        self._board, self._name = None, ""
+        name = self._name
+        self._session, self._name = None, ""
         try:
-            if board is not None:
-                board.close()
+            if name:
+                self._pool.give_back(self.choices[name])
         finally:
             if name and self._turns:
                 self._turns.end(name)

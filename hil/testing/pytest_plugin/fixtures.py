@@ -61,8 +61,8 @@ def hil_inputs(_hil_run: CaseRun, hil_model: Model) -> Mapping[str, Array]:
 @pytest.fixture
 def hil_board(_hil_run: CaseRun) -> Iterator[AnyBoard]:
     """A board, the test's alone until it is over."""
-    with _hil_run.borrow() as board:
-        yield board
+    with _hil_run.borrow() as session:
+        yield session.board
 
 
 @pytest.fixture

@@ -16,17 +16,10 @@ import pytest
 
 from hil import errors
 from hil.compare.verdict import compare
-from hil.controller.devices.board_factory import AnyBoard
-from hil.controller.pipeline.case import Case, end_case
-from hil.controller.pipeline.case_runner import take_references
+from hil.controller.pipeline.board_pool import BoardSession
+from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
-from hil.controller.workloads.suites.case_stages import (
-    begin_case,
-    conclude_case,
-    execute_case,
-    prepare_case,
-    refer_ahead,
-)
+from hil.controller.workloads.suites.case_stages import begin_case
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.store import SuiteRun
@@ -72,11 +65,11 @@ class CaseRun:
         if self._case is None:
             bench, hil_case = self.bench, self.hil_case
             if isinstance(self._item, ModelCase) and (task := bench.ahead(hil_case, self._coming)):
-                self._case, self._early = task.case, task.early
+                case, self._early = task.case, task.early
             else:
-                self._case = begin_case(hil_case.spec, bench.flow, bench.shop, self._work, bench.request.settings)
+                case = begin_case(hil_case.spec, bench.flow, bench.runner, self._work, bench.request.settings)
             # Two tests may have the same case.
-            self._case.name = _folder_name(self._item, self.hil_case)
+            self._case = replace(case, name=_folder_name(self._item, self.hil_case))
             shutil.rmtree(self._store.case_folder(self._case.name), ignore_errors=True)
             self._go_on()
         return self._case
@@ -90,68 +83,67 @@ class CaseRun:
         """Compile: for the kind of board, or for the one that was borrowed where only it can tell what it is."""
         config = self.desk.config
         if config is None:
-            with self.borrow() as board:
-                config = board.config
+            with self.borrow() as session:
+                config = session.board.config
         if self.case.artifact is None:
-            prepare_case(self.case, config, self.bench.shop)
+            self._case = self.bench.runner.compile(self.case, config)
             self._go_on()
         assert self.case.artifact is not None
         return self.case.artifact
 
     @contextlib.contextmanager
-    def borrow(self) -> Iterator[AnyBoard]:
+    def borrow(self) -> Iterator[BoardSession]:
         """Have a board."""
         with contextlib.ExitStack() as stack:
             refused: errors.HilError | None = None
             try:
-                board = stack.enter_context(self.desk.borrow())
+                session = stack.enter_context(self.desk.borrow())
             except errors.UsageError as error:
                 # Bad usage here is a board that cannot be used that way.
                 refused = errors.BoardRefused(error.message, hint=error.hint, detail=error.detail, board=error.board)
             except errors.HilError as error:
                 refused = error
             if refused is not None:
-                end_case(self.case, refused, Stage.PUSH)
+                self._case = self.case.ended(refused, Stage.PUSH)
                 self._end()
             # Of a board that a farm lends the kind is known only now.
-            self._board, self._hw_type = board.name, board.config.hw_type
-            yield board
+            self._board, self._hw_type = session.board.name, session.board.config.hw_type
+            yield session
 
     def run(self, artifact: Artifact, inputs: Mapping[str, Array]) -> RunResult:
         """Push, load and run."""
-        case = self.case
-        case.artifact = artifact
+        self._case = replace(self.case, artifact=artifact)
         self._take_inputs(inputs)
-        with self.borrow() as board:
-            execute_case(case, board, self.bench.shop)
+        with self.borrow() as session:
+            case = self.bench.runner.execute(self.case, session)
             if isinstance(case.error, errors.BoardError):
                 self.desk.lost(case.error)
-                case.reason = case.error.message
+                case = replace(case, reason=case.error.message)
+            self._case = case
         self._go_on()
         assert case.result is not None
         return case.result
 
     def refer(self, inputs: Mapping[str, Array]) -> RunResult:
         """Ask the reference."""
-        case = self.case
         self._take_inputs(inputs)
-        early = self._early if self._early is not None else refer_ahead(case, self.bench.shop)
+        runner = self.bench.runner
+        early = self._early if self._early is not None else runner.refer_early(self.case)
         if early is not None:
-            take_references(case, early, self.bench.shop)
+            self._case = runner.with_references(self.case, early)
         self._go_on()
-        if not case.references:
+        if not self.case.references:
             raise pytest.UsageError("a model whose inputs only the board knows has a reference after hil_result only")
-        return case.references[0]
+        return self.case.references[0]
 
     def verdict(self, result: RunResult, reference: RunResult) -> Verdict:
         """Compare what the board gave with the reference: or what the user's own fixtures gave in their place."""
-        case = self.case
-        case.result = result
+        case = replace(self.case, result=result)
         if not case.references or case.references[0] is not reference:
-            case.references = [reference]
-        conclude_case(case, None, self.bench.shop, self.bench.request.settings)
+            case = replace(case, references=(reference,))
+        self._case = self.bench.runner.judge(case)
         self._go_on()
-        return case.verdicts[0]
+        return self._case.verdicts[0]
 
     def check(self, result: RunResult, reference: RunResult) -> Verdict:
         """The end of a case that is a test of its own: it fails where the outputs differ, or an error was expected."""
@@ -170,7 +162,7 @@ class CaseRun:
             pytest.fail(visible(str(error)), pytrace=False)
         if not verdict:
             wrong = replace(
-                self.case, result=actual, references=[reference], verdicts=[verdict], outcome=verdict.outcome
+                self.case, result=actual, references=(reference,), verdicts=(verdict,), outcome=verdict.outcome
             )
             self.record = self._recorded(wrong)
             pytest.fail(telling.mismatch([verdict], verdict.reason), pytrace=False)
@@ -179,7 +171,7 @@ class CaseRun:
     def _take_inputs(self, inputs: Mapping[str, Array]) -> None:
         """Use these inputs. A model whose inputs only the board knows gets them there."""
         if inputs and inputs is not self.case.inputs:
-            self.case.inputs, self._early = dict(inputs), None
+            self._case, self._early = replace(self.case, inputs=dict(inputs)), None
 
     def _coming(self) -> list[HilCase]:
         """The cases of this test and of those after it."""
@@ -210,7 +202,8 @@ class CaseRun:
         from hil.controller.analysis.profile.asked import write_profiles
 
         try:
-            for profile in write_profiles(case, folders, run_id=name, shop=self.bench.shop):
+            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.bench.shop)
+            for profile in profiles:
                 for note in profile["notes"]:
                     print(visible(f"hil: {profile['folder']}: {note}"))
         except errors.StorageError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree import recipe_of
 from hil.controller.backends.runtime_registry import compiler_for
 from hil.controller.backends.targets import described, likely_cause
-from hil.controller.devices.board_factory import AnyBoard, AnyProgram, open_board
+from hil.controller.devices.board_factory import AnyBoard, AnyProgram
 from hil.controller.models.iree_compiler import native_compiler
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Workshop
 from hil.controller.storage.runs import storing
 from hil.core.artifacts import Artifact, Model
@@ -24,6 +25,9 @@ from hil.testing.traces.backends import Backend
 from hil.testing.traces.files import write_whole
 from hil.testing.traces.mlir import reproduce
 from hil.testing.traces.runners import Answer, same_bits
+
+# A module's programs stay loaded over its calls, and with them their state.
+_MOST_LOADED = 1 << 20
 
 
 class Target:
@@ -41,8 +45,7 @@ class Target:
         self.folder = folder
         self._shop = shop
         self._choice = backend.choice
-        self._board: AnyBoard | None = None
-        self._programs: dict[Hashable, AnyProgram] = {}  # by all files, for weights may lie beside the main one
+        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=_MOST_LOADED)
 
     @property
     def device(self) -> str:
@@ -101,9 +104,9 @@ class Target:
         Raises:
             StageError, BoardError: as it ends. A program that failed is loaded anew for the next call.
         """
-        key = (*sorted(artifact.digests.items()), function)
+        artifact = replace(artifact, function=function)
         try:
-            program = self._programs.get(key) or self._load(key, replace(artifact, function=function))
+            program = self._load(artifact)
             specs = program.loaded.inputs
             if len(specs) != len(arrays):
                 raise RunFailed(f"the program takes {len(specs)} inputs, not {len(arrays)}", stage=Stage.RUN.value)
@@ -114,8 +117,8 @@ class Target:
             self._explain(error, artifact)
             if isinstance(error, BoardError):
                 self.close()
-            elif isinstance(error, StageError) and (broken := self._programs.pop(key, None)) is not None:
-                broken.unload()
+            elif isinstance(error, StageError) and self._pool.is_open(self._choice):
+                self._session().after_run(artifact, broken=True)
             raise
         returned = list(result.outputs.values())
         if not outputs:  # a program in a file may keep that to itself
@@ -136,35 +139,30 @@ class Target:
             BoardError: it cannot be had.
             UsageError: it has no such runtime or device.
         """
-        if self._board is None:
-            board = open_board(self._choice, runtime=self.backend.runtime, purpose=f"traces on {self.backend.name}")
-            try:
-                self._check(board)
-                board.take()
-            except BaseException:
-                board.close()
-                raise
-            self._board = board
-        return self._board
+        return self._session().board
 
     def close(self) -> None:
         """Give the board back."""
-        for program in self._programs.values():
-            program.unload()
-        self._programs.clear()
-        if self._board is not None:
-            self._board.close()
-        self._board = None
+        self._pool.give_back(self._choice)
 
-    def _load(self, key: Hashable, artifact: Artifact) -> AnyProgram:
-        board = self.board()
+    def _session(self) -> BoardSession:
+        return self._pool.session(self._choice, runtimes=(self.backend.runtime,))
+
+    def _load(self, artifact: Artifact) -> AnyProgram:
+        session = self._session()
         try:
-            board.push(artifact)
-            program = self._programs[key] = board.load(artifact, timeout=DEFAULT_TIMEOUT_S)
+            if not session.has(artifact):
+                session.board.push(artifact)
+            program, _ = session.load(artifact, timeout=DEFAULT_TIMEOUT_S)
         except HilError as error:
             error.located(stage=Stage.LOAD.value)
             raise
         return program
+
+    def _take(self, board: AnyBoard) -> None:
+        """Refuse a board that lacks what is needed, and have it for ourselves."""
+        self._check(board)
+        board.take()
 
     def _check(self, board: AnyBoard) -> None:
         """Refuse a runtime or a driver that the board does not have."""
@@ -184,8 +182,10 @@ class Target:
 
     def _explain(self, error: HilError, artifact: Artifact) -> None:
         """Say so where the program was compiled for another CPU than the board has."""
-        board, target = self._board, described(artifact.flags) if artifact.runtime == "iree" else None
-        if board is not None and target is not None and not (board.info.get("simulated") and target.cpu == "host"):
+        if artifact.runtime != "iree" or not self._pool.is_open(self._choice):
+            return
+        board, target = self.board(), described(artifact.flags)
+        if not (board.info.get("simulated") and target.cpu == "host"):
             error.hint = likely_cause(error, target, board.info["machine"]) or error.hint
 
     def _keep_reproducer(self, error: StageError, source: Path, flags: Sequence[str], place: Path) -> None:

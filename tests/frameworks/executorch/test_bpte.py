@@ -20,7 +20,7 @@ from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.backends.references import expected_result
 from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.pipeline.case import Case, Options, Workshop
-from hil.controller.pipeline.stages import conclude
+from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.bundles.bpte import read_bpte, write_bpte
@@ -76,10 +76,9 @@ def judged(shop: Workshop, board: AnyBoard) -> Callable[[Bundle, Path], list[boo
 
 
 def _concluded(result: RunResult, expected: dict[str, Any], shop: Workshop) -> Case:
-    case = Case("case", Path("case"), Options(**expected), Path())
-    case.result = result
-    case.references = [expected_result(expected["expected"], None)]
-    return conclude(case, shop)
+    references = (expected_result(expected["expected"], None),)
+    case = Case("case", Path("case"), Options(**expected), Path(), result=result, references=references)
+    return Runner(shop).judge(case)
 
 
 def test_a_stock_bundle_runs_on_a_board_and_comes_back_the_same(shop, judged, tmp_path: Path):

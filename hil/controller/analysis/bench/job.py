@@ -27,10 +27,13 @@ from hil.controller.analysis.bench.sides import (
     trial,
 )
 from hil.controller.analysis.bench.store import SampleFile, keep_program, save_document, stored_case
-from hil.controller.pipeline.case import Case, Workshop, end_case
+from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.job import Job, Progress
 from hil.controller.pipeline.recorder import Recorder
-from hil.controller.pipeline.stages import STAGES, begin
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import STAGES
 from hil.controller.storage.begun import is_sealed
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -115,14 +118,14 @@ class _Bench:
         self._begin(base)
         choices = [choice_of(job) for job in self.jobs]
         run = self.store.create(f"bench-{self.cases[-1].name}", jsonable(asdict(self.jobs[-1])))
-        for case in self.cases:
-            case.folder = run.case_folder(case.name)
+        self.cases = [replace(case, folder=run.case_folder(case.name)) for case in self.cases]
         self.recorder = Recorder(run, [case.name for case in self.cases], self.cases)
         interrupted = False
         try:
-            with Boards(self.jobs, f"hil bench {run.id}", self.screen) as boards:
-                for case, job, choice in zip(self.cases, self.jobs, choices, strict=True):
-                    self._prepare(run, case, job, choice, boards)
+            with BoardPool(f"hil bench {run.id}", wait_s=self.bench.job.wait_s, say=self.screen.note) as pool:
+                boards = Boards(self.jobs, pool, self.screen.note)
+                for number, (job, choice) in enumerate(zip(self.jobs, choices, strict=True)):
+                    self._prepare(run, number, job, choice, boards)
                 if all(case.outcome in (Outcome.PASS, Outcome.SKIP) for case in self.cases):
                     self._measure(run)
         except StorageError:
@@ -152,29 +155,33 @@ class _Bench:
         elif len(models) == 2:
             names = [f"{label}-{name}" for label, name in zip("AB", names, strict=True)]
         for name, path in zip(names, models, strict=True):
-            case = begin(path, job.options(), Path(), self.shop, want_inputs=self.bench.check)
             self.jobs.append(job)
-            self.cases.append(replace(case, name=name))
+            self.cases.append(
+                Runner(self.shop).begin(path, job.options(), Path(), name=name, want_inputs=self.bench.check)
+            )
 
-    def _prepare(self, run: Run, case: Case, job: Job, choice: Any, boards: Boards) -> None:
+    def _prepare(self, run: Run, number: int, job: Job, choice: BoardChoice, boards: Boards) -> None:
         """Everything up to a side that can be measured; an error of model or board is the case's outcome."""
+        case, runner = self.cases[number], self._runner()
         self.screen.begin(case.name, len(STAGES))
         try:
-            compiled(case, job, choice, boards, self._watched())
+            case = compiled(case, job, choice, boards, runner)
             if not case.outcome:
-                board = boards.open(job, choice)
-                if case is self.cases[-1]:
+                session = boards(job, choice)
+                board = session.board
+                if number == len(self.cases) - 1:
                     run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
-                trial(case, board, self._watched(), check=self.bench.check)
-                self.sides.append(side_of(case, self._label(case), board))
+                case = trial(case, session, runner, check=self.bench.check)
+                self.sides.append(side_of(case, "AB"[number], board))
                 if case.model is None:
                     self.recorder.keep(case, "references")  # that came with a stored bench
             if case.outcome in (Outcome.PASS, Outcome.SKIP):
                 self.programs[case.name] = keep_program(run, case)
         except BoardError as error:
-            end_case(case, error, Stage.PUSH)
+            case = case.ended(error, Stage.PUSH)
         finally:
             self.screen.end(case.name)
+            self.cases[number] = case
         self.recorder.end(case)
 
     def _measure(self, run: Run) -> None:
@@ -191,10 +198,10 @@ class _Bench:
         with SampleFile(run.folder) as samples:
             try:
                 measure(self.sides, self.bench, keep, order)
-            except HilError as error:
-                # The case has it as its outcome; what was measured until then stays.
-                if isinstance(error, UsageError):
-                    raise
+            except UsageError:
+                raise
+            except HilError:
+                pass  # the side's case has it as its outcome; what was measured until then stays
             finally:
                 self.screen.end(title)
 
@@ -207,13 +214,17 @@ class _Bench:
                     for batch in first
                     for start, duration in zip(batch.start_ns.tolist(), batch.duration_ns.tolist(), strict=True)
                 )
-                side.case.result = replace(
+                result = replace(
                     side.result,
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
                     cold=False,
                 )
-        self.recorder.write()
+                side.case = replace(side.case, result=result)
+        measured = {side.case.name: side.case for side in self.sides}
+        self.cases = [measured.get(case.name, case) for case in self.cases]
+        for case in self.cases:
+            self.recorder.write(case)
         document = self._document(run, finished=not interrupted, interrupted=interrupted)
         run.record["outcome"] = max(
             (case.outcome for case in self.cases if case.outcome), key=lambda one: one.exit_code
@@ -233,13 +244,10 @@ class _Bench:
         code = EXIT_INTERRUPTED if interrupted else None
         return bench_document(run, self.bench, self.cases, self.sides, self.programs, finished=finished, exit_code=code)
 
-    def _label(self, case: Case) -> str:
-        return "AB"[self.cases.index(case)]
-
-    def _watched(self) -> Workshop:
+    def _runner(self) -> Runner:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
             if not note:
                 self.recorder.write(case)
 
-        return replace(self.shop, watch=watch, keep=self.recorder.keep)
+        return Runner(replace(self.shop, watch=watch, keep=self.recorder.keep, ended=self.recorder.write))

@@ -16,7 +16,7 @@ from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nan
 from hil.controller.analysis.bench.stats import compare_rounds, is_precise, round_log_ratios
 from hil.controller.devices.board_factory import AnyBoard, AnyProgram
 from hil.controller.devices.streams import Invocation
-from hil.controller.pipeline.case import Case, end_case
+from hil.controller.pipeline.case import Case
 from hil.core import clock
 from hil.core.results import RunResult, Stage
 from hil.errors import HilError, RunFailed, UsageError
@@ -224,7 +224,7 @@ class _Meter:
     def __enter__(self) -> _Meter:
         artifact = self._side.case.artifact
         assert artifact is not None
-        with _blamed(self._side.case, Stage.LOAD):
+        with _blamed(self._side, Stage.LOAD):
             options = self._side.case.options
             self._program = self._side.board.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
         self._side.loads += 1
@@ -263,7 +263,7 @@ class _Meter:
         side, case = self._side, self._side.case
         assert self._program is not None and case.inputs is not None
         begun = clock.now_ns()
-        with _blamed(case, Stage.RUN):
+        with _blamed(side, Stage.RUN):
             result, call = self._program.run(
                 case.inputs, warmup=warmup, iterations=iterations, timeout=case.options.timeout
             )
@@ -283,18 +283,18 @@ class _Meter:
         side.clock = "host"
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
         if len(walls) != iterations:
-            with _blamed(case, Stage.RUN):
+            with _blamed(side, Stage.RUN):
                 raise RunFailed("; ".join(result.provenance["notes"]), hint="without its times there is no bench")
         return begun + np.cumsum(walls) - walls, walls
 
 
 @contextlib.contextmanager
-def _blamed(case: Case, stage: Stage) -> Iterator[None]:
+def _blamed(side: Side, stage: Stage) -> Iterator[None]:
     """What ends measuring is the outcome of the case that was being measured, unless it was typed wrongly."""
     try:
         yield
     except UsageError:
         raise
     except HilError as error:
-        end_case(case, error, stage)
+        side.case = side.case.ended(error, stage)
         raise

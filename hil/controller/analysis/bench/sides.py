@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from hil.controller.analysis.bench.measure import Side
-from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, choose, knows_target, with_target
 from hil.controller.devices.links.factory import is_address
-from hil.controller.pipeline.case import Case, Workshop
-from hil.controller.pipeline.job import Job, Progress
-from hil.controller.pipeline.stages import check_options, conclude, execute, prepare, refer_case
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import check_options
 from hil.core.boards import is_file
 from hil.core.results import Outcome
 from hil.errors import UsageError
@@ -64,95 +64,56 @@ def choice_of(job: Job) -> BoardChoice:
     return choice
 
 
+def compiled(case: Case, job: Job, choice: BoardChoice, boards: Boards, runner: Runner) -> Case:
+    """Compile a case; the board is asked first only where it alone knows for what."""
+    config = choice.config
+    if not (case.outcome or case.artifact or knows_target(config, job.runtime)):
+        board = boards(job, choice).board
+        config, target = with_target(board.config, job.runtime, board.info["machine"])
+        boards.say(f"compiling for {target or board.target or board.name}")
+    return runner.compile(case, config)
+
+
 class Boards:
-    """The boards of a bench, each opened once and on first use. A context manager.
+    """The boards of a bench's jobs: those for one board, with the same faults, share it.
 
     Args:
-        jobs: what is going to run on them: those for one board, with the same faults, share it.
-        purpose: told to others who wait for a board.
-        screen: told what goes on.
+        jobs: what is going to run on them.
+        pool: opens them.
+        say: told what goes on.
     """
 
-    def __init__(self, jobs: Sequence[Job], purpose: str, screen: Progress) -> None:
-        self._jobs = jobs
-        self._purpose = purpose
-        self._screen = screen
-        self._stack = contextlib.ExitStack()
-        self._open: dict[Any, AnyBoard] = {}
+    def __init__(self, jobs: Sequence[Job], pool: BoardPool, say: Callable[[str], None]) -> None:
+        self._jobs = [(one, choice_of(one)) for one in jobs]
+        self._pool = pool
+        self.say = say
 
-    def open(self, job: Job, choice: BoardChoice) -> AnyBoard:
+    def __call__(self, job: Job, choice: BoardChoice) -> BoardSession:
         """The board of a job.
 
         Raises:
             BoardError: it cannot be had.
         """
-        key = _place(job, choice)
-        if key not in self._open:
-            first, *others = dict.fromkeys(one.runtime for one in self._jobs if _place(one, choice_of(one)) == key)
-            board = self._connected(job, choice, first)
-            for runtime in others if board.shell is not None else ():
-                # An agent is put on a board with the runtime that is named then, and keeps those that it had.
-                board.close()
-                board = self._connected(job, choice, runtime)
-            self._stack.callback(board.close)
-            self._open[key] = board
-        return self._open[key]
-
-    def say(self, text: str) -> None:
-        """Tell the user."""
-        self._screen.note(text)
-
-    def _connected(self, job: Job, choice: BoardChoice, runtime: str) -> AnyBoard:
-        return open_board(
-            choice,
-            runtime=runtime,
-            purpose=self._purpose,
-            faults=job.faults,
-            wait_s=job.wait_s,
-            say=self._screen.note,
-        )
-
-    def __enter__(self) -> Boards:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        place = choice.name, choice.config.path, job.faults
+        runtimes = [one.runtime for one, its in self._jobs if (its.name, its.config.path, one.faults) == place]
+        return self._pool.session(choice, runtimes=runtimes, faults=job.faults)
 
 
-def _place(job: Job, choice: BoardChoice) -> tuple[Any, ...]:
-    return choice.name, choice.config.path, job.faults
-
-
-def trial(case: Case, board: AnyBoard, shop: Workshop, *, check: bool) -> Case:
+def trial(case: Case, session: BoardSession, runner: Runner, *, check: bool) -> Case:
     """Push, load and run a case once, cold, and compare its answer: what is measured has to be right.
 
     Args:
         case: with an artifact; with references already where it was stored.
-        board: where.
-        shop: what cases share.
+        session: the board.
+        runner: takes it there.
         check: compare; else the case's outcome says that nothing was compared.
     """
-    execute(case, board, shop)
+    case = runner.execute(case, session)
     if case.outcome:
         return case
     if not check or not (case.references or case.model):
-        case.outcome, case.reason = Outcome.SKIP, "the answer was not compared"
-        return case
-    if not case.references:
-        refer_case(case, shop)
-    return conclude(case, shop)
-
-
-def compiled(case: Case, job: Job, choice: BoardChoice, boards: Boards, shop: Workshop) -> Case:
-    """Compile a case, unless it was stored compiled; the board is asked first only where it alone knows for what."""
-    if case.artifact is not None or case.outcome:
-        return case
-    config = choice.config
-    if not knows_target(config, job.runtime):
-        board = boards.open(job, choice)
-        config, target = with_target(board.config, job.runtime, board.info["machine"])
-        boards.say(f"compiling for {target or board.target or board.name}")
-    return prepare(case, config, shop)
+        return replace(case, outcome=Outcome.SKIP, reason="the answer was not compared")
+    return runner.judge(case)
 
 
 def side_of(case: Case, label: str, board: AnyBoard) -> Side:

@@ -160,10 +160,10 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     missing = [str(path) for path in artifact.files.values() if not path.is_file()]
     if missing:
         raise UsageError(f"bench {run.id} lacks its program: {', '.join(missing)}")
-    references = [
+    references = tuple(
         RunResult(one["source"], run.load_tensors(one["outputs"]), provenance=one["provenance"])
         for one in case["references"]
-    ]
+    )
     again = Case(
         case["name"],
         job.models[-1],

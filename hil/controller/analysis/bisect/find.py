@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +17,14 @@ from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, Laye
 from hil.controller.analysis.bisect.subject import Subject, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
-from hil.controller.devices.board_factory import AnyBoard, open_board
-from hil.controller.devices.board_resolver import BoardChoice, knows_target, pinned
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quantum_atol
+from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
-from hil.controller.pipeline.case_runner import run_cases
 from hil.controller.pipeline.job import Progress
-from hil.controller.pipeline.stages import begin, check_options
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.runs import storing
 from hil.core.results import Outcome, Stage
 from hil.core.scratch import temporary_folder
@@ -82,21 +83,15 @@ def bisect(
 
     used = choice.name, choice.config.hw_type
 
-    def connect() -> AnyBoard:
-        nonlocal choice, used
-        board = open_board(
-            choice,
-            runtime=chosen.runtime,
-            purpose=f"hil bisect {model.name}",
-            faults=faults,
-            wait_s=wait_s,
-            say=screen.note,
-        )
-        # All programs are to run on one board, however often it is opened.
-        choice, used = pinned(choice, board.name), (board.name, board.config.hw_type)
-        return board
+    def opened(board: AnyBoard) -> None:
+        nonlocal used
+        used = board.name, board.config.hw_type
 
-    with temporary_folder("hil-bisect-") as scratch:
+    purpose = f"hil bisect {model.name}"
+    with (
+        temporary_folder("hil-bisect-") as scratch,
+        BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=opened) as pool,
+    ):
         screen.begin(model.stem, 1)
         screen.stage(model.stem, 0, "taking it apart")
         try:
@@ -111,7 +106,8 @@ def bisect(
             )
         finally:
             screen.end(model.stem)
-        bench = _Bench(subject, flow, choice, connect, shop, screen, out or Path(scratch), keep=out is not None)
+        place = _Place(pool, choice, chosen.runtime, faults)
+        bench = _Bench(subject, flow, place, shop, screen, out or Path(scratch), keep=out is not None)
         layers, models, notes = _look(bench, ways)
     found = Bisection(
         model=str(model),
@@ -134,13 +130,22 @@ def bisect(
 
 
 @dataclass(frozen=True)
+class _Place:
+    """The board."""
+
+    pool: BoardPool
+    choice: BoardChoice
+    runtime: str
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class _Bench:
     """Where programs are run: takes cases to their ends and tells what each came to."""
 
     subject: Subject
     flow: Flow | None
-    choice: BoardChoice
-    connect: Callable[[], AnyBoard]
+    place: _Place
     shop: Workshop
     screen: Progress
     folder: Path
@@ -151,8 +156,8 @@ class _Bench:
         """Where whatever belongs to no program of its own is told."""
         return self.folder / "logs" / "bisect.log"
 
-    def run(self, trials: Sequence[_Trial]) -> dict[str, Finding]:
-        """Case name -> what it came to, in the trials' order."""
+    def run(self, trials: list[_Trial]) -> dict[str, Finding]:
+        """Case name -> what it came to, in the trials' order; the list is emptied."""
         ended: dict[str, Finding] = {}
         label = self.subject.model.name
         self.screen.begin(label, len(trials))
@@ -160,22 +165,22 @@ class _Bench:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(label, len(ended), f"{case.name}: {stage.value} {note}".strip())
 
+        place, runner = self.place, Runner(replace(self.shop, watch=watch))
+        judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
+        cases = [trial.case for trial in trials]
+        # What has been judged needs no memory any more: there may be hundreds of layers.
+        trials.clear()
         try:
-            cases = run_cases(
-                [trial.case for trial in trials], self.choice.config, self.connect, replace(self.shop, watch=watch)
-            )
-            for trial, case in zip(trials, cases, strict=True):
+            for case in runner.run(cases, place.pool, place.choice, runtime=place.runtime, faults=place.faults):
+                cases.clear()
                 if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error
-                found = finding_of(case, self.subject.options.rtol, trial.atol, trial.by_chance)
+                found = finding_of(case, self.subject.options.rtol, *judged[case.name])
                 provenance = case.result.provenance if case.result else {}
                 placed = {name: provenance[name] for name in ("placement", "elsewhere") if name in provenance}
                 found = ended[case.name] = replace(found, **placed)
                 if self.keep:
                     keep_case(self.folder, case, found)
-                # What has been judged needs no memory any more: there may be hundreds of layers.
-                case.inputs, case.result, case.references = None, None, []
-                case.options = Options()
         finally:
             self.screen.end(label)
         return ended
@@ -188,7 +193,7 @@ class _Bench:
         # The pipeline compares within the defaults, which suit any tensor; finding_of knows better.
         debug_ir = options.debug_ir / name if options.debug_ir else None
         options = replace(options, rtol=None, atol=None, debug_ir=debug_ir)
-        return _Trial(replace(begin(path, options, folder, self.shop), name=name), atol, by_chance)
+        return _Trial(Runner(self.shop).begin(path, options, folder, name=name), atol, by_chance)
 
     def atol(self, path: Path) -> float | None:
         """The user's absolute tolerance, or what a flow's quantisation steps come to for a program; or None."""
@@ -218,6 +223,7 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
         alone = _isolated(bench, there)
         _compile_together(bench, alone)
         trials += alone
+        del alone
     ended = bench.run(trials)
     models = {name: ended[name] for name in (_WHOLE, _EXPOSED) if name in ended}
     seen = models.get(_EXPOSED)
@@ -257,7 +263,7 @@ def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
 
 def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
     """Have the layers' programs in the cache before each is asked for: many small ones are compiled at a time."""
-    options, config = bench.subject.options, bench.choice.config
+    options, config = bench.subject.options, bench.place.choice.config
     iree = (options.compiler or options.runtime or config.runtime) == "iree"
     if not iree or options.debug_ir is not None or not knows_target(config, options.runtime):
         return

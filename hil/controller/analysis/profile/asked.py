@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ def check_folder(folder: Path, kind: str) -> None:
         raise UsageError(f"{folder} holds other things already", hint="name a new folder for the profile, or empty it")
 
 
-def write_profiles(case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop) -> list[dict[str, Any]]:
+def write_profiles(
+    case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop
+) -> Iterator[tuple[Mapping[str, Any], ...]]:
     """Write the profiles of a case that has ended. What cannot be had is a note: the case keeps its outcome.
 
     Args:
@@ -46,19 +48,21 @@ def write_profiles(case: Case, folders: Mapping[str, Path], *, run_id: str, shop
         run_id: the profiles' name. A link in the case's folder leads to the one of the run.
         shop: where compilers run.
 
-    Returns:
-        For the record, and in the case from the start: ``kind``, ``folder`` and ``notes`` of each.
+    Yields:
+        For the record: ``kind``, ``folder`` and ``notes`` of each; before any is written, and after each.
     """
     write = {"compile": _compile, "run": _run}
     # What is told where Ctrl-C leaves it at that.
     interrupted = "the profile is not whole: it was interrupted"
-    case.profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
-    for told, (kind, folder) in zip(case.profiles, folders.items(), strict=True):
+    profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
+    yield tuple(profiles)
+    for number, (kind, folder) in enumerate(folders.items()):
         try:
-            told["notes"] = write[kind](case, folder, run_id, shop)
+            notes = write[kind](case, folder, run_id, shop)
         except HilError as error:
-            told["notes"] = [f"the profile is not whole: {error.message}"]
-    return case.profiles
+            notes = [f"the profile is not whole: {error.message}"]
+        profiles[number] = {**profiles[number], "notes": notes}
+        yield tuple(profiles)
 
 
 def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:

@@ -12,11 +12,12 @@ from hil.bundles.checks import checked_inputs
 from hil.controller.backends.references import expected_result, refer, refer_with_fallback
 from hil.controller.backends.references.noise import measure_noise, telling_noise
 from hil.controller.backends.runtime_registry import runtime_for
-from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case, Options, Workshop
-from hil.controller.pipeline.stages import check_options, prepare
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import check_options
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
 from hil.core.artifacts import Artifact, Model
@@ -50,7 +51,7 @@ def create_bundle(
     choice: BoardChoice,
     shop: Workshop,
     *,
-    connect: Callable[[], AnyBoard],
+    connect: Callable[[], BoardSession],
     say: Callable[[str], None] = lambda text: None,
 ) -> Bundle:
     """Make a bundle.
@@ -88,17 +89,16 @@ def _compiled(
     choice: BoardChoice,
     shop: Workshop,
     folder: Path,
-    connect: Callable[[], AnyBoard],
+    connect: Callable[[], BoardSession],
 ) -> tuple[Artifact, str]:
     """The program of a model (of all its entry points), and the board that it is for."""
     config = choice.config
     runtime = runtime_for(model.format, request.options.runtime)
     if not knows_target(config, runtime):
-        with connect() as board:
-            config = board.config
+        config = connect().board.config
     (folder / "logs").mkdir()
     options = replace(request.options, function=model.function, runtime=runtime)
-    case = prepare(Case(model.name, model.path, options, folder, model), config, shop)
+    case = Runner(shop).compile(Case(model.name, model.path, options, folder, model), config)
     if case.error is not None:
         raise case.error
     assert case.artifact is not None

@@ -15,6 +15,9 @@ from hil.controller.devices.agentless.signature import signature_of
 from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.pipeline.case import Workshop
+from hil.controller.models.importers import import_model, importers
+from hil.controller.pipeline.board_pool import BoardSession
+from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Workshop
 from hil.controller.storage.isolated import IsolatedError
 from hil.core.artifacts import Artifact, Model
 from hil.core.scratch import temporary_folder
@@ -82,7 +85,7 @@ def _is_mlir(path: Path) -> bool:
 
 
 def signatures_of(
-    artifact: Artifact, models: Sequence[Model], shop: Workshop, *, connect: Callable[[], AnyBoard]
+    artifact: Artifact, models: Sequence[Model], shop: Workshop, *, connect: Callable[[], BoardSession]
 ) -> dict[str, Signature]:
     """What each method of a program takes and gives: as the model says, else the program's file, else a board.
 
@@ -97,26 +100,20 @@ def signatures_of(
         UsageError: two methods have one name.
     """
     found: dict[str, Signature] = {}
-    board: AnyBoard | None = None
-    try:
-        for number, model in enumerate(models):
-            program = artifact if number == 0 else replace(artifact, function=model.function)
-            program = replace(program, inputs=model.inputs, outputs=model.outputs)
-            name, signature = program.function, _read(program, shop)
-            if signature is None:
-                if board is None:
-                    board = connect()
-                    board.push(artifact)
-                with board.load(program) as loaded:
-                    said = loaded.loaded
-                    name = said.function
-                    signature = Signature(_plain(said.inputs), _plain(said.outputs))
-            if name in found:
-                raise UsageError(f"two methods are called {name!r}")
-            found[name or "main"] = signature
-    finally:
-        if board is not None:
-            board.close()
+    for number, model in enumerate(models):
+        program = artifact if number == 0 else replace(artifact, function=model.function)
+        program = replace(program, inputs=model.inputs, outputs=model.outputs)
+        name, signature = program.function, _read(program, shop)
+        if signature is None:
+            session = connect()
+            session.board.push(artifact)
+            said = session.load(program, timeout=DEFAULT_TIMEOUT_S)[0].loaded
+            session.after_run(program, broken=False)
+            name = said.function
+            signature = Signature(_plain(said.inputs), _plain(said.outputs))
+        if name in found:
+            raise UsageError(f"two methods are called {name!r}")
+        found[name or "main"] = signature
     return found
 
 
@@ -166,7 +163,7 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
     return TensorSpec(spec.name, dtype_name(arrays[0].dtype), shape)
 
 
-def no_board() -> AnyBoard:
+def no_board() -> BoardSession:
     """In place of a board, where there is none to ask.
 
     Raises:

@@ -34,12 +34,13 @@ class ProgramCase:
     given: BundledCase
     artifact: Artifact
 
-    def begin(self, options: Options, folder: Path) -> Case:
+    def begin(self, options: Options, folder: Path, name: str = "") -> Case:
         """The case as the pipeline takes it, before anything was pushed.
 
         Args:
             options: how to run it; tolerances go before the case's own.
-            folder: the case's.
+            folder: the case's own.
+            name: the case's; "" is the method's and the bundled case's.
         """
         given, method, signature = self.given, self.method, self.method.signature
         options = replace(
@@ -49,14 +50,19 @@ class ProgramCase:
             rtol=given.rtol if options.rtol is None else options.rtol,
             atol=given.atol if options.atol is None else options.atol,
         )
-        case = Case(f"{method.name}-{given.name}", self.path, options, folder)
         files = {self.path.name: self.path}
         takes, gives = signature.inputs, signature.outputs
-        case.model = Model(self.path.stem, "hilb", self.path, files, self.digest, method.name, takes, gives)
-        case.artifact = replace(self.artifact, function=method.name, inputs=takes, outputs=gives)
-        case.inputs = dict(given.inputs)
-        case.references = [RunResult(given.source or "expected", given.expected_outputs, noise=given.noise)]
-        return case
+        return Case(
+            name or f"{method.name}-{given.name}",
+            self.path,
+            options,
+            folder,
+            model=Model(self.path.stem, "hilb", self.path, files, self.digest, method.name, takes, gives),
+            artifact=replace(self.artifact, function=method.name, inputs=takes, outputs=gives),
+            signature=signature,
+            inputs=given.inputs,
+            references=(RunResult(given.source or "expected", given.expected_outputs, noise=given.noise),),
+        )
 
 
 def stored_program(bundle: Bundle, cache: Cache) -> Artifact:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hil.bundles.seal import sealed
 from hil.bundles.verdicts import untested
-from hil.controller.devices.board_factory import AnyBoard, open_board
-from hil.controller.devices.board_resolver import BoardChoice, choose, pinned
+from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.job import Job, Progress
 from hil.controller.pipeline.recorder import Recorder
-from hil.controller.pipeline.stages import check_options
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
-from hil.controller.storage.runs import Run, RunStore, safe_name
+from hil.controller.storage.runs import RunStore, safe_name
 from hil.controller.workloads.bundles.opening import open_bundle
 from hil.controller.workloads.bundles.program_case import ProgramCase
-from hil.controller.workloads.bundles.session import STAGES, Session, Todo
-from hil.core.artifacts import Artifact
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
 from hil.core.text import jsonable
@@ -65,53 +65,52 @@ def run_bundle(
         place = Path(folder)
         (place / "program").mkdir()
         artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
-        todo = [
-            Todo(method, ProgramCase(path, bundle.digest, method, given, artifact).begin(job.options(), Path()))
+        cases = [
+            ProgramCase(path, bundle.digest, method, given, artifact).begin(job.options(), Path())
             for method in chosen
             for given in method.cases
         ]
-        return _run(job, choice, path.stem, _named(todo), artifact, Workshop(Cache(), workers), screen)
+        return _run(job, choice, path.stem, _named(cases), Workshop(Cache(), workers), screen)
 
 
-def _named(todo: list[Todo]) -> list[Todo]:
-    """Names that can be folders, each one once."""
+def _named(cases: Sequence[Case]) -> list[Case]:
+    """The cases with names that can be folders, each one once."""
     used: set[str] = set()
-    for one in todo:
-        name = stem = safe_name(one.case.name)
+    named = []
+    for case in cases:
+        name = stem = safe_name(case.name)
         number = 1
         while name.casefold() in used:
             number += 1
             name = f"{stem}-{number}"
         used.add(name.casefold())
-        one.case.name = name
-    return todo
+        named.append(replace(case, name=name))
+    return named
 
 
 def _run(
-    job: Job,
-    choice: BoardChoice,
-    title: str,
-    todo: list[Todo],
-    artifact: Artifact,
-    shop: Workshop,
-    screen: Progress,
+    job: Job, choice: BoardChoice, title: str, cases: Sequence[Case], shop: Workshop, screen: Progress
 ) -> dict[str, Any]:
     stored = RunStore(job.out).create(title, jsonable(asdict(job)))
-    cases = [one.case for one in todo]
-    for case in cases:
-        case.folder = stored.case_folder(case.name)
+    cases = [replace(case, folder=stored.case_folder(case.name)) for case in cases]
     recorder = Recorder(stored, [case.name for case in cases], cases)
 
     def watch(case: Case, stage: Stage, note: str) -> None:
         screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
 
-    session = Session(artifact, _connector(job, choice, stored, screen), replace(shop, watch=watch, keep=recorder.keep))
+    def opened(board: AnyBoard) -> None:
+        stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
+
+    runner = Runner(replace(shop, watch=watch, keep=recorder.keep, ended=recorder.write))
+    # All cases of a method run in the worker that has it.
+    pool = BoardPool(f"hil bundle run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=1)
     try:
-        for one in todo:
-            screen.begin(one.case.name, len(STAGES))
-            session.run(one)
-            screen.end(one.case.name)
-            recorder.end(one.case)
+        with pool:
+            for case in cases:
+                screen.begin(case.name, len(STAGES))
+            for case in runner.run(cases, pool, choice, runtime=job.runtime, faults=job.faults):
+                screen.end(case.name)
+                recorder.end(case)
     except StorageError:
         raise
     except UsageError:
@@ -123,28 +122,8 @@ def _run(
         recorder.interrupt()
         screen.note(f"interrupted; what had ended is in {stored.folder}")
         raise
-    finally:
-        session.close()
     if not cases:
         stored.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
         stored.save()
         return {**stored.record, "folder": str(stored.folder)}
     return recorder.finish()
-
-
-def _connector(job: Job, choice: BoardChoice, stored: Run, screen: Progress) -> Callable[[], AnyBoard]:
-    def connect() -> AnyBoard:
-        nonlocal choice
-        board = open_board(
-            choice,
-            runtime=job.runtime,
-            purpose=f"hil bundle run {stored.id}",
-            faults=job.faults,
-            wait_s=job.wait_s,
-            say=screen.note,
-        )
-        choice = pinned(choice, board.name)
-        stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
-        return board
-
-    return connect

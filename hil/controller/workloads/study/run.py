@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
-from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board_factory import AnyProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.loaded_program import LoadedProgram
+from hil.controller.models.conversions import needed_version
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.job import Progress
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -90,16 +92,12 @@ class _Study:
         with contextlib.suppress(_Stopped):
             try:
                 # IREE's runtime has to be put on a board; XLA's comes with each program.
-                with open_board(
-                    self.choice,
-                    runtime="iree" if "iree" in runtimes else runtimes[0],
-                    purpose="hil study",
-                    wait_s=wait_s,
-                    say=self.screen.note,
-                ) as board:
+                runtime = "iree" if "iree" in runtimes else runtimes[0]
+                with BoardPool("hil study", wait_s=wait_s, say=self.screen.note) as pool:
+                    session = pool.session(self.choice, runtimes=(runtime,))
                     self.info = self._board()
                     for experiment in self.asked.experiments:
-                        self._experiment(experiment, board)
+                        self._experiment(experiment, session)
                 finished = True
             except (BoardRefused, BoardUnreachable):
                 if self._made_folder and not (self.asked.out / DOCUMENT).exists():
@@ -142,7 +140,7 @@ class _Study:
     def _board(self) -> dict[str, Any]:
         return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
 
-    def _experiment(self, experiment: Experiment, board: AnyBoard) -> None:
+    def _experiment(self, experiment: Experiment, session: BoardSession) -> None:
         mine = [row for row in self.rows if row.experiment == experiment and row.outcome is None]
         if not mine:
             return
@@ -160,7 +158,7 @@ class _Study:
             for row in mine:
                 if row.outcome is None:
                     with self._stages(row) as stage:
-                        self._row(row, trained, board, stage)
+                        self._row(row, trained, session, stage)
                 self._save(finished=False)
         finally:
             self.screen.end(experiment.name)
@@ -173,11 +171,13 @@ class _Study:
         except (CompileFailed, CompileCrashed) as error:
             raise ReferenceFailed(error.message, hint=error.hint, detail=error.detail) from error
 
-    def _row(self, row: Row, trained: Path, board: AnyBoard, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
+    def _row(
+        self, row: Row, trained: Path, session: BoardSession, stage: Callable[[str, Callable[[], Any]], Any]
+    ) -> None:
         folder = (self.asked.out / row.experiment.name / row.way).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         saved = trained.absolute() / SAVED / "saved_model.pb"
-        machine = board.info["machine"]
+        board, machine = session.board, session.board.info["machine"]
         making = Making(saved, board.config, machine, folder, self.cache, self.isolated, stage)
         row.compiler = WAYS[row.way].compiler()
         program = WAYS[row.way].make(making)
@@ -185,10 +185,14 @@ class _Study:
 
         def load() -> Any:
             board.push(program.artifact)
-            return board.load(program.artifact, timeout=self.asked.timeout, no_fallback=self.asked.no_fallback)
+            loaded, _ = session.load(program.artifact, timeout=self.asked.timeout, no_fallback=self.asked.no_fallback)
+            return loaded
 
-        with stage(LOAD, load) as loaded:
+        loaded = stage(LOAD, load)
+        try:
             results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained))
+        finally:
+            session.after_run(program.artifact, broken=False)
         asked = self.asked
         stage(
             MATCH,
@@ -202,7 +206,7 @@ class _Study:
             ),
         )
 
-    def _run_steps(self, row: Row, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
+    def _run_steps(self, row: Row, loaded: AnyProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
         """Every step's outputs; each starts from the variables as the program itself left them."""
         state, results = dict(program.values), []
         for step in range(self.asked.steps):

@@ -1,22 +1,18 @@
-"""A suite's case on its way through the pipeline: what the engine and the pytest plugin share."""
+"""A suite's case as the pipeline takes it: what the engine and the pytest plugin share."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.models.flows import Flow, quantum_atol
-from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop, end_case
-from hil.controller.pipeline.case_runner import refer_and_conclude, refer_early
-from hil.controller.pipeline.stages import begin, execute, prepare
+from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop
+from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
-from hil.core.boards import BoardConfig
 from hil.core.results import Stage
 from hil.errors import (
     CompileFailed,
@@ -59,101 +55,59 @@ class Settings:
     no_fallback: bool = False
 
 
-def begin_case(spec: CaseSpec, flow: Flow, shop: Workshop, folder: Path, settings: Settings) -> Case:
+# What bad usage that a stage finds is in a suite.
+_KINDS: Mapping[Stage, type[HilError]] = {
+    Stage.IMPORT: ImportFailed,
+    Stage.COMPILE: CompileFailed,
+    Stage.REFER: ReferenceFailed,
+    Stage.COMPARE: ReferenceFailed,
+}
+
+
+def suite_runner(shop: Workshop) -> Runner:
+    """The runner of a suite's cases: what a user of `hil run` typed wrongly, a suite found in a model or a flow."""
+    return Runner(shop, of_usage=_outcome)
+
+
+def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, settings: Settings, name: str = "") -> Case:
     """Make a case's data and import its model. Whatever fails is the outcome of the case.
 
     Args:
         spec: the case.
         flow: how it is compiled and judged.
-        shop: what cases share.
+        runner: imports the model.
         folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
         settings: how it is run.
+        name: the case's; "" is its id.
     """
     with storing(folder):
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True, exist_ok=True)
+    name = name or spec.id
     try:
-        data = spec.make(shop, folder)
+        data = spec.make(runner.shop, folder)
         if data.program is not None:
-            return replace(data.program.begin(options_for(data, flow, settings, spec.id), folder), name=spec.id)
-        quantum = quantum_atol(flow, data.path, shop, folder / "logs" / "import.log")
+            return data.program.begin(options_for(data, flow, settings, spec.id), folder, name)
+        quantum = quantum_atol(flow, data.path, runner.shop, folder / "logs" / "import.log")
         if quantum is not None:
             data = replace(data, atol=max(quantum, data.atol or 0.0))
-        return replace(begin(data.path, options_for(data, flow, settings, spec.id), folder, shop), name=spec.id)
+        return runner.begin(data.path, options_for(data, flow, settings, spec.id), folder, name=name)
     except StorageError:
         raise
     except HilError as error:
-        case = Case(spec.id, folder / "unread", Options(runtime=flow.runtime), folder)
-        end_case(case, _outcome(error, ImportFailed), Stage.IMPORT)
-        return case
+        case = Case(name, folder / "unread", Options(runtime=flow.runtime), folder)
+        told = _outcome(error, Stage.IMPORT) if isinstance(error, UsageError) else error
+        return case.ended(told, Stage.IMPORT)
 
 
-def prepare_case(case: Case, config: BoardConfig, shop: Workshop) -> Case:
-    """Compile a case for a board, on the host."""
-    with _told(case, Stage.COMPILE, CompileFailed):
-        prepare(case, config, shop)
-    return case
-
-
-def refer_ahead(case: Case, shop: Workshop) -> Case | None:
-    """Ask the references while the case waits for its board.
-
-    Returns:
-        A copy of the case, for :func:`conclude_case`; None where it has its outcome, its inputs are not known yet, or
-        it came with what is expected.
-    """
-    if case.outcome or case.inputs is None or case.references:
-        return None
-    copy = replace(case)
-    with _told(copy, Stage.REFER, ReferenceFailed):
-        copy = refer_early(case, shop)
-    return copy
-
-
-def execute_case(case: Case, board: AnyBoard, shop: Workshop) -> Case:
-    """Push, load and run on the board."""
-    with _told(case, Stage.RUN, RunFailed):
-        execute(case, board, shop)
-    return case
-
-
-def conclude_case(case: Case, early: Case | None, shop: Workshop, settings: Settings) -> Case:
-    """Compare what the board gave with the references: those the case has, those asked early, or asked now.
-
-    A flow, or a case itself, has one tolerance for many outputs. Where that cannot judge them, hil's default does, and
-    the reason says so. A tolerance that the user typed is never replaced: there the case is BLIND.
-    """
-    with _told(case, Stage.COMPARE, ReferenceFailed):
-        try:
-            refer_and_conclude(case, early, shop)
-        except VacuousTolerance as error:
-            if settings.rtol is not None or settings.atol is not None:
-                raise
-            case.options = replace(case.options, rtol=None, atol=None)
-            refer_and_conclude(case, early, shop)
-            note = f"judged within hil's default tolerances: {error.message}"
-            case.reason = "; ".join(filter(None, (case.reason, note)))
-    return case
-
-
-@contextmanager
-def _told(case: Case, stage: Stage, kind: type[HilError]) -> Iterator[None]:
-    try:
-        yield
-    except StorageError:
-        raise
-    except UsageError as error:
-        end_case(case, _outcome(error, kind), stage)
-
-
-def _outcome(error: HilError, kind: type[HilError]) -> HilError:
-    """What a user of `hil run` typed wrongly, a suite found in a model or a flow: an outcome of its case.
+def _outcome(error: UsageError, stage: Stage) -> HilError:
+    """The error that ends a case in place of bad usage.
 
     A tolerance that cannot judge one case may suit all the others: that is an outcome as well.
     """
-    if not isinstance(error, UsageError) or isinstance(error, VacuousTolerance):
+    if isinstance(error, VacuousTolerance):
         return error
-    return kind(error.message, hint=error.hint, detail=error.detail)
+    return _KINDS.get(stage, RunFailed)(error.message, hint=error.hint, detail=error.detail)
 
 
 def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
@@ -184,5 +138,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) ->
         debug_ir=settings.debug_ir / case_id if settings.debug_ir else None,
         profile=settings.profile,
         no_fallback=settings.no_fallback,
+        # A flow, or a case, has one tolerance for many outputs; what the user typed is never replaced.
+        replace_blind_tolerance=settings.rtol is None and settings.atol is None,
         **chosen,
     )

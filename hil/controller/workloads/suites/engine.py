@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hil.controller.devices.board_factory import AnyBoard, open_board, regain
+from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.flows import Flow
-from hil.controller.pipeline.case import Workshop, end_case
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.case import Workshop
 from hil.controller.storage import prompts
 from hil.controller.workloads.suites.board_slots import Going, Loss, Seat, seats_of
-from hil.controller.workloads.suites.case_stages import Settings, conclude_case, execute_case
+from hil.controller.workloads.suites.case_stages import Settings, suite_runner
 from hil.controller.workloads.suites.preparing import prepared, unread
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
@@ -82,8 +83,9 @@ class Engine:
         self._agreed = Agreement(plan.flow.compiler or plan.flow.runtime)
         self._lost: BoardError | None = None
         self._got_in = False
-        self._open: dict[str, AnyBoard] = {}
-        self._going = Going(self._over.is_set, lambda: bool(self._open), plan.say)
+        self._pool = BoardPool(plan.purpose, wait_s=plan.wait_s, say=plan.say, opened=self._opened)
+        self._runner = suite_runner(shop)
+        self._going = Going(self._over.is_set, lambda: self._pool.any_open, plan.say)
         self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, object]] = {}
         if all(knows_target(choice.config, plan.flow.runtime) for choice in choices):
@@ -108,9 +110,8 @@ class Engine:
             self._over.set()
             prompts.interrupt()
             self._shop.isolated.close()
-            for board in list(self._open.values()):
-                with contextlib.suppress(BoardError):
-                    board.close()
+            with contextlib.suppress(BoardError):
+                self._pool.close()
             raise
         finally:
             self._over.set()
@@ -150,7 +151,7 @@ class Engine:
                 self._end_lost(Task(case))
             return
         plan = self._plan
-        for task in prepared(specs, plan.flow, plan.settings, self._shop, self._agreed.config, self._run, self._over):
+        for task in prepared(specs, plan.flow, plan.settings, self._runner, self._agreed.config, self._run, self._over):
             if task.case.outcome:
                 self._end(task)
             elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
@@ -194,56 +195,43 @@ class Engine:
 
     def _use(self, seat: Seat, choice: BoardChoice) -> Loss | None:
         """Run what there is to run on one board; how it was lost, None where it was not."""
+        runtimes = (self._plan.flow.runtime,)
         try:
             try:
-                board = self._opened(choice)
+                session = self._pool.session(choice, runtimes=runtimes, faults=self._plan.faults)
             except BoardError as refused:
-                return Loss(refused)
+                return None if self._over.is_set() else Loss(refused)
             while (task := self._queue.take(choice.name)) is not None:
                 task.board = choice.name
                 if task.wrong is None:
                     task.hw_type = choice.config.hw_type
-                execute_case(task.case, board, self._shop)
+                task.case = self._runner.execute(task.case, session)
                 if self._over.is_set():
                     return None
                 error = task.case.error
                 if not isinstance(error, BoardError):
                     if not task.case.outcome:
-                        conclude_case(task.case, task.early, self._shop, self._plan.settings)
+                        task.case = self._runner.judge(task.case, task.early)
                     self._concluded(task)
                     continue
                 try:
                     if why := seat.over():
                         raise SessionEnded(f"the lease ended: {why}")
                     self._plan.say(f"{choice.name}: {error.message}; looking for it again")
-                    board = regain(board, error, lambda: self._opened(choice)) or self._opened(choice)
+                    self._pool.reconnect(choice, error, faults=self._plan.faults)
+                    session = self._pool.session(choice, runtimes=runtimes, faults=self._plan.faults)
                 except BoardError as gone:
                     return Loss(gone, task, error)
                 self._run_again(task, error)
             return None
         finally:
-            if found := self._open.pop(choice.name, None):
-                found.close()
+            self._pool.give_back(choice, faults=self._plan.faults)
 
-    def _opened(self, choice: BoardChoice) -> AnyBoard:
-        plan = self._plan
-        board = open_board(
-            choice,
-            runtime=plan.flow.runtime,
-            purpose=plan.purpose,
-            faults=plan.faults,
-            wait_s=plan.wait_s,
-            say=plan.say,
-        )
-        try:
-            self._agreed.join(board.config)
-        except BaseException:
-            board.close()
-            raise
-        self._open[choice.name] = board
+    def _opened(self, board: AnyBoard) -> None:
+        """A board is there; it must take the programs that the others take."""
+        self._agreed.join(board.config)
         self._got_in = True
-        self.boards[choice.name] = dict(board.info)
-        return board
+        self.boards[board.name] = dict(board.info)
 
     def _leave(self, board: str, error: BoardError) -> None:
         """A board is gone for good; what only it could have run ends with that.
@@ -279,8 +267,7 @@ class Engine:
             task.case, task.boards = fresh(case), others
             if self._put(task):
                 return
-            task.case = case
-            end_case(case, error, Stage.RUN)
+            task.case = case.ended(error, Stage.RUN)
         self._end(task)
 
     def _concluded(self, task: Task) -> None:
@@ -300,7 +287,7 @@ class Engine:
 
     def _end_lost(self, task: Task) -> None:
         if task.wrong is None:
-            end_case(task.case, self._lost or BoardLost("no board is left"), Stage.PUSH)
+            task.case = task.case.ended(self._lost or BoardLost("no board is left"), Stage.PUSH)
         self._end(task)
 
     def _end(self, task: Task) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Case, Options, Workshop
-from hil.controller.workloads.suites.case_stages import Settings, begin_case, prepare_case, refer_ahead
+from hil.controller.pipeline.runner import Runner
+from hil.controller.workloads.suites.case_stages import Settings, begin_case
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
@@ -28,7 +29,7 @@ def prepared(
     specs: Sequence[CaseSpec],
     flow: Flow,
     settings: Settings,
-    shop: Workshop,
+    runner: Runner,
     config: BoardConfig,
     run: SuiteRun,
     over: threading.Event,
@@ -38,16 +39,17 @@ def prepared(
     Args:
         specs: the cases.
         flow, settings: how they are made.
-        shop: the cache and the processes that do the work.
+        runner: takes them through the host's stages.
         config: of the board that they are compiled for.
         run: whose folder takes the cases' files.
         over: set when nobody wants more.
     """
+    shop = runner.shop
     batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
     with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
 
         def begin_one(spec: CaseSpec) -> Case | Task:
-            case = begin_case(spec, flow, shop, run.case_folder(spec.id), settings)
+            case = begin_case(spec, flow, runner, run.case_folder(spec.id), settings)
             # A board need not wait for those that are still to be compiled.
             return case if _needs_compiler(case, flow, settings, config, shop) else finish(case, None)
 
@@ -57,9 +59,9 @@ def prepared(
         def finish(case: Case, seconds: float | None) -> Task:
             if over.is_set():
                 return Task(case)
-            _prepare(case, config, shop, seconds)
+            case = _compile(case, config, runner, seconds)
             # A reference depends on model and inputs alone, so it is computed while boards run.
-            return Task(case, refer_ahead(case, shop))
+            return Task(case, runner.refer_early(case))
 
         begun = begin(batches[0]) if batches else []
         try:
@@ -127,14 +129,13 @@ def unread(spec: CaseSpec, flow: Flow, folder: Path) -> Case:
     return Case(spec.id, folder / "unread", Options(runtime=flow.runtime), folder)
 
 
-def _prepare(case: Case, config: BoardConfig, shop: Workshop, seconds: float | None) -> None:
+def _compile(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:
     """Compile a case; ``seconds`` is what it took where it was compiled together with others just now."""
-    options = case.options
-    if seconds is not None:
-        # It was made anew together with the others; once is enough.
-        case.options = replace(options, recompute=False)
-    prepare_case(case, config, shop)
-    case.options = options
-    if seconds is not None and case.artifact is not None and case.artifact.cached:
-        case.artifact = replace(case.artifact, cached=False, seconds=seconds)
-        case.timings = replace(case.timings, compile_s=seconds)
+    if seconds is None:
+        return runner.compile(case, config)
+    # It was made anew together with the others; once is enough.
+    made = runner.compile(replace(case, options=replace(case.options, recompute=False)), config)
+    made = replace(made, options=case.options)
+    if made.artifact is None or not made.artifact.cached:
+        return made
+    return replace(made, artifact=replace(made.artifact, cached=False, seconds=seconds)).timed(compile_s=seconds)

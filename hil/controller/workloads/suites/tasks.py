@@ -131,14 +131,14 @@ def fresh(case: Case) -> Case:
     return replace(
         case,
         result=None,
-        verdicts=[],
+        verdicts=(),
         plain_verdict=None,
         outcome=None,
         stage="",
         reason="",
         error=None,
         timings=Timings(import_s=case.timings.import_s, compile_s=case.timings.compile_s),
-        worker_log=[],
+        worker_log=(),
         pushed_bytes=0,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +34,15 @@ def written(run: Run) -> dict:
     return json.loads((run.folder / "run.json").read_text())
 
 
-def ran(case: Case) -> None:
-    case.result, case.references = RunResult("board", NAN), [RunResult("oracle", NAN)]
-    case.verdicts = [compare(case.result, case.references[0])]
-    case.outcome = Outcome.PASS
+def ran(case: Case) -> Case:
+    result, reference = RunResult("board", NAN), RunResult("oracle", NAN)
+    verdicts = (compare(result, reference),)
+    return replace(case, result=result, references=(reference,), verdicts=verdicts, outcome=Outcome.PASS)
 
 
 def test_one_case_that_has_news_is_written_beside_all_others(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
-    cases[1].inputs = {"x": np.zeros(2, np.float32)}
-    recorder.keep(cases[1], "inputs")
+    recorder.keep(replace(cases[1], inputs={"x": np.zeros(2, np.float32)}), "inputs")
     assert [case["name"] for case in written(run)["cases"]] == ["a", "b", "c"]
     assert [len(case["inputs"]) for case in written(run)["cases"]] == [0, 1, 0]
     assert not written(run)["finished"]
@@ -52,15 +52,14 @@ def test_one_case_that_has_news_is_written_beside_all_others(run, cases):
 def test_a_case_that_was_refused_while_another_ran_is_written_with_it(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     recorder.write()
-    cases[2].outcome, cases[2].stage = Outcome.COMPILE_ERROR, "compile"
+    recorder.write(replace(cases[2], outcome=Outcome.COMPILE_ERROR, stage="compile"))
     recorder.end(cases[0])
     assert [case["outcome"] for case in written(run)["cases"]] == [None, None, "COMPILE_ERROR"]
 
 
 def test_what_was_written_of_each_case_at_last_is_the_whole_record(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
-    for case in reversed(cases):
-        ran(case)
+    for case in map(ran, reversed(cases)):
         for what in ("outputs", "references"):
             recorder.keep(case, what)
         recorder.end(case)
@@ -72,8 +71,7 @@ def test_what_was_written_of_each_case_at_last_is_the_whole_record(run, cases):
 
 
 def test_cases_that_an_earlier_try_ended_stay_in_their_places(run, cases):
-    for case in cases:
-        ran(case)
+    cases = list(map(ran, cases))
     first = Recorder(run, ["a", "b", "c"], cases)
     first.end(cases[1])
     again = RunStore(run.folder.parent).open(run.id)
@@ -90,9 +88,8 @@ def test_cases_that_an_earlier_try_ended_stay_in_their_places(run, cases):
 
 def test_interrupted_cases_have_no_outcome_and_those_that_ended_keep_theirs(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
-    ran(cases[0])
-    recorder.end(cases[0])
-    ran(cases[1])
+    recorder.end(ran(cases[0]))
+    recorder.write(ran(cases[1]))
     recorder.interrupt()
     assert [case["outcome"] for case in written(run)["cases"]] == ["PASS", None, None]
     assert written(run)["exit_code"] == EXIT_INTERRUPTED

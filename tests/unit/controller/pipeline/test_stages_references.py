@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper
 
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case, Options, Workshop
-from hil.controller.pipeline.stages import conclude, refer_case
+from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.results import Outcome, RunResult
@@ -31,11 +32,15 @@ def ended(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_
     def call(y: list[float], **options: Any) -> Case:
         (tmp_path / "logs").mkdir(exist_ok=True)
         case = Case(
-            "net", model, Options(plain_model=plain, **options), tmp_path, import_model(model, isolated=isolated)
+            "net",
+            model,
+            Options(plain_model=plain, **options),
+            tmp_path,
+            import_model(model, isolated=isolated),
+            inputs={"x": np.array([1, 2], np.float32)},
+            result=RunResult("board", {"y": np.array(y, np.float32)}),
         )
-        case.inputs = {"x": np.array([1, 2], np.float32)}
-        case.result = RunResult("board", {"y": np.array(y, np.float32)})
-        return conclude(refer_case(case, shop), shop)
+        return Runner(shop).judge(case)
 
     return call
 
@@ -68,14 +73,12 @@ def test_a_wrong_output_hides_no_noise_of_another(
     outputs = [("zero", TensorProto.FLOAT, ()), ("y", TensorProto.FLOAT, (4, 1000))]
     path = save_onnx(nodes, [("x", TensorProto.FLOAT, (4, 1000))], outputs, opset=13)
     (tmp_path / "logs").mkdir()
-    case = Case("net", path, Options(), tmp_path, import_model(path, isolated=isolated))
     x = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
-    case.inputs = {"x": x}
-    shop = Workshop(cache, isolated)
-    refer_case(case, shop)
+    case = Case("net", path, Options(), tmp_path, import_model(path, isolated=isolated), inputs={"x": x})
+    runner = Runner(Workshop(cache, isolated))
+    case = runner.refer(case)
     near = case.references[0].outputs["zero"] + np.float32(1e-5)
-    case.result = RunResult("board", {"zero": near, "y": x})
-    conclude(case, shop)
+    case = runner.judge(replace(case, result=RunResult("board", {"zero": near, "y": x})))
     assert case.outcome is Outcome.FAIL and case.reason.startswith("output y: ") and "more output" not in case.reason
     assert [(one.passed, one.blind) for one in case.verdicts[0].outputs] == [(False, True), (False, False)]
     assert set(case.references[0].noise) == {"zero", "y"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.pipeline import board_pool
 from hil.core.artifacts import Artifact
 from hil.core.results import RunResult
 from hil.core.tensors import TensorSpec
-from hil.testing.traces import target as target_module
 from hil.testing.traces.backends import parse_backend
 from hil.testing.traces.target import Target
 
@@ -44,7 +44,7 @@ class Board:
     def push(self, artifact: Artifact) -> None:
         """All files are there."""
 
-    def load(self, artifact: Artifact, timeout: float) -> Program:
+    def load(self, artifact: Artifact, timeout: float, no_fallback: bool) -> Program:
         return Program(artifact.files["params.irpa"])
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ def program(folder: Path, weight: float) -> Artifact:
 
 
 def test_programs_that_differ_in_the_weights_beside_them_alone_are_not_taken_for_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(target_module, "open_board", lambda *_, **__: Board())
+    monkeypatch.setattr(board_pool, "open_board", lambda *_, **__: Board())
     board = Target(parse_backend("iree_llvmcpu"), None, tmp_path)  # type: ignore[arg-type]
     x = np.ones(1, np.float32)
     answers = [board.run(program(tmp_path, weight), "main", [x], ()).returned for weight in (2.0, 3.0, 2.0)]

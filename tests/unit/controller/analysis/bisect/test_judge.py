@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hil.controller.analysis.bisect.judge import Atol, finding_of, within, witho
 from hil.controller.analysis.bisect.result import Finding
 from hil.controller.analysis.layers import Layer
 from hil.controller.pipeline.case import Case, Options
-from hil.core.results import Outcome, RunResult
+from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import CompileFailed
 
 PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
@@ -23,10 +24,10 @@ WANTED = {"a": np.array([1.0, 2.0]), "b": np.array([100.0, 200.0])}
 def judged(
     given: Mapping[str, np.ndarray], rtol: float | None = None, atol: Atol = None, by_chance: tuple[str, ...] = ()
 ) -> Finding:
-    case = Case("net", Path("net.onnx"), Options(), Path(), result=RunResult("board", given))
-    case.references = [RunResult("reference", WANTED)]
-    case.verdicts = [compare(case.result, case.references[0])]
-    case.outcome, case.reason = case.verdicts[0].outcome, case.verdicts[0].reason
+    result, reference = RunResult("board", given), RunResult("reference", WANTED)
+    verdict = compare(result, reference)
+    made: dict[str, Any] = {"result": result, "references": (reference,), "verdicts": (verdict,)}
+    case = Case("net", Path("net.onnx"), Options(), Path(), **made, outcome=verdict.outcome, reason=verdict.reason)
     return finding_of(case, rtol, atol, by_chance)
 
 
@@ -64,8 +65,8 @@ def test_what_random_numbers_go_into_is_left_out():
 
 
 def test_an_error_is_told_with_its_stage_and_hint():
-    case = Case("net", Path("net.onnx"), Options(), Path(), outcome=Outcome.COMPILE_ERROR, stage="compile")
-    case.reason, case.error = "no such operator", CompileFailed("no such operator", hint="leave it out")
+    case = Case("net", Path("net.onnx"), Options(), Path())
+    case = case.ended(CompileFailed("no such operator", hint="leave it out"), Stage.COMPILE)
     assert finding_of(case, None, None) == Finding(Outcome.COMPILE_ERROR, "no such operator", "compile", "leave it out")
 
 

@@ -1,0 +1,254 @@
+"""Takes cases through the pipeline: what every workload does with a board.
+
+The host's part of the work (import, compile, refer) goes on in threads while the board, which runs one program at a
+time, does its part in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from hil import errors
+from hil.controller.backends.references import default_references
+from hil.controller.backends.targets import described, likely_cause
+from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
+from hil.core import clock
+from hil.core.boards import BoardConfig
+from hil.core.results import Stage
+from hil.core.timeline import Span
+
+T = TypeVar("T")
+
+_STEPS = {step.stage: step for step in PIPELINE}
+_ON_BOARD = (Stage.PUSH, Stage.LOAD, Stage.RUN)
+
+
+def bad_usage_is_raised(error: errors.UsageError, stage: Stage) -> errors.HilError:
+    """What was typed wrongly is the user's to mend: no case ends by it.
+
+    Raises:
+        UsageError: always.
+    """
+    raise error
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Takes cases through the stages.
+
+    Attributes:
+        shop: what all cases share.
+        of_usage: what becomes of bad usage that a stage finds: raises it, or returns the error that ends the case.
+    """
+
+    shop: Workshop
+    of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = bad_usage_is_raised
+
+    def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
+        """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
+
+        A model that cannot be read is an outcome of its case; bad usage is raised.
+
+        Args:
+            path: the model's file.
+            options: how it is to be run.
+            folder: the case's own.
+            name: the case's; "" is the file's.
+            want_inputs: whether the case is to run and be compared, so that it needs inputs and a reference.
+
+        Raises:
+            UsageError: missing file, unknown function, inputs that the model does not take.
+        """
+        case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT], Tools(self.shop))
+        if not want_inputs or case.model is None:
+            return case
+        if not (options.expected or options.references or default_references(case.model)):
+            raise errors.UsageError(
+                f"a {case.model.format} model has no reference to be compared with",
+                hint="it has its own cases: hil bundle import FILE --from bpte, then hil bundle run"
+                if path.suffix == ".bpte"
+                else "give what you expect: --expected out.npy",
+            )
+        if case.model.inputs is not None:
+            case = replace(case, inputs=make_case_inputs(case, case.model.inputs))
+        return case
+
+    def compile(self, case: Case, config: BoardConfig) -> Case:
+        """Compile for a board, on the host, unless the case came with its program."""
+        return self._advance(case, (Stage.COMPILE,), Tools(self.shop, config))
+
+    def refer_early(self, case: Case) -> Case | None:
+        """Ask the references while the case waits for its board.
+
+        Returns:
+            Another state of the case, for :meth:`judge`; None where it has its outcome or its references already, or
+            its inputs are not known yet.
+        """
+        if case.outcome or case.inputs is None or case.references:
+            return None
+        quiet = Workshop(self.shop.cache, self.shop.isolated)
+        return replace(self, shop=quiet).refer(case)
+
+    def refer(self, case: Case) -> Case:
+        """Ask the references, unless the case has them."""
+        return self._advance(case, (Stage.REFER,), Tools(self.shop))
+
+    def execute(self, case: Case, session: BoardSession) -> Case:
+        """Push, load and run on a board."""
+        if case.artifact is None or case.outcome:
+            return case
+        case = self._advance(case, _ON_BOARD, Tools(self.shop, session.board.config, session))
+        if case.error is not None and case.artifact is not None and case.artifact.runtime == "iree":
+            target, info = described(case.artifact.flags), session.board.info
+            # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
+            if not (info.get("simulated") and target.cpu == "host"):
+                case.error.hint = likely_cause(case.error, target, info["machine"]) or case.error.hint
+        return case
+
+    def judge(self, case: Case, early: Case | None = None) -> Case:
+        """Compare what the board gave with the references: those the case has, those asked early, or asked now.
+
+        Args:
+            case: has run.
+            early: from :meth:`refer_early`.
+        """
+        if early is not None:
+            case = self.with_references(case, early)
+        return self._advance(case, (Stage.REFER, Stage.COMPARE), Tools(self.shop))
+
+    def with_references(self, case: Case, early: Case) -> Case:
+        """A case with what :meth:`refer_early` got for it: references, or the error that took their place."""
+        if case.outcome:
+            return case
+        if early.outcome:
+            return replace(case, outcome=early.outcome, error=early.error, stage=early.stage, reason=early.reason)
+        case = replace(
+            case,
+            references=early.references,
+            plain_reference=early.plain_reference,
+            unanswered=early.unanswered,
+            spans=(*case.spans, *(span for span in early.spans if span not in case.spans)),
+        ).timed(refer_s=early.timings.refer_s)
+        self.shop.keep(case, "references")
+        return case
+
+    def whole(self, case: Case, session: BoardSession) -> Case:
+        """Take a begun case to its end on a board, a stage after the other."""
+        return self.judge(self.execute(self.compile(case, session.board.config), session))
+
+    def run(
+        self,
+        cases: Sequence[Case],
+        pool: BoardPool,
+        choice: BoardChoice,
+        *,
+        runtime: str = "",
+        faults: Sequence[str] = (),
+    ) -> Iterator[Case]:
+        """Take begun cases to their ends; yields each as it ends, in order.
+
+        Compiling and referring go on in threads; the board is opened when the first program is there, or before that
+        when only the board can tell what to compile for. A board that is lost ends its case, and is looked for again
+        for the next one; one that cannot be had ends all that are left.
+
+        Args:
+            cases: from :meth:`begin`; those that have an outcome already pass through.
+            pool: opens the board and, at its own end, gives it back.
+            choice: the board.
+            runtime: what is going to be used on it; "" is its config's own.
+            faults: for a simulator: faults to switch on.
+        """
+        lost: errors.BoardError | None = None
+        config = choice.config
+
+        def session() -> BoardSession:
+            return pool.session(choice, runtimes=(runtime,), faults=faults)
+
+        with concurrent.futures.ThreadPoolExecutor(self.shop.isolated.workers, thread_name_prefix="prepare") as threads:
+            compiling: deque[Case | concurrent.futures.Future[Case]] = deque()
+            try:
+                if not all(case.outcome or knows_target(config, case.options.runtime) for case in cases):
+                    try:
+                        config = session().board.config
+                    except errors.BoardError as error:
+                        lost = error
+                compiling.extend(
+                    case if case.outcome or lost else threads.submit(self.compile, case, config) for case in cases
+                )
+                # What has ended is not kept here: there may be hundreds, each with its tensors.
+                del cases
+                while compiling:
+                    first = compiling.popleft()
+                    case = first if isinstance(first, Case) else _wait(first)
+                    del first
+                    # A reference depends on model and inputs alone, so it may be computed while the board runs.
+                    referring = threads.submit(self.refer_early, case)
+                    if case.references:
+                        self.shop.keep(case, "references")
+                    if not case.outcome and lost is None:
+                        try:
+                            case = self._on_board(case, session(), pool, choice, faults)
+                        except errors.BoardError as error:
+                            lost = error
+                    if not case.outcome and lost is not None:
+                        case = case.ended(lost, Stage.PUSH)
+                    early = _wait(referring)
+                    yield self.judge(case, early)
+            except BaseException:
+                for waiting in compiling:
+                    if not isinstance(waiting, Case):
+                        waiting.cancel()
+                self.shop.isolated.close()
+                raise
+
+    def _on_board(
+        self, case: Case, session: BoardSession, pool: BoardPool, choice: BoardChoice, faults: Sequence[str]
+    ) -> Case:
+        """Run a case; where that costs the board, look for it: it may come back for the next case."""
+        case = self.execute(case, session)
+        if isinstance(case.error, errors.BoardError):
+            self.shop.watch(case, Stage(case.stage), "the board is gone, looking for it")
+            pool.reconnect(choice, case.error, faults=faults)
+            # What became of it is told in the reason too.
+            case = replace(case, reason=case.error.message)
+        return case
+
+    def _advance(self, case: Case, stages: Sequence[Stage], tools: Tools) -> Case:
+        for stage in stages:
+            if case.outcome or not _STEPS[stage].needed(case):
+                continue
+            case = self._do(case, _STEPS[stage], tools)
+        return case
+
+    def _do(self, case: Case, step: Step, tools: Tools) -> Case:
+        """One stage; what it raises ends the case."""
+        case = replace(case, stage=step.stage.value)
+        start = clock.now_ns()
+        try:
+            for made in step.run(case, tools):
+                case = made
+        except errors.UsageError as error:
+            case = case.ended(self.of_usage(error, step.stage), step.stage)
+        except errors.HilError as error:
+            case = case.ended(error, step.stage)
+        if case.error is not None:
+            self.shop.ended(case)
+        return replace(case, spans=(*case.spans, Span(step.stage.value, start, clock.now_ns())))
+
+
+def _wait(future: concurrent.futures.Future[T]) -> T:
+    """A future's result; waits in slices so that Ctrl-C is heard on every platform."""
+    while True:
+        try:
+            return future.result(timeout=0.5)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
