@@ -1,0 +1,161 @@
+"""Boards that are objects of this process: what they do is scripted, so a test of the runner takes milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.pipeline import board_pool
+from hil.controller.pipeline.case import Case, Options
+from hil.core.artifacts import Artifact
+from hil.core.results import RunResult
+from hil.core.tensors import Array, TensorSpec
+from hil.errors import BoardLost
+
+X = TensorSpec("x", "float32", (2,))
+Y = TensorSpec("y", "float32", (2,))
+
+
+@dataclass
+class FakeBoard:
+    """A board that doubles its input, unless an event of its script is due.
+
+    Attributes:
+        name: the board's.
+        script: (stage, name of the case's program) -> what is raised there, once.
+        did: what happened, in order: ``push a``, ``load a``, ``run a``, ``unload a``, ``close``.
+    """
+
+    name: str
+    config: Any
+    script: dict[tuple[str, str], BaseException] = field(default_factory=dict)
+    did: list[str] = field(default_factory=list)
+    shell: Any = None
+    target: str = ""
+    info: dict[str, Any] = field(default_factory=lambda: {"machine": {}, "simulated": ["cpu"]})
+    closed: bool = False
+
+    def note(self, stage: str, program: str) -> None:
+        """Write down what happens, and raise what the script has for it."""
+        self.did.append(f"{stage} {program}")
+        if error := self.script.pop((stage, program), None):
+            raise error
+
+    def take(self) -> None:
+        """It is nobody else's."""
+
+    def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
+        """Send 8 bytes."""
+        self.note("push", artifact.function)
+        progress(8, 8)
+        return 8
+
+    def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> FakeProgram:
+        """Load."""
+        self.note("load", artifact.function)
+        return FakeProgram(self, artifact)
+
+    def close(self) -> None:
+        """Give it back; a second time does nothing."""
+        if not self.closed:
+            self.did.append("close")
+        self.closed = True
+
+
+@dataclass
+class FakeProgram:
+    """A program that is loaded."""
+
+    board: FakeBoard
+    artifact: Artifact
+
+    @property
+    def loaded(self) -> SimpleNamespace:
+        """What it takes and gives."""
+        return SimpleNamespace(function=self.artifact.function, inputs=(X,), outputs=(Y,))
+
+    def run(self, inputs: Mapping[str, Array], **_: Any) -> tuple[RunResult, SimpleNamespace]:
+        """Double the input."""
+        self.board.note("run", self.artifact.function)
+        result = RunResult(self.board.name, {"y": inputs["x"] * 2}, ((0, 5),), provenance={"board": self.board.name})
+        return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0)
+
+    def log(self) -> list[str]:
+        """One line."""
+        return ["ran"]
+
+    def unload(self) -> None:
+        """End it."""
+        self.board.did.append(f"unload {self.artifact.function}")
+
+
+class FakeBoards:
+    """What :func:`open_board` gives: a new board each time, with the script of the address.
+
+    Attributes:
+        opened: every board that was opened, in order.
+        scripts: address -> events of its boards; those that happened do not happen again.
+        refuse: address -> errors of opening it, one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.opened: list[FakeBoard] = []
+        self.scripts: dict[str, dict[tuple[str, str], BaseException]] = {}
+        self.refuse: dict[str, list[BaseException]] = {}
+
+    def __call__(self, choice: BoardChoice, **_: Any) -> FakeBoard:
+        """Open a board."""
+        if errors := self.refuse.get(choice.name):
+            raise errors.pop(0)
+        board = FakeBoard(choice.name, choice.config, self.scripts.setdefault(choice.name, {}))
+        self.opened.append(board)
+        return board
+
+    @property
+    def did(self) -> list[str]:
+        """What all boards did, in the order in which they were opened."""
+        return [one for board in self.opened for one in board.did]
+
+
+@pytest.fixture
+def fake_boards(monkeypatch: pytest.MonkeyPatch) -> FakeBoards:
+    """In place of real boards."""
+    boards = FakeBoards()
+    monkeypatch.setattr(board_pool, "open_board", boards)
+    # A board that is lost is found again at once where the script lets it.
+    monkeypatch.setattr(board_pool, "regain", lambda lost, error, reopen: lost.close())
+    return boards
+
+
+def fake_case(name: str, **options: Any) -> Case:
+    """A case that comes with its program and what is expected: nothing is to compile and nobody to ask."""
+    artifact = Artifact("onnxruntime", "p", {}, {"p": f"blake3:{name}"}, name, "none", inputs=(X,), outputs=(Y,))
+    x = np.array([1, 2], np.float32)
+    reference = RunResult("expected", {"y": x * 2})
+    path = SimpleNamespace(stem=name)
+    return Case(
+        name,
+        path,  # type: ignore[arg-type]
+        Options(runtime="onnxruntime", **options),
+        SimpleNamespace(),  # type: ignore[arg-type]
+        artifact=artifact,
+        inputs={"x": x},
+        references=(reference,),
+    )
+
+
+def fake_choice(name: str = "a") -> BoardChoice:
+    """A board that has an address and an ordinary config."""
+    choice = choose(f"unix:/fake/{name}")
+    return replace(choice, address=f"unix:/fake/{name}")
+
+
+def lost(message: str = "the link broke") -> BoardLost:
+    """A board that is gone."""
+    return BoardLost(message)
