@@ -373,7 +373,7 @@ def _store(folder: Path) -> Iterator[Attempt]:
     from hil.controller.analysis.profile.store import HEAD, read_profile
     from hil.controller.storage.runs import RunStore
     from hil.controller.storage.tensor_folder import INDEX, load_tensors
-    from hil.controller.workloads.bundles.golden import read_golden
+    from hil.controller.workloads.bundles.case_files import read_golden
     from hil.controller.workloads.suites.reports.load import load_run
     from hil.controller.workloads.suites.store import HEAD as SUITE
     from hil.controller.workloads.suites.store import LINES

@@ -19,9 +19,8 @@ from support.plugin_runs import Project
 
 import hil as library
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.controller.workloads.study.match import CannotBeJudged, Differs, match_steps
-from hil.controller.workloads.study.plan import Experiment
-from hil.controller.workloads.study.record import Row
+from hil.controller.workloads.study.record import Experiment, Row
+from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
 from hil.core.artifacts import Artifact
 from hil.core.results import Outcome
 from hil.core.tensors import Array, TensorSpec

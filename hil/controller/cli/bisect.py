@@ -64,7 +64,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     is compiled and run, but not judged; nor, in the whole model, is what they go into.
     """
     from hil.controller.analysis.bisect.find import bisect as find
-    from hil.controller.analysis.bisect.growth import plot_growth
+    from hil.controller.analysis.bisect.judge import plot_growth
     from hil.controller.analysis.bisect.result import WAYS
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.models.flows import load_flow
@@ -113,14 +113,14 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     if as_json:
         print_json(found.to_json())
     else:
-        from hil.controller.analysis.bisect.table import print_bisection
+        from hil.controller.analysis.bisect.result import print_bisection
         from hil.controller.storage.console import Console
 
         print_bisection(Console(), found)
         if plot:
             click.echo(f"plot in {plot}")
         if out:
-            from hil.controller.analysis.bisect.keep import repeat_command
+            from hil.controller.analysis.bisect.find import repeat_command
             from hil.controller.analysis.bisect.subject import with_flow
 
             click.echo(f"kept in {out}")

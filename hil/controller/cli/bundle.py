@@ -46,7 +46,7 @@ for _command in (create, export, import_from):
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what a BUNDLE holds: program, methods, cases, sizes, and who signed it."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import document_of, print_bundle
 
     document = document_of(open_bundle(bundle), bundle)
@@ -67,7 +67,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     """
     from hil.bundles.signature import fingerprint
     from hil.controller.cli.screen import print_json
-    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import counted
 
     opened = open_bundle(bundle, key)

@@ -114,7 +114,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     from hil.controller.storage.registry import pick
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
-    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import counted
     from hil.errors import UsageError
 

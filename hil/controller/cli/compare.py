@@ -26,7 +26,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import compare as compare_results
     from hil.controller.cli.screen import print_json
-    from hil.controller.pipeline.report import print_verdict, verdict_record
+    from hil.controller.pipeline.record import print_verdict, verdict_record
     from hil.controller.storage.console import Console
     from hil.core.results import Outcome, Verdict, exit_code_of
 

@@ -141,8 +141,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
     from hil.controller.farm.submitting import load_bundles, load_models, load_suite, matching
     from hil.controller.pipeline.job import Job
-    from hil.controller.workloads.suites.case_stages import Settings
-    from hil.controller.workloads.suites.request import Request
+    from hil.controller.workloads.suites.request import Request, Settings
 
     dims = parse_dims(settings["dims"])
     shared = ("rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "no_fallback")

@@ -152,7 +152,7 @@ def show(farm: FarmClient, name: str, ended: Sequence[Outcome], *, out: Path | N
 
 
 def _print(ended: Sequence[Outcome], document: dict[str, Any], out: Path | None) -> None:
-    from hil.controller.pipeline.report import print_case
+    from hil.controller.pipeline.record import print_case
     from hil.controller.storage.console import Console
     from hil.core.results import Timings
 

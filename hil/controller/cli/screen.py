@@ -100,7 +100,7 @@ class Screen:
 
     def show(self, record: dict[str, Any]) -> None:
         """Print what a run's cases ended in."""
-        from hil.controller.pipeline.report import print_case
+        from hil.controller.pipeline.record import print_case
 
         cases, where = record["cases"], shlex.quote(str(record["folder"]))
         for case in cases:

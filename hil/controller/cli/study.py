@@ -73,7 +73,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
 
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.devices.board_resolver import choose
-    from hil.controller.workloads.study.plan import Asked, read_study
+    from hil.controller.workloads.study.record import Asked, read_study
     from hil.controller.workloads.study.run import run_study
     from hil.controller.workloads.study.toolchains import WAYS
     from hil.errors import UsageError, did_you_mean

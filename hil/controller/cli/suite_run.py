@@ -124,8 +124,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.workloads.suites.case_stages import Settings
-    from hil.controller.workloads.suites.request import Request
+    from hil.controller.workloads.suites.request import Request, Settings
 
     own = ("seed", "rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "debug_ir", "no_fallback")
     ssh = {name: settings.pop(name) for name in ("identity", "known_hosts", "accept_new_host_key")}

@@ -109,7 +109,7 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Load:
     Raises:
         UsageError: one is no bundle, damaged, or signed by nobody that is trusted.
     """
-    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.program_case import open_bundle
 
     opened = [(path, open_bundle(path, key).program.runtime) for path in job.models]
     packed = [packed_bundle(replace(job, models=(path,)), runtime, methods, key) for path, runtime in opened]

@@ -29,8 +29,7 @@ from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.controller.workloads.suites.spec import CaseSpec, Suite
-from hil.controller.workloads.suites.store import SuiteRun
-from hil.controller.workloads.suites.tool_versions import versions
+from hil.controller.workloads.suites.store import SuiteRun, versions
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError, UsageError

@@ -6,21 +6,134 @@ relative to the flag file: absolute paths mean the same to both.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hil.compare.tolerance import blindness, scale_of
+from hil.compare.values import EXACT_DTYPES
 from hil.controller.backends.references.expected import expected_result
-from hil.controller.pipeline.element_types import element_type
-from hil.controller.pipeline.flagfile_tolerance import tool_tolerance
+from hil.controller.storage.magnitude import largest
 from hil.controller.storage.runs import storing
+from hil.core.artifacts import Model
 from hil.core.files import read_text
+from hil.core.results import RunResult, Tolerance
+from hil.core.tensors import Array, dtype_name, load_npy, read_as, to_bytes
 from hil.errors import UsageError, did_you_mean
 from hil.formats.iree_command import PARAMETER_SCOPE
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.job import Job
+
+
+_TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")
+
+
+def element_type(text: str) -> str:
+    """The element type of a tensor in the tools' words: ``si64`` of ``2xsi64=1 2``; "" of what has none.
+
+    Raises:
+        UsageError: its .npy file cannot be read.
+    """
+    if text.startswith("@") and text.endswith(".npy"):
+        dtype = load_npy(Path(text[1:]), mmap=True).dtype
+        if dtype.kind in "bc":
+            return "i1" if dtype.kind == "b" else f"complex<f{4 * dtype.itemsize}>"
+        sign = {"i": "si", "u": "ui", "f": "f"}.get(dtype.kind)
+        return f"{sign}{8 * dtype.itemsize}" if sign else ""
+    typed = _TYPED.match(text)
+    return typed[1] if typed else ""
+
+
+def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str], inputs: Mapping[str, Array]) -> str:
+    """Why iree-run-module would call a program's outputs different though their values agree; "" where it would not.
+
+    Args:
+        result: what the program gave, as it is :func:`comparable`.
+        reference: what is expected.
+        wanted: of each output what :func:`element_type` says of the expected tensor; none are none that is looked at.
+        inputs: what the program was given: an output that is equal to one may be that one, with the sign it came with.
+    """
+    ignored = reference.provenance.get("ignored", ())
+    kinds = [kind for place, kind in enumerate(wanted) if place not in ignored]
+    for (name, array), other, kind in zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False):
+        if array.dtype.kind not in "iub":
+            if kind and dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
+                return (
+                    f"output {name}: the values agree, but not the bits of a NaN or zero, as iree-run-module compares"
+                )
+            continue
+        own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
+        signed = array.dtype.kind in "iu" and kind in (f"s{own}", f"u{own}")
+        if kind not in ("", own) and not (signed and any(_same(array, one) for one in inputs.values())):
+            return (
+                f"output {name}: the values agree, but the elements expected are {kind} and the program's are {own}, "
+                f"which iree-run-module calls different: write --expected_output=SHAPEx{own}=..."
+            )
+    return ""
+
+
+def comparable(result: RunResult, reference: RunResult, model: Model | None) -> RunResult:
+    """A run's outputs as they are compared with a reference's.
+
+    Those that the reference says to ignore are left out. Where nothing tells whether a program's integers have a sign,
+    they have that of the reference's.
+    """
+    ignored = reference.provenance.get("ignored", ())
+    specs = (model and model.outputs) or ()
+    kept = [(name, array, place) for place, (name, array) in enumerate(result.outputs.items()) if place not in ignored]
+    outputs = {name: array for name, array, _ in kept}
+    if len(specs) == len(result.outputs) and len(kept) == len(reference.outputs):
+        pairs = zip(kept, reference.outputs.values(), strict=True)
+        outputs = {name: read_as(array, dtype_name(other.dtype), specs[n]) for (name, array, n), other in pairs}
+    return replace(result, outputs=outputs)
+
+
+def _same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and bool((one == other).all())
+
+
+# What the tools take where no flag says otherwise. They compare all other dtypes bit by bit.
+RTOL = 1e-5
+ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
+# Below 1 together, so that integers stay exact beside floats that are not.
+_EXACT = 0.25
+
+
+def tool_tolerance(
+    rtol: float | None, atols: Mapping[str, float], expected: Sequence[Array]
+) -> tuple[float | None, float | None]:
+    """rtol and atol with which hil calls different whatever the tools do.
+
+    Of outputs of one dtype these are the tools' own. hil has one pair for all outputs: of several dtypes they are the
+    strictest. Where the tools' own atol, which no flag gave, could not tell an output from a wrong one, it is None:
+    hil's default.
+
+    Args:
+        rtol: what a flag says; None is nothing.
+        atols: dtype -> what its flag says.
+        expected: the outputs that are expected.
+    """
+    dtypes = [dtype_name(array.dtype) for array in expected]
+    if not set(dtypes) - EXACT_DTYPES:
+        return None, None
+    if set(dtypes) - EXACT_DTYPES - ATOLS.keys():
+        return 0.0, 0.0
+    given, rtol = rtol, RTOL if rtol is None else rtol
+    floats = [(dtype, array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in ATOLS]
+    exact = [largest(array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in EXACT_DTYPES]
+    if any(dtype not in atols and _is_blind(Tolerance(rtol, ATOLS[dtype]), array) for dtype, array in floats):
+        return (None if exact else given), None
+    atol = min(atols.get(dtype, ATOLS[dtype]) for dtype, _ in floats)
+    return (min(rtol, _EXACT / max(1.0, *exact)), min(atol, _EXACT)) if exact else (rtol, atol)
+
+
+def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
+    return bool(blindness(tolerance, scale_of(expected), given=True))
+
 
 # Flags of iree-run-module and iree-benchmark-module that say how, not what -> what says that here.
 _HOW = {

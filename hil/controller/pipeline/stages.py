@@ -28,7 +28,7 @@ from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
-from hil.controller.pipeline.element_types import comparable, tool_differs
+from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.storage.runs import storing
 from hil.core import clock
 from hil.core.boards import BoardConfig

@@ -15,7 +15,7 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, Options, Workshop
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.job import Job, Progress
-from hil.controller.pipeline.recorder import Recorder
+from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.begun import check_seal

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hil.core.artifacts import Artifact, Model
     from hil.core.results import RunResult, Verdict
     from hil.core.tensors import Array
-    from hil.testing.pytest_plugin.bench import HilCase
     from hil.testing.pytest_plugin.running import CaseRun
+    from hil.testing.pytest_plugin.session import HilCase
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def hil_case(request: pytest.FixtureRequest) -> HilCase:
 
 @pytest.fixture
 def _hil_run(hil_case: HilCase, request: pytest.FixtureRequest) -> Iterator[CaseRun]:
-    from hil.testing.pytest_plugin.bench import BENCH
     from hil.testing.pytest_plugin.running import RUN, CaseRun
+    from hil.testing.pytest_plugin.session import BENCH
 
     run = request.node.stash[RUN] = CaseRun(request.config.stash[BENCH], hil_case, request.node)
     yield run

@@ -210,8 +210,7 @@ def request_of(config: pytest.Config) -> Request:
     from hil.controller.cli.options import parse_dims
     from hil.controller.pipeline.arguments import SECONDS, checked
     from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
-    from hil.controller.workloads.suites.case_stages import Settings
-    from hil.controller.workloads.suites.request import Request
+    from hil.controller.workloads.suites.request import Request, Settings
     from hil.errors import UsageError
 
     def given(name: str) -> Any:

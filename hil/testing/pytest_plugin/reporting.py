@@ -18,14 +18,13 @@ from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.sources import EXPECTED
-from hil.controller.workloads.suites.store import LINES, SCHEMA, SuiteRun
-from hil.controller.workloads.suites.tool_versions import versions
+from hil.controller.workloads.suites.store import LINES, SCHEMA, SuiteRun, versions
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable, visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
-from hil.testing.pytest_plugin import telling
-from hil.testing.pytest_plugin.bench import Bench, HilCase, ModelFolder
+from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.options import absolute
+from hil.testing.pytest_plugin.session import Bench, HilCase, ModelFolder
 
 # What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
 _RECORD = "hil_record"
@@ -92,7 +91,7 @@ class Reporting:
                 except HilError as error:
                     self._said.append(str(error))
                 else:
-                    page = telling.typed(self._bench.config.invocation_params.dir, str(run.folder / "report.html"))
+                    page = failure_text.typed(self._bench.config.invocation_params.dir, str(run.folder / "report.html"))
                     self._said.append(f"{run.head['suite']} on {run.folder.name}: open {page}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -19,19 +19,18 @@ from hil.compare.verdict import compare
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
-from hil.controller.workloads.suites.case_stages import begin_case
-from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.record import CaseRecord, record_of
+from hil.controller.workloads.suites.request import begin_case
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Outcome, RunResult, Stage, Verdict
 from hil.core.tensors import Array
 from hil.core.text import visible
-from hil.testing.pytest_plugin import telling
-from hil.testing.pytest_plugin.bench import Bench, HilCase
+from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.collecting import ModelCase
 from hil.testing.pytest_plugin.options import profile_folders, repeat_command
+from hil.testing.pytest_plugin.session import Bench, HilCase
 
 RUN = pytest.StashKey["CaseRun"]()
 _NAME_MOST = 150
@@ -165,7 +164,7 @@ class CaseRun:
                 self.case, result=actual, references=(reference,), verdicts=(verdict,), outcome=verdict.outcome
             )
             self.record = self._recorded(wrong)
-            pytest.fail(telling.mismatch([verdict], verdict.reason), pytrace=False)
+            pytest.fail(failure_text.mismatch([verdict], verdict.reason), pytrace=False)
         return verdict
 
     def _take_inputs(self, inputs: Mapping[str, Array]) -> None:
@@ -181,16 +180,16 @@ class CaseRun:
     def told(self) -> str:
         """For the report of a failure: what repeats it, what shows the difference, where things were stored."""
         if self._case is None:
-            return telling.repeat(self._repeat)
+            return failure_text.repeat(self._repeat)
         record = self.record or self._recorded(self._case)
-        return telling.commands(record, self.bench.config.invocation_params.dir)
+        return failure_text.commands(record, self.bench.config.invocation_params.dir)
 
     def end(self) -> None:
         """The test is over: its outcome and times go to whoever reads reports."""
         if self._case is not None and self._case.outcome:
             self._write_profiles(self._case)
             self.record = self.record or self._recorded(self.case)
-            self._item.user_properties.extend(telling.properties(self.record))
+            self._item.user_properties.extend(failure_text.properties(self.record))
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)
 
@@ -223,8 +222,8 @@ class CaseRun:
                 print(visible(f"hil: {record.elsewhere}"))
             return
         if outcome is Outcome.XFAIL:
-            pytest.xfail(telling.expected(record))
-        pytest.fail(telling.failure(self.case, record, again=self._told_before()), pytrace=False)
+            pytest.xfail(failure_text.expected(record))
+        pytest.fail(failure_text.failure(self.case, record, again=self._told_before()), pytrace=False)
 
     def _told_before(self) -> bool:
         """Whether the case ended as another one did, for a reason that is the board's: one that is gone fails many."""

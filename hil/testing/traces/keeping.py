@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hil.controller.pipeline.flagfile_tolerance import ATOLS
-from hil.controller.pipeline.flagfiles import FlagFile, write_flagfile
+from hil.controller.pipeline.flagfiles import ATOLS, FlagFile, write_flagfile
 from hil.controller.storage.runs import storing
 from hil.core.digest import digest_of
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes

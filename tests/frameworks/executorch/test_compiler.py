@@ -20,7 +20,7 @@ import hil
 from hil.controller.backends.compilers import compile_model
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case, Workshop
-from hil.controller.pipeline.report import case_record, print_case
+from hil.controller.pipeline.record import case_record, print_case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Artifact

@@ -8,13 +8,13 @@ import threading
 import time
 from pathlib import Path
 
-from hil.testing.pytest_plugin.turns import Turns
+from hil.testing.pytest_plugin.boards import Turns
 
 # Takes a turn, says which, and keeps it until its input ends.
 HOLDER = """
 import sys
 from pathlib import Path
-from hil.testing.pytest_plugin.turns import Turns
+from hil.testing.pytest_plugin.boards import Turns
 turns = Turns(Path(sys.argv[1]), sys.argv[2:])
 print(turns.take(sys.argv[2:]), flush=True)
 sys.stdin.read()

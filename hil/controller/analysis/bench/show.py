@@ -22,7 +22,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
 
     Args:
         console: where.
-        document: as :func:`hil.controller.analysis.bench.document.bench_document` makes it.
+        document: as :func:`hil.controller.analysis.bench.store.bench_document` makes it.
     """
     from rich.table import Table
     from rich.text import Text

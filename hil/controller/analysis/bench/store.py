@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
-from collections.abc import Iterator, Mapping
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.bench.model import Batch
+from hil.controller.analysis.bench.measure import Side, compare_sides
+from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nanoseconds
+from hil.controller.analysis.bench.stats import summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.job import Job
 from hil.controller.storage.runs import Run, storing
@@ -26,7 +31,7 @@ from hil.core.artifacts import Artifact
 from hil.core.results import RunResult
 from hil.core.tensors import TensorSpec
 from hil.core.text import jsonable
-from hil.errors import UsageError
+from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
 
 _COLUMNS = ("side", "round", "batch", "copy", "start_ns", "duration_ns")
 _TYPES = [("side", "U1"), ("round", "i8"), ("batch", "i8"), ("copy", "i8"), ("start_ns", "i8"), ("duration_ns", "i8")]
@@ -174,3 +179,229 @@ def stored_case(run: Run) -> tuple[Job, Case]:
         references=references,
     )
     return job, again
+
+
+SCHEMA = 1
+_BINS = 16
+_COURSE = 16
+
+
+def bench_document(
+    run: Run,
+    bench: BenchJob,
+    cases: Sequence[Case],
+    sides: Sequence[Side],
+    programs: Mapping[str, Mapping[str, Any]],
+    *,
+    finished: bool,
+    exit_code: int | None = None,
+) -> dict[str, Any]:
+    """A bench's document, as things stand.
+
+    Args:
+        run: where it is stored.
+        bench: what was asked for.
+        cases: A, or A and B.
+        sides: those that came as far as being measured.
+        programs: case's name -> what was stored of its program.
+        finished: whether all that was asked for was measured.
+        exit_code: of the command; None is what the outcomes and the comparison come to.
+    """
+    by_name = {side.case.name: side for side in sides}
+    compared = compare_sides(sides, bench)
+    told = [
+        _side(label, case, by_name.get(case.name), programs, bench) for label, case in zip("AB", cases, strict=False)
+    ]
+    if bench.against:
+        told[0]["from_run"] = bench.against
+    return {
+        "schema": SCHEMA,
+        "id": run.id,
+        "folder": str(run.folder),
+        "created": run.record["created"],
+        "finished": finished,
+        "concurrency": bench.concurrency,
+        "sides": told,
+        "comparison": compared and asdict(compared),
+        "exit_code": _exit_code(cases, compared, bench.fail_if_slower) if exit_code is None else exit_code,
+    }
+
+
+def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nanoseconds, float]:
+    """The iterations during which all copies ran.
+
+    Args:
+        batches: of one side, those that were measured at the same time one after another.
+        copies: how many that were.
+
+    Returns:
+        Starts and durations, int64 [n] nanoseconds in the order of time, and iterations a second of all together.
+    """
+    starts, durations, window = [], [], 0
+    for first in range(0, len(batches) - copies + 1, copies):
+        group = batches[first : first + copies]
+        begun = max(int(batch.start_ns[0]) for batch in group)
+        ended = min(int(batch.start_ns[-1] + batch.duration_ns[-1]) for batch in group)
+        window += max(ended - begun, 0)
+        for batch in group:
+            inside = (batch.start_ns >= begun) & (batch.start_ns + batch.duration_ns <= ended)
+            starts.append(batch.start_ns[inside])
+            durations.append(batch.duration_ns[inside])
+    start_ns, duration_ns = (np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in (starts, durations))
+    order = np.argsort(start_ns, kind="stable")
+    return start_ns[order], duration_ns[order], start_ns.size / window * 1e9 if window else 0.0
+
+
+def _side(
+    label: str, case: Case, side: Side | None, programs: Mapping[str, Mapping[str, Any]], bench: BenchJob
+) -> dict[str, Any]:
+    timings, artifact, result = case.timings, case.artifact, side.result if side else None
+    starts, durations, rate = under_load(side.batches if side else (), bench.concurrency)
+    measured = result or case.result
+    provenance = measured.provenance if measured else {}
+    return {
+        "label": label,
+        "name": case.name,
+        "model": str(case.path),
+        "from_run": None,
+        "board": side.board.name if side else None,
+        "runtime": artifact and artifact.runtime,
+        "runtime_version": provenance.get("runtime_version"),
+        "device": provenance.get("device"),
+        "placement": provenance.get("placement"),
+        "elsewhere": provenance.get("elsewhere", ""),
+        "outcome": case.outcome and case.outcome.value,
+        "reason": case.reason,
+        "hint": case.error.hint if case.error else "",
+        "against": [verdict.against for verdict in case.verdicts],
+        "clock": side.clock if side else None,
+        "loads": side.loads if side else 0,
+        "warmup": side.warmup if side else 0,
+        "timings": {
+            "import_s": timings.import_s,
+            "compile_s": timings.compile_s,
+            "push_s": timings.push_s,
+            "load_s": timings.load_s,
+            "first_run_s": side.first_run_ns / 1e9 if side and side.first_run_ns is not None else None,
+            "warmup_s": side.warmup_s if side and side.loads else None,
+            "steady_s": float(durations.sum()) / 1e9 if durations.size else None,
+            "fetch_s": timings.fetch_s,
+        },
+        "compiled_from_cache": bool(artifact and artifact.cached),
+        "times": asdict(summarise(starts, durations, drift_share=bench.min_effect)) if durations.size else None,
+        "histogram": _histogram(durations) if durations.size else None,
+        "course_ns": [float(np.median(part)) for part in np.array_split(durations, min(_COURSE, durations.size))]
+        if durations.size
+        else [],
+        "iterations_per_s": rate,
+        "peak_memory_bytes": side.peak_memory_bytes if side else None,
+        "parallelism": side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
+        "program": programs.get(case.name),
+    }
+
+
+def _histogram(durations: Nanoseconds) -> dict[str, Any]:
+    """Counts of iterations in bins of equal width up to the 99th percentile, the last bin with all that is above."""
+    low, high = float(durations.min()), float(np.percentile(durations, 99))
+    counts, _ = np.histogram(np.minimum(durations, high), bins=_BINS, range=(low, max(high, low + 1)))
+    return {"low_ns": low, "high_ns": high, "counts": counts.tolist()}
+
+
+def _exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
+    """The gravest outcome's, and 1 where B is slower by more than is allowed."""
+    code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
+    too_slow = allowed is not None and compared is not None and compared.verdict == "slower"
+    if too_slow and compared is not None and allowed is not None and compared.ratio - 1 > allowed:
+        return code or EXIT_FAIL
+    return code
+
+
+def google_document(document: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:
+    """A bench as Google Benchmark would have told it.
+
+    ``cpu_time`` is the real time by how many cores were at work on average, and the real time where that is not known.
+
+    Args:
+        document: the bench's own.
+        sides: with the batches.
+    """
+    rows: list[dict[str, Any]] = []
+    for family, side in enumerate(one for one in sides if one.batches):
+        rows += _rows(side, family, document["concurrency"])
+    return {
+        "context": {
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(document["created"])),
+            "host_name": platform.node(),
+            "executable": "hil bench",
+            "num_cpus": os.cpu_count() or 1,
+            "mhz_per_cpu": 0,
+            "cpu_scaling_enabled": False,
+            "caches": [],
+            "load_avg": list(os.getloadavg()),
+            "library_build_type": "release",
+            "json_schema_version": 1,
+            "boards": ", ".join(dict.fromkeys(side.board.name for side in sides)),
+            "run": document["id"],
+        },
+        "benchmarks": rows,
+    }
+
+
+def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[Side]) -> None:
+    """Write it.
+
+    Raises:
+        StorageError: it cannot be written there.
+    """
+    with storing(path, "--benchmark-out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(google_document(document, sides), indent=2) + "\n")
+
+
+def _rows(side: Side, family: int, threads: int) -> list[dict[str, Any]]:
+    name = side.case.name
+    busy = side.cpu_ns / side.ran_ns if side.ran_ns else 1.0
+    means = [float(batch.duration_ns.mean()) for batch in side.batches]
+    common = {
+        "name": name,
+        "family_index": family,
+        "per_family_instance_index": 0,
+        "run_name": name,
+        "repetitions": len(means),
+        "threads": threads,
+    }
+    rows = [
+        {
+            **common,
+            "run_type": "iteration",
+            "repetition_index": number,
+            "iterations": int(batch.duration_ns.size),
+            "real_time": mean,
+            "cpu_time": mean * busy,
+            "time_unit": "ns",
+        }
+        for number, (batch, mean) in enumerate(zip(side.batches, means, strict=True))
+    ]
+    middle = statistics.fmean(means)
+    spread = statistics.stdev(means) if len(means) > 1 else 0.0
+    aggregates = {
+        "mean": (middle, "time"),
+        "median": (statistics.median(means), "time"),
+        "stddev": (spread, "time"),
+        "cv": (spread / middle if middle else 0.0, "percentage"),
+    }
+    for word, (value, unit) in aggregates.items():
+        rows.append(
+            {
+                **common,
+                "name": f"{name}_{word}",
+                "run_type": "aggregate",
+                "aggregate_name": word,
+                "aggregate_unit": unit,
+                "iterations": len(means),
+                "real_time": value,
+                "cpu_time": value if word == "cv" else value * busy,
+                "time_unit": "ns",
+            }
+        )
+    return rows

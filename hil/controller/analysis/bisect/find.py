@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
+import shutil
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hil.controller.analysis.bisect.expose import expose
-from hil.controller.analysis.bisect.judge import Atol, failed_by_itself, finding_of, within, without_failed
-from hil.controller.analysis.bisect.keep import keep_case
-from hil.controller.analysis.bisect.quanta import quantum_atols
+from hil.controller.analysis.bisect.judge import (
+    Atol,
+    failed_by_itself,
+    finding_of,
+    quantum_atols,
+    within,
+    without_failed,
+)
 from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, LayerFinding
-from hil.controller.analysis.bisect.subject import Subject, open_subject, with_flow
+from hil.controller.analysis.bisect.subject import Subject, expose, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.devices.board_factory import AnyBoard
@@ -25,7 +31,7 @@ from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, C
 from hil.controller.pipeline.job import Progress
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import Run, storing
 from hil.core.results import Outcome, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
@@ -315,3 +321,49 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
 
 def _values(subject: Subject, names: Iterable[str]) -> dict[str, Array]:
     return {name: subject.activations[name] for name in names}
+
+
+_KINDS = ("inputs", "outputs", "references")
+
+
+def keep_case(folder: Path, case: Case, finding: Finding) -> None:
+    """Store a case that did not pass: its model's files, ``inputs/``, ``outputs/`` and ``references/`` as .npy.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    if finding.outcome in (Outcome.PASS, Outcome.SKIP):
+        return
+    place = folder / case.name
+    with storing(place):
+        for name, path in case.model.files.items() if case.model else ():
+            target = place / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    tensors = (case.inputs, case.result.outputs if case.result else None, case.options.expected)
+    for kind, named in zip(_KINDS, tensors, strict=True):
+        if isinstance(named, dict):
+            Run(folder, {}).save_tensors(case.name, kind, named)
+
+
+def repeat_command(folder: Path, name: str, board: list[str]) -> str:
+    """The command that runs a kept layer again.
+
+    Args:
+        folder: where it was kept.
+        name: the layer's.
+        board: options that name the board and how the model is compiled.
+    """
+    place = folder / name
+    (model,) = place.glob("*.onnx")
+    given = [
+        part
+        for kind, option in (("inputs", "--input"), ("references", "--expected"))
+        for path in _numbered(place / kind)
+        for part in (option, str(path))
+    ]
+    return shlex.join(["hil", "run", str(model), *board, *given])
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.npy"), key=lambda path: int(path.name.split("-", 1)[0]))

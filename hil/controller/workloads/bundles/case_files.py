@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from hil.bundles import MethodTestCase, Signature
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles.content import noise_json, take_noise
+from hil.bundles.manifest import file_name, name_of, signature_json, specs_of, take
 from hil.controller.models.inputs import fits_spec
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.runs import safe_name
 from hil.controller.storage.tensor_files import load_pb
-from hil.core.files import within
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_file
+from hil.core.files import read_file, within
 from hil.core.npy import Npz
-from hil.core.tensors import Array, TensorSpec, load_npy, typed
+from hil.core.tensors import Array, TensorSpec, load_npy, save_npy, typed
 from hil.errors import UsageError
 
 _FILE = re.compile(r"(?P<kind>input|output)_(?P<number>\d+)\.(npy|pb)")
@@ -77,3 +86,97 @@ def read_tensor(path: Path, dtype: str) -> Array:
     if path.suffix == ".pb":
         return load_pb(path)
     return load_npy(path, dtype, mmap=True)
+
+
+INDEX = "golden.json"
+_VERSION = 1
+_MAX_INDEX_BYTES = 16 << 20
+
+
+def write_golden(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    """Write the folder."""
+    program = bundle.program
+    (path / "program").mkdir(parents=True)
+    bundle.extract(path / "program")
+    methods: list[dict[str, Any]] = []
+    for method in bundle.methods:
+        cases = []
+        for number, case in enumerate(method.cases):
+            # The numbers keep apart what is alike once it is fit for a file's name.
+            place = f"{safe_name(method.name)}-{len(methods)}/{number}-{safe_name(case.name)}"
+            _write(path / place, "input", case.inputs)
+            _write(path / place, "output", case.expected_outputs)
+            said = {"name": case.name, "source": case.source, "rtol": case.rtol, "atol": case.atol}
+            cases.append({**said, **noise_json(case.noise), "folder": place})
+        specs = {"inputs": method.signature.inputs, "outputs": method.signature.outputs}
+        methods.append(
+            {"name": method.name, **{kind: signature_json(found) for kind, found in specs.items()}, "cases": cases}
+        )
+    document = {
+        "golden": _VERSION,
+        "runtime": program.runtime,
+        "main": program.main,
+        "files": sorted(program.files),
+        "compiler": program.compiler,
+        "flags": list(program.flags),
+        "methods": methods,
+        "made": dict(bundle.made),
+    }
+    (path / INDEX).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def read_golden(path: Path, *, shop: Workshop) -> Bundle:
+    """A bundle of such a folder, whoever wrote it."""
+    document = _load(within(path, path / INDEX))
+    kinds = {"golden": int, "runtime": str, "main": str, "files": list, "compiler": str, "flags": list}
+    version, runtime, main, names, compiler, flags, methods, made = take(
+        document, INDEX, **kinds, methods=list, made=dict
+    )
+    if version != _VERSION:
+        raise UsageError(f"{path / INDEX} is of version {version}, this hil reads version {_VERSION}")
+    if not all(isinstance(text, str) for text in (*names, *flags)):
+        raise UsageError(f"{path / INDEX}: a file's name or a flag is no text")
+    files = {file_name(name, f"{INDEX}: files"): within(path, path / "program" / name) for name in names}
+    if missing := [name for name, file in files.items() if not file.is_file()]:
+        raise UsageError(f"{path / 'program'} lacks {missing[0]!r}")
+    if main not in files:
+        raise UsageError(f"{path / INDEX}: the main file {main[:80]!r} is none of its files")
+    suites, signatures = [], {}
+    for number, item in enumerate(methods):
+        where = f"{INDEX}: methods[{number}]"
+        name, inputs, outputs, cases = take(item, where, name=str, inputs=list, outputs=list, cases=list)
+        signatures[name_of(name, where)] = signature = Signature(specs_of(inputs, where), specs_of(outputs, where))
+        suites.append(
+            MethodTestSuite(
+                name, [_case(path, one, signature, f"{where}.cases[{place}]") for place, one in enumerate(cases)]
+            )
+        )
+    digests = {name: digest_file(file) for name, file in files.items()}
+    artifact = Artifact(runtime, main, files, digests, next(iter(signatures), ""), compiler, tuple(flags))
+    return Bundle.create(artifact, suites, signatures=signatures, made=made)
+
+
+def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTestCase:
+    number = (float, int, type(None))
+    item, noise = take_noise(item, where)
+    fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
+    name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
+    place = within(path, path / file_name(folder, where))
+    if not place.is_dir():
+        raise UsageError(f"{place} is no folder")
+    return replace(read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol, noise=noise)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(read_file(path, _MAX_INDEX_BYTES))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=f"a golden folder has a {INDEX}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}") from error
+
+
+def _write(folder: Path, kind: str, tensors: Mapping[str, Array]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, array in enumerate(tensors.values()):
+        save_npy(folder / f"{kind}_{number}.npy", array)

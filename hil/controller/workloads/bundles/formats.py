@@ -85,8 +85,8 @@ _BUILT_IN = MappingProxyType(
             "a folder of a .vmfb, .npy files and a flagfile a case, as iree-run-module takes them",
         ),
         "golden": Format(
-            golden.read_golden,
-            golden.write_golden,
+            case_files.read_golden,
+            case_files.write_golden,
             True,
             "a folder of the program, the cases' tensors as .npy, and golden.json",
         ),

@@ -1,17 +1,38 @@
-"""A test case that comes with its compiled program: nothing is left to compile, and no reference is left to ask."""
+"""Test cases that come with their compiled program: nothing is left to compile, and no reference is left to ask."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
 from hil.bundles.content import program_files
+from hil.bundles.signature import public_keys, verify
 from hil.controller.pipeline.case import Case, Options
 from hil.controller.storage.cache import Cache
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import RunResult
+from hil.errors import UsageError
+
+
+def open_bundle(path: Path, key: Path | None = None) -> Bundle:
+    """A bundle whose signature, where it has one, is right.
+
+    Args:
+        path: its file.
+        key: a file of public keys, one of which must have signed it; None takes any signature, or none.
+
+    Raises:
+        UsageError: as :meth:`Bundle.open`, the signature is wrong, or not one of those keys'.
+    """
+    bundle = Bundle.open(path)
+    if key is not None or bundle.head.signature:
+        verify(bundle.head, public_keys(key) if key is not None else None)
+    return bundle
+
 
 _FILES = "program"
 

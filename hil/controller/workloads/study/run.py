@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
+from hil.compare.verdict import compare_output
 from hil.controller.devices.board_factory import AnyProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.loaded_program import LoadedProgram
@@ -28,6 +29,20 @@ from hil.controller.workloads.study.record import FAILED, PASSED, SCHEMA, Row, S
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
 from hil.core.results import Outcome
+from hil.controller.workloads.study.record import (
+    FAILED,
+    PASSED,
+    SCHEMA,
+    Asked,
+    Experiment,
+    Row,
+    StageResult,
+    exit_code,
+    taken_over,
+)
+from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
+from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise
+from hil.core.results import Noise, Outcome
 from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import (
@@ -39,7 +54,84 @@ from hil.errors import (
     HilError,
     ReferenceFailed,
     UsageError,
+    VacuousTolerance,
 )
+
+Tensors = Mapping[str, Array]
+
+
+class Differs(HilError):
+    """A training step's values differ from TensorFlow's."""
+
+    outcome = Outcome.FAIL.value
+
+
+class CannotBeJudged(HilError):
+    """All values agree with TensorFlow's, but for some of them wrong ones would agree as well."""
+
+    outcome = Outcome.BLIND.value
+
+
+def match_steps(
+    row: Row,
+    results: Sequence[Tensors],
+    expected_of: Callable[[int], tuple[Tensors, Mapping[str, Noise]]],
+    *,
+    rtol: float,
+    atol: float | None,
+    allow_blind: Sequence[str] = (),
+) -> None:
+    """Compare every step, and put into the row how many agreed and the largest difference.
+
+    Args:
+        row: of the experiment and the compiler.
+        results: each step's outputs and variables.
+        expected_of: TensorFlow's, by the step's number from 0, and their noise by name.
+        rtol, atol, allow_blind: as :func:`hil.compare.verdict.compare_output` takes them.
+
+    Raises:
+        Differs: one does not agree, or there is nothing to compare.
+        CannotBeJudged: all agree, and one that is not allowed to be blind would agree with wrong values too.
+    """
+    if not results:
+        raise Differs("there is no step to compare")
+    unjudged: dict[str, str] = {}
+    for step, outputs in enumerate(results):
+        place = f"step {step + 1} of {len(results)}"
+        expected, noise = expected_of(step)
+        if outputs.keys() != expected.keys():
+            others = ", ".join(sorted(outputs.keys() ^ expected.keys()))
+            raise Differs(f"{place}: these are not in both the program and TensorFlow's training: {others}")
+        if not expected:
+            raise Differs(f"{place}: there is nothing to compare: neither outputs nor variables")
+        for name, reference in expected.items():
+            try:
+                compared = compare_output(
+                    name,
+                    outputs[name],
+                    reference,
+                    rtol=rtol,
+                    atol=atol,
+                    noise=noise.get(name),
+                    allow_blind=allow_blind,
+                )
+            except VacuousTolerance as error:
+                unjudged.setdefault(name, f"{place}: {error.message}")
+                continue
+            if compared.max_abs is not None and compared.max_abs >= row.worst.get("max_abs", 0.0):
+                ulp = {"max_abs": compared.max_abs, "max_ulp": compared.max_ulp}
+                row.worst = {**ulp, "of": name, "step": step + 1}
+            if compared.blind and not compared.passed:
+                unjudged.setdefault(name, f"{place}: {name}: {compared.reason}")
+            elif not compared.passed:
+                raise Differs(f"{place}: {name}: {compared.reason}")
+        row.steps = step + 1
+    if unjudged:
+        more = f" (and {len(unjudged) - 1} more tensors)" if len(unjudged) > 1 else ""
+        raise CannotBeJudged(
+            f"{next(iter(unjudged.values()))}{more}", hint="--allow-blind NAME takes such a tensor as it is"
+        )
+
 
 DOCUMENT = "study.json"
 

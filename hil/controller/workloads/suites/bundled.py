@@ -13,10 +13,9 @@ from hil.bundles.seal import sealed
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.controller.workloads.bundles.bpte import read_bpte
+from hil.controller.workloads.bundles.case_files import INDEX, read_golden
 from hil.controller.workloads.bundles.flagfile import case_name, read_flagfiles
-from hil.controller.workloads.bundles.golden import INDEX, read_golden
-from hil.controller.workloads.bundles.opening import open_bundle
-from hil.controller.workloads.bundles.program_case import ProgramCase, stored_program
+from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import MAX_TEXT_BYTES, read_file
 from hil.errors import UsageError

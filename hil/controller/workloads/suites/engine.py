@@ -18,12 +18,11 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage import prompts
-from hil.controller.workloads.suites.board_slots import Going, Loss, Seat, seats_of
-from hil.controller.workloads.suites.case_stages import Settings, suite_runner
+from hil.controller.workloads.suites.board_slots import Agreement, Going, Loss, OtherTarget, Seat, seats_of
 from hil.controller.workloads.suites.preparing import prepared, unread
+from hil.controller.workloads.suites.request import Settings, suite_runner
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
-from hil.controller.workloads.suites.target_consensus import Agreement, OtherTarget
 from hil.controller.workloads.suites.tasks import Task, TaskQueue, attempt, fresh, next_confirmation
 from hil.core.results import Outcome, Stage
 from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded

@@ -24,7 +24,7 @@ from hil.controller.workloads.suites.bundled import (
     is_golden,
 )
 from hil.controller.workloads.suites.model_cases import SuiteModel
-from hil.controller.workloads.suites.naming import numbered, worded
+from hil.controller.workloads.suites.spec import numbered, worded
 from hil.core.tensors import Array
 from hil.errors import UsageError
 

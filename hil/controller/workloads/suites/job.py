@@ -20,14 +20,12 @@ from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.runs import GO_ON
 from hil.controller.workloads.suites.engine import Engine, Plan
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.record import CaseRecord, record_of
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseSpec, Suite
-from hil.controller.workloads.suites.store import SuiteRun, default_folder
-from hil.controller.workloads.suites.tool_versions import versions
+from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
     EXIT_INTERRUPTED,

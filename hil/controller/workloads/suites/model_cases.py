@@ -23,8 +23,7 @@ from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Workshop
 from hil.controller.storage.paths import exists
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.suites.bundled import OwnCase
-from hil.controller.workloads.suites.naming import numbered, short, worded
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, numbered, short, worded
 from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
 from hil.core.scratch import temporary_folder

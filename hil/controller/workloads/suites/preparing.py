@@ -13,7 +13,7 @@ from hil.controller.backends.compilers.iree_group import compile_together, has_c
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Case, Options, Workshop
 from hil.controller.pipeline.runner import Runner
-from hil.controller.workloads.suites.case_stages import Settings, begin_case
+from hil.controller.workloads.suites.request import Settings, begin_case
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task

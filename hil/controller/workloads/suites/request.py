@@ -4,14 +4,147 @@ from __future__ import annotations
 
 import fnmatch
 import shlex
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.links.provider import is_lent
-from hil.controller.workloads.suites.case_stages import Settings
-from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.models.flows import Flow, quantum_atol
+from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop
+from hil.controller.pipeline.runner import Runner
+from hil.controller.storage.runs import storing
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec
+from hil.core.results import Stage
+from hil.errors import (
+    CompileFailed,
+    HilError,
+    ImportFailed,
+    ReferenceFailed,
+    RunFailed,
+    StorageError,
+    UsageError,
+    VacuousTolerance,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a suite's cases are to be run, whatever the flow.
+
+    Attributes:
+        seed: of random inputs.
+        rtol, atol: in place of the cases' and the flow's own tolerances; None keeps those.
+        allow_blind: patterns of names of outputs that may pass though nobody can judge them.
+        iterations, warmup: timed and untimed runs.
+        timeout: seconds for loading, for the runs together, and for each reference.
+        recompute: do not take programs or reference results from the cache.
+        debug_ir: folder for the compiler's IR, one below it for each case.
+        profile: run a second time under the runtime's profiler.
+        no_fallback: a node that runs on another device than it was told to is an error.
+    """
+
+    seed: int = 0
+    rtol: float | None = None
+    atol: float | None = None
+    allow_blind: tuple[str, ...] = ()
+    iterations: int = 1
+    warmup: int = 0
+    timeout: float = DEFAULT_TIMEOUT_S
+    recompute: bool = False
+    debug_ir: Path | None = None
+    profile: bool = False
+    no_fallback: bool = False
+
+
+# What bad usage that a stage finds is in a suite.
+_KINDS: Mapping[Stage, type[HilError]] = {
+    Stage.IMPORT: ImportFailed,
+    Stage.COMPILE: CompileFailed,
+    Stage.REFER: ReferenceFailed,
+    Stage.COMPARE: ReferenceFailed,
+}
+
+
+def suite_runner(shop: Workshop) -> Runner:
+    """The runner of a suite's cases: what a user of `hil run` typed wrongly, a suite found in a model or a flow."""
+    return Runner(shop, of_usage=_outcome)
+
+
+def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, settings: Settings, name: str = "") -> Case:
+    """Make a case's data and import its model. Whatever fails is the outcome of the case.
+
+    Args:
+        spec: the case.
+        flow: how it is compiled and judged.
+        runner: imports the model.
+        folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
+        settings: how it is run.
+        name: the case's; "" is its id.
+    """
+    with storing(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    name = name or spec.id
+    try:
+        data = spec.make(runner.shop, folder)
+        if data.program is not None:
+            return data.program.begin(options_for(data, flow, settings, spec.id), folder, name)
+        quantum = quantum_atol(flow, data.path, runner.shop, folder / "logs" / "import.log")
+        if quantum is not None:
+            data = replace(data, atol=max(quantum, data.atol or 0.0))
+        return runner.begin(data.path, options_for(data, flow, settings, spec.id), folder, name=name)
+    except StorageError:
+        raise
+    except HilError as error:
+        case = Case(name, folder / "unread", Options(runtime=flow.runtime), folder)
+        told = _outcome(error, Stage.IMPORT) if isinstance(error, UsageError) else error
+        return case.ended(told, Stage.IMPORT)
+
+
+def _outcome(error: UsageError, stage: Stage) -> HilError:
+    """The error that ends a case in place of bad usage.
+
+    A tolerance that cannot judge one case may suit all the others: that is an outcome as well.
+    """
+    if isinstance(error, VacuousTolerance):
+        return error
+    return _KINDS.get(stage, RunFailed)(error.message, hint=error.hint, detail=error.detail)
+
+
+def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
+    """The pipeline's options for a case: its data, its flow, and how it is to be run."""
+    # A tolerance that the user typed goes before the flow's, and that before the case's own.
+    chosen: Mapping[str, Any] = {
+        name: next(
+            (one for one in (getattr(settings, name), getattr(flow, name)) if one is not None), getattr(data, name)
+        )
+        for name in ("rtol", "atol")
+    }
+    return Options(
+        runtime=flow.runtime,
+        compiler=flow.compiler,
+        compile_flags=flow.compile_flags,
+        dims=data.dims,
+        inputs=data.inputs,
+        expected=data.expected,
+        plain_model=data.plain_path,
+        plain_expected=data.plain_expected,
+        min_sqnr_db=flow.min_sqnr_db,
+        allow_blind=settings.allow_blind,
+        seed=settings.seed,
+        iterations=settings.iterations,
+        warmup=settings.warmup,
+        timeout=settings.timeout,
+        recompute=settings.recompute,
+        debug_ir=settings.debug_ir / case_id if settings.debug_ir else None,
+        profile=settings.profile,
+        no_fallback=settings.no_fallback,
+        # A flow, or a case, has one tolerance for many outputs; what the user typed is never replaced.
+        replace_blind_tolerance=settings.rtol is None and settings.atol is None,
+        **chosen,
+    )
 
 
 @dataclass(frozen=True)

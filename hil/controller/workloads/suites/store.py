@@ -5,19 +5,50 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shlex
 import time
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.begun import seal
 from hil.controller.storage.runs import safe_name, storing
+from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.files import read_file
+from hil.core.installation import own_version
 from hil.core.tensors import Array, save_npy
 from hil.core.text import jsonable
 from hil.errors import UsageError
+
+_PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
+# Those of hil's extras, told where they are installed.
+_FRAMEWORKS = ("torch", "executorch", "torchvision", "torchaudio", "tensorflow", "tensorflow-cpu", "ai-edge-litert")
+
+
+def versions() -> dict[str, str]:
+    """Tool -> version, and what the host is."""
+    return {
+        "hil": own_version(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        **installed(_FRAMEWORKS),
+        "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+    }
+
+
+def installed(packages: tuple[str, ...]) -> dict[str, str]:
+    """The versions of those of some packages that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
 
 SCHEMA = 1
 HEAD = "suite.json"

@@ -25,6 +25,8 @@ from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.tool_versions import installed
 from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL, export_test, find_tests
+from hil.controller.workloads.suites.store import installed
+from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec

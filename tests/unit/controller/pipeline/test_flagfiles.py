@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.pipeline.flagfile_tolerance import tool_tolerance
-from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, read_flagfile, write_flagfile
+from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, read_flagfile, tool_tolerance, write_flagfile
 from hil.controller.pipeline.job import Job
 from hil.errors import UsageError
 

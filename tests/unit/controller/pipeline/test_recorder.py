@@ -11,7 +11,7 @@ import pytest
 
 from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case, Options
-from hil.controller.pipeline.recorder import Recorder
+from hil.controller.pipeline.record import Recorder
 from hil.controller.storage.runs import Run, RunStore
 from hil.core.results import Outcome, RunResult
 from hil.core.text import jsonable

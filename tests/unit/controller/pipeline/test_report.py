@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hil.compare.verdict import compare
-from hil.controller.pipeline.report import device_statistics, print_case, print_verdict, verdict_record
+from hil.controller.pipeline.record import device_statistics, print_case, print_verdict, verdict_record
 from hil.core.results import RunResult
 from hil.core.text import jsonable
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from support.models import DIGITS
 
-from hil.controller.analysis.bench.job import run_bench
+from hil.controller.analysis.bench.job import board_of_stored, run_bench
 from hil.controller.analysis.bench.model import BenchJob
-from hil.controller.analysis.bench.sides import board_of_stored
 from hil.controller.cli.screen import Screen
 from hil.controller.pipeline.job import Job
 from hil.errors import UsageError

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bench_boards import PacedBoard, side_on
 
-from hil.controller.analysis.bench.document import under_load
 from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, measure
 from hil.controller.analysis.bench.model import Batch, BenchJob
+from hil.controller.analysis.bench.store import under_load
 from hil.controller.pipeline.job import Job
 from hil.core.results import Outcome
 from hil.errors import RunCrashed

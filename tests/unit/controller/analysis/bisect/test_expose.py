@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.layer_models import local_function
 from support.models import save_model
 
-from hil.controller.analysis.bisect.expose import expose
+from hil.controller.analysis.bisect.subject import expose
 from hil.controller.analysis.layers import layers_of
 from hil.controller.models.importers import import_model
 from hil.core.tensors import TensorSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.analysis.bisect.pair import check_layers, check_signatures
+from hil.controller.analysis.bisect.subject import check_layers, check_signatures
 from hil.controller.analysis.layers import Layer
 from hil.core.artifacts import Model
 from hil.core.tensors import TensorSpec

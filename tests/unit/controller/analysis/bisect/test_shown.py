@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from hil.compare.verdict import compare_output
-from hil.controller.analysis.bisect.growth import plot_growth
-from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding
-from hil.controller.analysis.bisect.table import print_bisection
+from hil.controller.analysis.bisect.judge import plot_growth
+from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding, print_bisection
 from hil.core.results import Outcome
 from hil.errors import StorageError, UsageError
 

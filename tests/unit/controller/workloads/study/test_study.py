@@ -10,18 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.workloads.study.match import CannotBeJudged, Differs, match_steps
-from hil.controller.workloads.study.plan import Experiment, read_study
 from hil.controller.workloads.study.record import (
     FAILED,
     PASSED,
+    Experiment,
     Row,
     StageResult,
     exit_code,
+    read_study,
     row_of,
     summary,
     taken_over,
 )
+from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
 from hil.controller.workloads.study.show import cells, failures, markdown, write_tables
 from hil.controller.workloads.study.toolchains import WAYS
 from hil.core.results import Noise, Outcome

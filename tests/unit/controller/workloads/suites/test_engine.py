@@ -12,8 +12,8 @@ from hil.controller.models.flows import load_flow
 from hil.controller.pipeline.case import Case, Options, Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.workloads.suites.case_stages import Settings
 from hil.controller.workloads.suites.engine import Engine, Plan
+from hil.controller.workloads.suites.request import Settings
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, fresh

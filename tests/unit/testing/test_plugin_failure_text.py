@@ -11,7 +11,7 @@ from hil.controller.pipeline.case import Case, Options
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.results import Outcome, RunResult
 from hil.errors import BoardLost
-from hil.testing.pytest_plugin.telling import commands, failure
+from hil.testing.pytest_plugin.failure_text import commands, failure
 
 
 def test_a_quantised_model_that_leaves_the_float_one_shows_both_comparisons():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.report import print_verdict, verdict_record
+from hil.controller.pipeline.record import print_verdict, verdict_record
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.placement import placement_text
 from hil.core.results import Verdict

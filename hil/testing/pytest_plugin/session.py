@@ -1,16 +1,17 @@
-"""What the tests of one process share: the models and their cases, the cache, and the boards."""
+"""What the tests of one process share: the models and their cases, the cache, the boards, and cases prepared ahead."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,23 +26,94 @@ from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import safe_name, storing
-from hil.controller.workloads.suites.case_stages import suite_runner
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.folder import look
 from hil.controller.workloads.suites.model_cases import LayerChoice, SuiteModel, cases_of
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.preparing import prepared
+from hil.controller.workloads.suites.request import Request, Settings, suite_runner
 from hil.controller.workloads.suites.sources import EXPECTED
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
+from hil.core.boards import BoardConfig
 from hil.core.scratch import new_folder
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
-from hil.testing.pytest_plugin.desk import Desk
+from hil.testing.pytest_plugin.boards import Desk, Turns
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, out_folder, request_of
-from hil.testing.pytest_plugin.turns import Turns
 
-if TYPE_CHECKING:
-    from hil.testing.pytest_plugin.ahead import Ahead
+# So many that are ready may wait for their tests: their tensors are in memory.
+_WAITING = 256
+_JOIN_S = 15.0
+
+
+class Ahead:
+    """Prepares cases in a thread.
+
+    Args:
+        specs: the cases, in the order of their tests.
+        flow, settings: how they are made.
+        runner: takes them through the host's stages.
+        config: of the board that they are compiled for.
+        run: whose folder takes the cases' files.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[CaseSpec],
+        flow: Flow,
+        settings: Settings,
+        runner: Runner,
+        config: BoardConfig,
+        run: SuiteRun,
+    ) -> None:
+        self._over = threading.Event()
+        self._changed = threading.Condition()
+        self._coming = {spec.id for spec in specs}
+        self._ready: dict[str, Task] = {}
+        self._wanted = ""
+        self._error: BaseException | None = None
+        tasks = prepared(specs, flow, settings, runner, config, run, self._over)
+        self._thread = threading.Thread(target=self._work, args=(tasks,), name="hil-ahead", daemon=True)
+        self._thread.start()
+
+    def take(self, case_id: str) -> Task | None:
+        """A case that is ready, or has ended before; waits for it. None for one that is not among them any more."""
+        with self._changed:
+            if case_id not in self._coming:
+                return None
+            self._wanted = case_id
+            self._changed.notify_all()
+            while case_id not in self._ready:
+                if self._error is not None:
+                    raise self._error
+                # In slices, so that Ctrl-C is heard on every platform.
+                self._changed.wait(0.5)
+            self._wanted = ""
+            self._coming.remove(case_id)
+            return self._ready.pop(case_id)
+
+    def close(self) -> None:
+        """Prepare no more; to be called after the processes have been stopped."""
+        self._over.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(_JOIN_S)
+
+    def _work(self, tasks: Iterator[Task]) -> None:
+        try:
+            for task in tasks:
+                with self._changed:
+                    self._ready[task.case.name] = task
+                    self._changed.notify_all()
+                    while len(self._ready) >= _WAITING and not self._wanted and not self._over.is_set():
+                        self._changed.wait()
+                if self._over.is_set():
+                    break
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
 
 BENCH = pytest.StashKey["Bench"]()
 # What xdist's controller tells its workers: the folder in which they take turns on boards.
@@ -184,8 +256,6 @@ class Bench:
             return None
         key = (case.folder.path, case.hw_type)
         if key not in self._aheads:
-            from hil.testing.pytest_plugin.ahead import Ahead
-
             specs = [one.spec for one in coming() if (one.folder.path, one.hw_type) == key]
             run = SuiteRun(self.work / str(len(self._aheads)), {})
             self._aheads[key] = Ahead(specs, self.flow, self.request.settings, self.runner, config, run)
