@@ -23,7 +23,7 @@ from hil.controller.farm.packing import packed_bundle
 from hil.controller.farm.places import HOME_VARIABLE, farm_address
 from hil.controller.farm.up import Up, Wishes
 from hil.controller.farm.words import Order, Spec
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
 from hil.core.tensors import TensorSpec

@@ -11,9 +11,9 @@ from typing import Any
 from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
-from hil.controller.pipeline.arguments import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.core.results import Stage

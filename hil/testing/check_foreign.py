@@ -28,8 +28,9 @@ from typing import Any
 import click
 import numpy as np
 
-from hil.controller.pipeline.job import Job, Progress
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated, IsolatedCrash
+from hil.controller.storage.run_context import Progress
 from hil.controller.storage.tensor_folder import load_tensors, save_tensors
 from hil.controller.workloads.run_job import run_job
 from hil.core.boards import load_board

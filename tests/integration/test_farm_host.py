@@ -28,7 +28,7 @@ from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Kind, Spec
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.suites.request import Request
 from hil.core.digest import digest_file

@@ -25,7 +25,7 @@ from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.terms import Terms
 from hil.controller.farm.words import Spec
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
 
 pytestmark = pytest.mark.timeout(300)

@@ -18,7 +18,8 @@ from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, qu
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_pool import BoardSession
-from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

@@ -11,7 +11,8 @@ import numpy as np
 
 from hil.controller.analysis.bench.measure import Side
 from hil.controller.devices.agentless.program import CommandCall
-from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.core.artifacts import Artifact
 from hil.core.results import RunResult
 

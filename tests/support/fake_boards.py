@@ -12,7 +12,8 @@ import pytest
 
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.pipeline import board_pool
-from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.core.artifacts import Artifact
 from hil.core.results import RunResult
 from hil.core.tensors import Array, TensorSpec

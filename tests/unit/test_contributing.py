@@ -24,4 +24,6 @@ def test_what_it_names_exists() -> None:
     assert named and {name for name in named if not (ROOT / name).exists()} == set()
     inside = set(re.findall(r"`((?:models|backends|pipeline|devices|storage)/[\w./-]+)`", GUIDE))
     places = {name: ROOT / "hil" / "controller" / name for name in inside}
-    assert {name for name, place in places.items() if not (place.exists() or place.with_suffix(".py").exists())} == set()
+    assert {
+        name for name, place in places.items() if not (place.exists() or place.with_suffix(".py").exists())
+    } == set()

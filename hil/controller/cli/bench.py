@@ -15,13 +15,10 @@ from hil.controller.cli.options import (
     input_options,
     json_option,
     model_options,
-    no_fallback_option,
-    parse_dims,
-    parse_range,
     reference_options,
+    run_option,
     runs_option,
     seconds,
-    timeout_option,
     tolerance_options,
     wait_option,
 )
@@ -69,8 +66,8 @@ from hil.errors import UsageError
 @input_options
 @reference_options
 @tolerance_options
-@timeout_option
-@no_fallback_option
+@run_option("timeout")
+@run_option("no_fallback")
 @wait_option
 @fault_option
 @click.option(
@@ -88,7 +85,7 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.analysis.bench.model import BenchJob
     from hil.controller.cli.screen import Screen, console, print_json
     from hil.controller.pipeline.flagfiles import read_flagfile
-    from hil.controller.pipeline.job import Job
+    from hil.controller.pipeline.options import Job
 
     models, later = _sorted(words, bool(settings["flagfile"]))
     source = click.get_current_context().get_parameter_source("min_time_s")
@@ -100,13 +97,7 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     own["min_effect"] = settings.pop("min_effect") / 100
     own["fail_if_slower"] = None if allowed is None else allowed / 100
     own["check"] = not settings.pop("no_check")
-    job = Job(
-        models=models,
-        dims=parse_dims(settings.pop("dims")),
-        input_range=parse_range(settings.pop("input_range")),
-        recompute=settings.pop("recompute_cache"),
-        **settings,
-    )
+    job = Job(models=models, **settings)
     if job.flagfile:
         job = read_flagfile(job, later)
     with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:

@@ -18,16 +18,13 @@ from hil.controller.cli.options import (
     input_options,
     json_option,
     model_options,
-    no_fallback_option,
-    parse_dims,
-    parse_range,
-    timeout_option,
+    run_option,
     tolerance_options,
     wait_option,
 )
 
 if TYPE_CHECKING:
-    from hil.controller.pipeline.case import Options
+    from hil.controller.pipeline.options import Options
 
 
 @click.command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
@@ -46,8 +43,8 @@ if TYPE_CHECKING:
 @group_option
 @input_options
 @tolerance_options
-@timeout_option
-@no_fallback_option
+@run_option("timeout")
+@run_option("no_fallback")
 @wait_option
 @fault_option
 @click.option(
@@ -68,7 +65,8 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     from hil.controller.analysis.bisect.result import WAYS
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.models.flows import load_flow
-    from hil.controller.pipeline.case import Options, Workshop
+    from hil.controller.pipeline.case import Workshop
+    from hil.controller.pipeline.options import Options
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
     from hil.controller.storage.pictures import check_picture
@@ -90,12 +88,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     where = {option: settings[name] for option, name in named.items()}
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
-    options = Options(
-        dims=parse_dims(settings.pop("dims")),
-        input_range=parse_range(settings.pop("input_range")),
-        recompute=settings.pop("recompute_cache"),
-        **settings,
-    )
+    options = Options(**settings)
     with Screen(quiet=as_json or not sys.stderr.isatty()) as screen, Isolated() as isolated:
         found = find(
             model,

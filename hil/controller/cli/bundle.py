@@ -14,9 +14,8 @@ from hil.controller.cli.options import (
     fault_option,
     iteration_options,
     json_option,
-    no_fallback_option,
+    run_option,
     runs_option,
-    timeout_option,
     tolerance_options,
     wait_option,
 )
@@ -91,8 +90,8 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @_key
 @tolerance_options
 @iteration_options
-@timeout_option
-@no_fallback_option
+@run_option("timeout")
+@run_option("no_fallback")
 @wait_option
 @fault_option
 @runs_option
@@ -103,7 +102,7 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
     Everything is stored as it comes, as `hil run` does.
     """
     from hil.controller.cli.screen import Screen, print_json
-    from hil.controller.pipeline.job import Job
+    from hil.controller.pipeline.options import Job
     from hil.controller.workloads.bundles.run import run_bundle
     from hil.controller.workloads.bundles.show import print_run
 

@@ -15,14 +15,8 @@ from hil.controller.cli.options import (
     board_options,
     cache_options,
     chosen_board,
-    dim_option,
-    input_option,
     json_option,
-    parse_dims,
-    parse_range,
-    range_option,
-    seed_option,
-    timeout_option,
+    run_option,
     wait_option,
 )
 
@@ -40,7 +34,7 @@ _sign = click.option("--sign", "key", type=_FILE, metavar="KEY", help="Sign it w
 @board_options
 @click.option("--runtime", default="", metavar="NAME", help="iree, onnxruntime, ... (default: the board's).")
 @click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
-@dim_option
+@run_option("dims")
 @click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags.")
 @cache_options
 @click.option(
@@ -50,15 +44,15 @@ _sign = click.option("--sign", "key", type=_FILE, metavar="KEY", help="Sign it w
     metavar="[METHOD=]PATH",
     help="A case: an .npz, or a folder of input_0.npy, output_0.npy, ... (or .pb). Repeats.",
 )
-@input_option
+@run_option("inputs")
 @click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="What --input must give.")
 @click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Random cases of each method.")
-@seed_option
-@range_option
+@run_option("seed")
+@run_option("input_range")
 @click.option("--reference", multiple=True, metavar="NAME", help="Who says what is expected (default: by format).")
 @click.option("--rtol", type=float, help="Relative tolerance of every case (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance of every case (default: by dtype).")
-@timeout_option
+@run_option("timeout")
 @wait_option
 @_sign
 @click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
@@ -71,7 +65,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
     """
     from hil.controller.cli.screen import Screen
     from hil.controller.pipeline.board_pool import BoardPool
-    from hil.controller.pipeline.case import Options
+    from hil.controller.pipeline.options import Options, RunSettings
     from hil.controller.workloads.bundles.create import Request, create_bundle
     from hil.errors import UsageError
 
@@ -79,14 +73,8 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
         raise UsageError("a bundle's cases expect one answer: give one --reference")
     target = _free(output or Path(f"{model.stem}.hilb"))
     choice = chosen_board(settings)
-    plain = ("runtime", "compile_flags", "debug_ir", "inputs", "expected", "seed", "rtol", "atol", "timeout")
-    options = Options(
-        **{name: settings[name] for name in plain},
-        dims=parse_dims(settings["dims"]),
-        input_range=parse_range(settings["input_range"]),
-        references=settings["reference"],
-        recompute=settings["recompute_cache"],
-    )
+    names = RunSettings.__dataclass_fields__.keys() & settings.keys()
+    options = Options(**{name: settings[name] for name in names}, references=settings["reference"])
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
     with _workshop() as shop:
         with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:

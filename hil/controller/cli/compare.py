@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import allow_blind_option, json_option, runs_option
+from hil.controller.cli.options import json_option, run_option, runs_option
 
 
 @click.command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
@@ -15,7 +15,7 @@ from hil.controller.cli.options import allow_blind_option, json_option, runs_opt
 @click.argument("b")
 @click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
-@allow_blind_option
+@run_option("allow_blind")
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="PNG", help="A picture of where the worst output differs."
 )

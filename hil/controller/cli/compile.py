@@ -15,7 +15,6 @@ from hil.controller.cli.options import (
     compile_profile_option,
     json_option,
     model_options,
-    parse_dims,
 )
 from hil.core.scratch import temporary_folder
 
@@ -33,7 +32,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.cli.screen import print_json
     from hil.controller.devices.board_resolver import knows_target
     from hil.controller.pipeline.board_pool import BoardPool
-    from hil.controller.pipeline.case import Options, Workshop
+    from hil.controller.pipeline.case import Workshop
+    from hil.controller.pipeline.options import Options, RunSettings
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
     from hil.controller.storage.cache import Cache
@@ -45,14 +45,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     for kind, folder in asked.items():
         check_folder(folder, kind)
     choice = chosen_board(settings)
-    options = Options(
-        runtime=settings["runtime"],
-        function=settings["function"],
-        dims=parse_dims(settings["dims"]),
-        compile_flags=settings["compile_flags"],
-        debug_ir=settings["debug_ir"],
-        recompute=settings["recompute_cache"],
-    )
+    names = RunSettings.__dataclass_fields__.keys() & settings.keys()
+    options = Options(**{name: settings[name] for name in names})
     check_options(options, choice)
     if output is not None and output.is_dir():
         raise UsageError(f"-o {output} is a folder", hint="name the program's file")

@@ -13,19 +13,16 @@ from hil.controller.cli.options import (
     input_options,
     iteration_options,
     json_option,
-    limit_option,
-    no_fallback_option,
     options,
-    parse_dims,
-    parse_range,
     program_options,
-    recompute_option,
     reference_options,
+    run_option,
     seconds,
     tolerance_options,
 )
 from hil.controller.cli.suite_run import case_options
 from hil.controller.farm.words import Kind
+from hil.controller.pipeline.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 _FILE = click.Path(path_type=Path)
@@ -71,12 +68,12 @@ _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "co
 _OF_BUNDLES = ("methods", "key")
 _OF_RUNS = (
     *("runtime", "function", "compile_flags", "inputs", "input_range", "references", "expected", "flagfile"),
-    *("dims", "seed", "recompute_cache"),
+    *("dims", "seed", "recompute"),
 )
 _OWN = {
     Kind.RUN: _OF_RUNS,
     Kind.BUNDLE: _OF_BUNDLES,
-    Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute_cache"),
+    Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute"),
 }
 
 
@@ -94,10 +91,10 @@ Examples:
 @reference_options
 @tolerance_options
 @iteration_options
-@limit_option("--run-timeout")
-@no_fallback_option
+@run_option("timeout", "--run-timeout")
+@run_option("no_fallback")
 @click.option("--flagfile", type=_FILE, metavar="FILE", help="An iree-run-module flag file.")
-@recompute_option
+@run_option("recompute")
 @_bundle_options
 @_suite_options
 @json_option
@@ -140,31 +137,23 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
     from hil.controller.farm.submitting import load_bundles, load_models, load_suite, matching
-    from hil.controller.pipeline.job import Job
     from hil.controller.workloads.suites.request import Request, Settings
 
-    dims = parse_dims(settings["dims"])
-    shared = ("rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "no_fallback")
-    running = {name: settings[name] for name in shared}
     if kind is Kind.SUITE:
         own = {name: settings[name] for name in _OF_SUITES}
-        way = Settings(**running, seed=settings["seed"], recompute=settings["recompute_cache"])
-        request = Request(words[0], **own, dims=dims, settings=way)
+        how_cases = Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)})
+        request = Request(words[0], **own, dims=settings["dims"], settings=how_cases)
         return load_suite(request, matching(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
+    job = Job(models=models, flagfile=settings["flagfile"], **{name: settings[name] for name in _typed(Job, settings)})
     if kind is Kind.BUNDLE:
-        return load_bundles(Job(models=models, **running), settings["methods"], settings["key"])
-    names = ("runtime", "function", "compile_flags", "inputs", "references", "expected", "flagfile", "seed")
-    plain = {name: settings[name] for name in names}
-    job = Job(
-        models=models,
-        **running,
-        **plain,
-        dims=dims,
-        input_range=parse_range(settings["input_range"]),
-        recompute=settings["recompute_cache"],
-    )
+        return load_bundles(job, settings["methods"], settings["key"])
     return load_models(job)
+
+
+def _typed(kind: type[CaseSettings], settings: dict[str, Any]) -> set[str]:
+    """The fields of a settings class that are options of this verb."""
+    return specs_of(kind).keys() & settings.keys()
 
 
 def _refuse_foreign(context: click.Context, kind: Kind) -> None:

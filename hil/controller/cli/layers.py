@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.options import (
-    dim_option,
     group_option,
-    input_option,
     json_option,
-    parse_dims,
-    seed_option,
+    run_option,
 )
 from hil.core.scratch import temporary_folder
 
@@ -37,9 +34,9 @@ _ONE_LINE = 2000
 @click.option(
     "--save", type=click.Path(path_type=Path), metavar="DIR", help="Save models, their inputs and expected outputs."
 )
-@dim_option
-@input_option
-@seed_option
+@run_option("dims")
+@run_option("inputs")
+@run_option("seed")
 @json_option
 def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, **settings: Any) -> int:
     """List the layers of an ONNX MODEL, or cut one part out of it, and save them as models of their own.
@@ -55,7 +52,7 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
     from hil.controller.storage.isolated import Isolated
 
     cache = Cache()
-    dims = parse_dims(settings["dims"])
+    dims = settings["dims"]
     with Isolated(1) as isolated, temporary_folder("hil-layers-") as scratch:
         shop: dict[str, Any] = {"cache": cache, "isolated": isolated, "log": Path(scratch) / "layers.log"}
         read = import_model(model, dims=dims, isolated=isolated, cache=cache)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hil.controller.backends.runtime_registry import RUNTIMES
+from hil.controller.pipeline.options import RunSettings, flag_of, parse_seconds, specs_of
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,15 +21,45 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path)
 
 
+_SPECS = specs_of(RunSettings)
+_DEFAULTS = RunSettings()
+
+
 def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
     """For an option that takes seconds: refuse what nobody can wait.
 
     Raises:
         UsageError: it is negative, infinite or no number at all.
     """
-    from hil.controller.pipeline.arguments import SECONDS, checked
+    return parse_seconds(value, option.opts[0])
 
-    return float(checked(option.opts[0], value, SECONDS))
+
+def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
+    """An option of a run as a verb has it, as :mod:`hil.controller.pipeline.options` describes it.
+
+    Args:
+        name: the field of :class:`RunSettings`; the verb gets its value under this name.
+        flag: a long name in place of the usual one.
+        more: what click is to be told in place of what follows from the description.
+    """
+    spec, default = _SPECS[name], getattr(_DEFAULTS, name)
+    settings: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar}
+    if isinstance(default, bool):
+        settings = {"help": spec.help, "is_flag": True}
+    elif spec.repeats:
+        settings["multiple"] = True
+    elif default is None and spec.of_text is None:
+        settings["type"] = click.Path(path_type=Path, file_okay=False) if spec.metavar == "DIR" else float
+    else:
+        settings |= {"default": "" if default is None else default, "show_default": spec.shows_default}
+    if of_text := spec.of_text:
+        settings["callback"] = lambda _, option, value: of_text(value, option.opts[0])
+    return click.option(flag or flag_of(name, spec), name, **{**settings, **more})
+
+
+def run_options(*names: str) -> Callable[[F], F]:
+    """Several options of a run; help lists them in this order."""
+    return options(*map(run_option, names))
 
 
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
@@ -135,9 +166,6 @@ def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) 
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 
 
-dim_option = click.option(
-    "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Value of a symbolic dimension. Repeats."
-)
 group_option = click.option(
     "--group",
     type=click.Choice(["node", "fused"]),
@@ -145,56 +173,11 @@ group_option = click.option(
     show_default=True,
     help="What a layer is: a node, or what compilers fuse (Conv+Relu).",
 )
-seed_option = click.option("--seed", default=0, show_default=True, help="Of random inputs.")
-input_option = click.option(
-    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random."
-)
-range_option = click.option("--input-range", default="", metavar="LOW:HIGH", help="Of the random inputs' values.")
-input_options = options(input_option, seed_option, range_option)
-allow_blind_option = click.option(
-    "--allow-blind",
-    "allow_blind",
-    multiple=True,
-    metavar="OUTPUT",
-    help="Pass this output though no tolerance could tell a wrong answer from a right one (BLIND). * as in file names; "
-    "repeats.",
-)
-tolerance_options = options(
-    click.option("--rtol", type=float, help="Relative tolerance (default: the flow's or the case's own, or by dtype)."),
-    click.option(
-        "--atol",
-        type=float,
-        help="Absolute tolerance (default: the flow's or the case's own, or by dtype and the reference's scale).",
-    ),
-    allow_blind_option,
-)
-reference_options = options(
-    click.option(
-        "--reference",
-        "references",
-        multiple=True,
-        metavar="NAME",
-        help="onnxruntime, iree-llvm-cpu, onnx-reference, ...; repeats.",
-    ),
-    click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected outputs instead of a reference."),
-)
-iteration_options = options(
-    click.option("--iterations", default=1, show_default=True, help="Timed runs."),
-    click.option("--warmup", default=0, show_default=True, help="Untimed runs before."),
-)
-no_fallback_option = click.option(
-    "--no-fallback", is_flag=True, help="Fail (FALLBACK) where any node runs on another device than it was told to."
-)
-recompute_option = click.option("--recompute-cache", is_flag=True, help="Ignore cached programs and reference results.")
-cache_options = options(
-    click.option(
-        "--debug-ir",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help="Dump the compiler's IR here, in a suite a folder a case.",
-    ),
-    recompute_option,
-)
+input_options = run_options("inputs", "seed", "input_range")
+tolerance_options = run_options("rtol", "atol", "allow_blind")
+reference_options = run_options("references", "expected")
+iteration_options = run_options("iterations", "warmup")
+cache_options = run_options("debug_ir", "recompute")
 compile_profile_option = click.option(
     "--compile-time-profile",
     type=click.Path(path_type=Path, file_okay=False),
@@ -203,30 +186,12 @@ compile_profile_option = click.option(
 )
 # What every verb that compiles one model needs: first what says which program it becomes.
 program_options = options(
-    click.option("--runtime", default="", metavar="NAME", help=f"{', '.join(RUNTIMES)}, ... (default: the board's)."),
-    click.option("--function", default="", metavar="F", help="Entry point, where there are several."),
-    dim_option,
-    click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags."),
+    run_option("runtime", help=f"{', '.join(RUNTIMES)}, ... (default: the board's)."),
+    run_options("function", "dims", "compile_flags"),
 )
 model_options = options(program_options, cache_options)
 runs_option = click.option("--out", type=_PATH, metavar="DIR", help="Where runs are stored (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
-
-
-def limit_option(name: str) -> Callable[[F], F]:
-    """The limit of a case's steps, in seconds, as ``timeout``; ``name`` is the option's."""
-    return click.option(
-        name,
-        "timeout",
-        default=60.0,
-        show_default=True,
-        metavar="S",
-        callback=seconds,
-        help="Limit of loading, of the runs together, and of each reference.",
-    )
-
-
-timeout_option = limit_option("--timeout")
 
 
 def flow_option(default: str) -> Callable[[F], F]:
@@ -275,41 +240,3 @@ def refuse_beside_resume(context: click.Context, *others: str) -> None:
                 f"{option.opts[0]} cannot be given with --resume",
                 hint="a run goes on as it was begun; for other settings start a new one",
             )
-
-
-def parse_dims(texts: tuple[str, ...], option: str = "--dim") -> dict[str, int]:
-    """``N=4`` -> {"N": 4}.
-
-    Args:
-        texts: what was typed.
-        option: the option's name, for messages.
-
-    Raises:
-        UsageError: it is not a name and a number of at least 0, or a name has two sizes.
-    """
-    dims: dict[str, int] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value.isdecimal()):
-            raise UsageError(f"{option} {text!r} is not NAME=SIZE", hint=f"for example {option} N=1")
-        if dims.setdefault(name, int(value)) != int(value):
-            raise UsageError(f"{option} gives {name} two sizes: {dims[name]} and {int(value)}", hint="one is enough")
-    return dims
-
-
-def parse_range(text: str) -> tuple[float, float] | None:
-    """``-1:1`` -> (-1.0, 1.0); "" -> None.
-
-    Raises:
-        UsageError: it is not two finite numbers, the lower one first.
-    """
-    if not text:
-        return None
-    low, _, high = text.partition(":")
-    try:
-        found = (float(low), float(high))
-    except ValueError:
-        found = (1.0, 0.0)
-    if not (float("-inf") < found[0] <= found[1] < float("inf")):
-        raise UsageError(f"--input-range {text!r} is not LOW:HIGH", hint="for example --input-range -1:1")
-    return found

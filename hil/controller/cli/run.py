@@ -16,13 +16,10 @@ from hil.controller.cli.options import (
     iteration_options,
     json_option,
     model_options,
-    no_fallback_option,
-    parse_dims,
-    parse_range,
     reference_options,
     refuse_beside_resume,
+    run_option,
     runs_option,
-    timeout_option,
     tolerance_options,
     wait_option,
 )
@@ -38,8 +35,8 @@ from hil.controller.cli.options import (
 @reference_options
 @tolerance_options
 @iteration_options
-@timeout_option
-@no_fallback_option
+@run_option("timeout")
+@run_option("no_fallback")
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, file_okay=False),
@@ -54,22 +51,22 @@ from hil.controller.cli.options import (
 @runs_option
 @click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
 @json_option
-def run(models: tuple[Path, ...], as_json: bool, **settings: Any) -> int:
+def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -> int:
     """Compile MODELs, run them on a board, and compare the answers with a CPU reference.
 
     Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
     """
     from hil.controller.cli.screen import Screen
-    from hil.controller.pipeline.job import Job
+    from hil.controller.pipeline.options import Job
     from hil.controller.workloads.run_job import run_job
 
-    if settings["resume"]:
+    if resume:
         refuse_beside_resume(click.get_current_context(), "models", "resume", "out", "as_json")
     if settings["profile"]:
         _measure_steadily(click.get_current_context(), settings)
-    job = Job(models=models, **_job_settings(settings))
+    job = Job(models=models, **settings)
     with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
-        record = run_job(job, resume=settings["resume"], screen=screen)
+        record = run_job(job, resume=resume, screen=screen)
     if as_json:
         from hil.controller.cli.screen import print_json
 
@@ -86,18 +83,3 @@ def _measure_steadily(context: click.Context, settings: dict[str, Any]) -> None:
     for name, count in (("iterations", PROFILED_ITERATIONS), ("warmup", PROFILED_WARMUP)):
         if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
             settings[name] = count
-
-
-def _job_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The command line's values as a job has them."""
-    board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
-    plain = ("function", "inputs", "seed", "references", "rtol", "atol", "allow_blind", "iterations", "warmup")
-    more = ("timeout", "wait_s", "faults", "compile_flags", "debug_ir", "expected", "flagfile", "out", "no_fallback")
-    profiles = ("profile", "compile_time_profile")
-    return {
-        **{name: settings[name] for name in (*board, *plain, *more, *profiles)},
-        "runtime": settings["runtime"],
-        "dims": parse_dims(settings["dims"]),
-        "input_range": parse_range(settings["input_range"]),
-        "recompute": settings["recompute_cache"],
-    }

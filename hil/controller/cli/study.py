@@ -8,12 +8,10 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import (
-    allow_blind_option,
     board_options,
     json_option,
-    no_fallback_option,
+    run_option,
     seconds,
-    seed_option,
     wait_option,
 )
 
@@ -38,11 +36,11 @@ def study() -> None:
 )
 @click.option("--experiment", "only", multiple=True, metavar="NAME", help="Only this one. Repeats.")
 @click.option("--steps", default=5, show_default=True, help="Training steps to compare.")
-@seed_option
+@run_option("seed")
 @click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype, scale and noise of the tensor).")
-@allow_blind_option
-@no_fallback_option
+@run_option("allow_blind")
+@run_option("no_fallback")
 @board_options
 @wait_option
 @click.option(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import json_option, parse_dims
+from hil.controller.cli.options import json_option
 from hil.controller.cli.suite_run import run, suite_options
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -36,7 +36,7 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.request import Request
     from hil.errors import EXIT_NOTHING_RAN, EXIT_OK
 
-    request = Request(source, flow, **{**settings, "dims": parse_dims(settings["dims"])})
+    request = Request(source, flow, **{**settings, "dims": settings["dims"]})
     with Isolated() as isolated:
         found = suite_of(request, load_flow(flow), Workshop(Cache(), isolated))
     cases = [spec for spec in found.cases if request.selects(spec)]

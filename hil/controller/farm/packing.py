@@ -14,7 +14,7 @@ from typing import Any
 from hil.controller.backends.runtime_registry import runtime_for
 from hil.controller.farm.words import Kind, Spec
 from hil.controller.pipeline.flagfiles import parse_flagfile, read_flagfile
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile

@@ -14,7 +14,7 @@ from hil.controller.farm.suites import plan_suite
 from hil.controller.farm.telemetry import span
 from hil.controller.farm.words import BoardState, Kind, Order, Spec
 from hil.controller.models.importers import SAVED_MODEL, import_model
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.paths import exists

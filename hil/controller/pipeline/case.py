@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,72 +10,12 @@ from typing import Any
 from hil import errors
 from hil.bundles.cases import Signature
 from hil.controller.pipeline.capture import Capture
+from hil.controller.pipeline.options import Options
 from hil.controller.storage.run_context import RunContext
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Outcome, RunResult, Stage, Timings, Verdict
 from hil.core.tensors import Array
 from hil.core.timeline import Span
-
-DEFAULT_TIMEOUT_S = 60.0
-COMPILE_TIMEOUT_S = 1800.0
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a model is to be run.
-
-    Attributes:
-        runtime: ``iree`` or ``onnxruntime``; "" is the board's own choice.
-        compiler: makes the program; "" is the runtime's own.
-        function: entry point; "" is the only one.
-        dims: values of symbolic dimensions.
-        inputs: texts of ``--input``, or name -> tensor.
-        seed, input_range: of random inputs.
-        references: oracles' names; empty is the default for the model's format.
-        expected: texts of ``--expected``, or name -> tensor, that take the references' place.
-        element_types: of each of these, IREE's element type (``si64``) that the program is to give, as iree-run-module
-            compares it; "" where any will do.
-        plain_model: the model as it was before it was quantised or the like: the answer is compared with its reference
-            too, and that is told apart. None where there is none.
-        plain_expected: name -> tensor that take that reference's place.
-        min_sqnr_db: what every output must reach beside the plain model; None asks for nothing.
-        rtol, atol: None is the dtype's default.
-        allow_blind: patterns of names of outputs that may pass though nobody can judge them.
-        replace_blind_tolerance: where rtol and atol cannot judge an output, judge within the dtype's default.
-        iterations, warmup: timed and untimed runs.
-        timeout: seconds for loading, for the runs together, and for each reference.
-        compile_flags: added after the board's.
-        debug_ir: folder for the compiler's IR.
-        recompute: do not take artifacts or reference results from the cache.
-        profile: run a second time under the runtime's profiler, and watch the board meanwhile.
-        no_fallback: a node that runs on another device than it was told to is an error, not a note.
-    """
-
-    runtime: str = ""
-    compiler: str = ""
-    function: str = ""
-    dims: Mapping[str, int] = field(default_factory=dict)
-    inputs: Sequence[str] | Mapping[str, Array] = ()
-    seed: int = 0
-    input_range: tuple[float, float] | None = None
-    references: tuple[str, ...] = ()
-    expected: Sequence[str] | Mapping[str, Array] = ()
-    element_types: tuple[str, ...] = ()
-    plain_model: Path | None = None
-    plain_expected: Mapping[str, Array] = field(default_factory=dict)
-    min_sqnr_db: float | None = None
-    rtol: float | None = None
-    atol: float | None = None
-    allow_blind: tuple[str, ...] = ()
-    replace_blind_tolerance: bool = False
-    iterations: int = 1
-    warmup: int = 0
-    timeout: float = DEFAULT_TIMEOUT_S
-    compile_flags: tuple[str, ...] = ()
-    debug_ir: Path | None = None
-    recompute: bool = False
-    profile: bool = False
-    no_fallback: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from hil.errors import UsageError, did_you_mean
 from hil.formats.iree_command import PARAMETER_SCOPE
 
 if TYPE_CHECKING:
-    from hil.controller.pipeline.job import Job
+    from hil.controller.pipeline.options import Job
 
 
 _TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")

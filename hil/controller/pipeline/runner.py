@@ -18,7 +18,8 @@ from hil.controller.backends.references import default_references
 from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
 from hil.core import clock
 from hil.core.boards import BoardConfig

@@ -27,8 +27,9 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.storage.runs import storing
 from hil.core import clock
 from hil.core.boards import BoardConfig

@@ -1,8 +1,9 @@
-"""What the stages of a case share."""
+"""What the stages of a case share, and who is told how work goes on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -19,3 +20,19 @@ class RunContext:
 
     cache: Cache
     isolated: Isolated
+
+
+class Progress(Protocol):
+    """Who is told how a job goes on."""
+
+    def begin(self, name: str, stages: int) -> None:
+        """A case has begun."""
+
+    def stage(self, name: str, number: int, text: str) -> None:
+        """A case has come to a stage."""
+
+    def end(self, name: str) -> None:
+        """A case is over."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know now."""

@@ -224,7 +224,8 @@ def _program(session: BoardSession, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.backends.compilers import compilers
     from hil.controller.backends.runtime_registry import RUNTIMES
-    from hil.controller.pipeline.case import Options, Workshop
+    from hil.controller.pipeline.case import Workshop
+    from hil.controller.pipeline.options import Options
     from hil.controller.pipeline.runner import Runner
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated

@@ -12,15 +12,16 @@ from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.flagfiles import read_flagfile
-from hil.controller.pipeline.job import Job, Progress
+from hil.controller.pipeline.options import Job, Options
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.begun import check_seal
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import GO_ON, Run, RunStore, safe_name
 from hil.core.results import Stage
 from hil.core.text import jsonable

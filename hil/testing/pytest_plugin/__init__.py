@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fixtures, "hil-fixtures")
     _let_prompts_through(config)
     if config.getini(MODELS) and not config.option.help:
-        from hil.testing.pytest_plugin.collecting import begin
+        from hil.testing.pytest_plugin.hooks import begin
 
         begin(config)
 

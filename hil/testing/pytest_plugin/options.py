@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hil.controller.pipeline.options import CaseSettings, Spec, flag_of, parse_dims, parse_seconds, specs_of
 from hil.testing.traces.options import PYTEST_DEST, TEXTS, backends_text
 
 if TYPE_CHECKING:
@@ -61,7 +62,34 @@ class Option:
         return {name: getattr(self, name) for name in names} | {"action": "append" if self.repeats else "store"}
 
 
+# Of a case's settings: those that a project's own options hardly have, under hil's own names too; and those that the
+# plugin chooses itself.
+_SHORT = ("recompute", "debug_ir", "no_fallback")
+_CHOSEN = ("iterations", "warmup")
+
+
+def _of_cases() -> Iterator[Option]:
+    """The options of a case's settings."""
+    usual = CaseSettings()
+    for name, spec in specs_of(CaseSettings).items():
+        if name in _CHOSEN:
+            continue
+        flag, default = flag_of(name, spec), getattr(usual, name)
+        is_float = default is None and spec.metavar != "DIR"
+        yield Option(
+            f"--hil-{flag.removeprefix('--')}",
+            spec.help + (f" (default {default:g})" if spec.shows_default else ""),
+            flag if name in _SHORT else "",
+            None if isinstance(default, bool) else spec.metavar or "X",
+            type=float if is_float else str if default is None or spec.repeats else type(default),
+            default=None if spec.repeats or isinstance(default, bool) else default,
+            repeats=spec.repeats,
+            counts=spec.decides,
+        )
+
+
 OPTIONS = (
+    *_of_cases(),
     Option(
         "--hil-board",
         "Board to run on: USER@HOST, a name, unix:PATH, farm:SELECTOR (a worker of xdist has one to itself), ...",
@@ -70,14 +98,6 @@ OPTIONS = (
         repeats=True,
     ),
     Option("--hil-runtime-hw-type", "Kind of hardware (default sim).", "--runtime-hw-type", "TYPE", default=""),
-    Option(
-        "--hil-recompute-cache",
-        "Ignore cached programs and reference results.",
-        "--recompute-cache",
-        type=bool,
-        counts=False,
-    ),
-    Option("--hil-debug-ir", "Dump the compiler's IR here, a folder a case.", "--debug-ir", "DIR", counts=False),
     Option("--hil-flow", f"How models are compiled and run (default: ini {FLOW}, else iree).", metavar="NAME|FILE"),
     Option("--hil-no-layers", "Whole models only.", type=bool),
     Option("--hil-group", "What a layer is (default node).", default="node", choices=("node", "fused")),
@@ -95,28 +115,6 @@ OPTIONS = (
     ),
     Option(
         "--hil-dim", "Value of a symbolic dimension, of the models that have it.", metavar="NAME=SIZE", repeats=True
-    ),
-    Option("--hil-seed", "Of random inputs (default 0).", metavar="N", type=int, default=0),
-    Option("--hil-rtol", "Relative tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
-    Option("--hil-atol", "Absolute tolerance (default: the flow's, or by dtype).", metavar="X", type=float),
-    Option(
-        "--hil-allow-blind",
-        "Pass this output though no tolerance could tell a wrong answer from a right one (BLIND).",
-        metavar="OUTPUT",
-        repeats=True,
-    ),
-    Option(
-        "--hil-timeout",
-        "Limit of loading, of running and of a reference, in seconds (default 60).",
-        metavar="S",
-        type=float,
-        default=60.0,
-    ),
-    Option(
-        "--hil-no-fallback",
-        "Fail (FALLBACK) where any node runs on another device than it was told to.",
-        "--no-fallback",
-        type=bool,
     ),
     Option(
         "--hil-wait",
@@ -207,8 +205,6 @@ def request_of(config: pytest.Config) -> Request:
         UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size, two profiles are to
             go into one folder.
     """
-    from hil.controller.cli.options import parse_dims
-    from hil.controller.pipeline.arguments import SECONDS, checked
     from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
     from hil.controller.workloads.suites.request import Request, Settings
     from hil.errors import UsageError
@@ -227,19 +223,20 @@ def request_of(config: pytest.Config) -> Request:
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None
 
+    def setting(name: str, spec: Spec) -> Any:
+        option = flag_of(name, spec).removeprefix("--").replace("-", "_")
+        if spec.repeats:
+            return tuple(given(option) or ())
+        if spec.metavar == "DIR":
+            return path(option)
+        return spec.of_text(given(option), f"--hil-{option}") if spec.of_text else given(option)
+
     profiled = bool(given("runtime_profile"))
     settings = Settings(
         profile=profiled,
         iterations=PROFILED_ITERATIONS if profiled else 1,
         warmup=PROFILED_WARMUP if profiled else 0,
-        seed=given("seed"),
-        rtol=given("rtol"),
-        atol=given("atol"),
-        allow_blind=tuple(given("allow_blind") or ()),
-        timeout=checked("--hil-timeout", given("timeout"), SECONDS),
-        recompute=given("recompute_cache"),
-        no_fallback=given("no_fallback"),
-        debug_ir=path("debug_ir"),
+        **{name: setting(name, spec) for name, spec in specs_of(CaseSettings).items() if name not in _CHOSEN},
     )
     return Request(
         "",
@@ -258,7 +255,7 @@ def request_of(config: pytest.Config) -> Request:
         merge=given("merge"),
         dims=parse_dims(tuple(given("dim") or ()), "--hil-dim"),
         only_expected_failures=given("only_expected_failures"),
-        wait_s=checked("--hil-wait", given("wait"), SECONDS),
+        wait_s=parse_seconds(given("wait"), "--hil-wait"),
         settings=settings,
     )
 

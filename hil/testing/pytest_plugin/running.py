@@ -19,7 +19,8 @@ from hil.compare.verdict import compare
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
-from hil.controller.workloads.suites.record import CaseRecord, record_of
+from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.request import begin_case
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task

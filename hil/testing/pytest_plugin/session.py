@@ -20,7 +20,8 @@ from hil.controller.devices.links.provider import is_lent
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.cache import Cache

@@ -14,7 +14,8 @@ from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board_factory import AnyBoard, AnyProgram
 from hil.controller.models.iree_compiler import native_compiler
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.storage.runs import storing
 from hil.core.artifacts import Artifact, Model
 from hil.core.placement import placement_text

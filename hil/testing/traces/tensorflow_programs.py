@@ -11,7 +11,8 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.lower import Live, lower
 from hil.controller.models.tensorflow.lowered import LoweredFunction
 from hil.controller.models.tensorflow.structure import leaves
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Stage

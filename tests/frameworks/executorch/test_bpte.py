@@ -19,7 +19,8 @@ import hil
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.backends.references import expected_result
 from hil.controller.devices.board_factory import AnyBoard
-from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

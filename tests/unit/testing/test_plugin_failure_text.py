@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hil.compare.verdict import compare
-from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.results import Outcome, RunResult
 from hil.errors import BoardLost

@@ -29,13 +29,14 @@ from hil.controller.devices.board_resolver import BoardChoice, choose, knows_tar
 from hil.controller.devices.links.factory import is_address
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, Workshop
-from hil.controller.pipeline.job import Job, Progress
+from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.begun import is_sealed
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import Run, RunStore, safe_name
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 
 Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
 

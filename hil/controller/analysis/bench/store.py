@@ -25,7 +25,7 @@ from hil.controller.analysis.bench.measure import Side, compare_sides
 from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nanoseconds
 from hil.controller.analysis.bench.stats import summarise
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import Run, storing
 from hil.core.artifacts import Artifact
 from hil.core.results import RunResult

@@ -27,10 +27,11 @@ from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Case, Options, Workshop
-from hil.controller.pipeline.job import Progress
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
+from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import Run, storing
 from hil.core.results import Outcome, Stage
 from hil.core.scratch import temporary_folder

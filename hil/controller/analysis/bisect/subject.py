@@ -14,7 +14,8 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Options, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.runs import storing

@@ -10,7 +10,8 @@ from hil.controller.analysis.profile.collect import RAW, collect
 from hil.controller.analysis.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES, profile_compile
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE
 from hil.controller.analysis.profile.trace import write_trace
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Case, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.runs import storing
 from hil.errors import HilError, StorageError, UsageError
 

@@ -17,7 +17,8 @@ from hil.controller.analysis.profile.store import TABLE, StoredRows, write_profi
 from hil.controller.devices.profile_pass import ProfilePass
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Case, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.runs import storing
 from hil.core.artifacts import Model
 from hil.core.clock import ClockFit

@@ -11,7 +11,7 @@ from hil.controller.devices.health.power import recover, switch
 from hil.controller.farm.host.attempt import Told, failed
 from hil.controller.farm.host.board_connection import Way
 from hil.controller.farm.words import Grant, Result
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
 from hil.controller.workloads.run_job import run_job

@@ -15,7 +15,8 @@ from hil.controller.backends.runtime_registry import runtime_for
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_pool import BoardSession
-from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.workloads.bundles.case_files import read_case

@@ -17,7 +17,8 @@ from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.pipeline.case import Workshop
 from hil.controller.models.importers import import_model, importers
 from hil.controller.pipeline.board_pool import BoardSession
-from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedError
 from hil.core.artifacts import Artifact, Model
 from hil.core.scratch import temporary_folder

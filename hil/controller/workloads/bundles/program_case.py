@@ -11,7 +11,8 @@ from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
 from hil.bundles.content import program_files
 from hil.bundles.signature import public_keys, verify
-from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import RunResult

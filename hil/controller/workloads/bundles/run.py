@@ -13,12 +13,13 @@ from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, Workshop
-from hil.controller.pipeline.job import Job, Progress
+from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import RunStore, safe_name
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
 from hil.core.results import Stage

@@ -17,9 +17,9 @@ from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.models.conversions import needed_version
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.job import Progress
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_folder import load_tensors
 from hil.controller.storage.versions import needed_version

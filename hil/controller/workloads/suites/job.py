@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.flows import Flow, load_flow
-from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.begun import check_seal
 from hil.controller.storage.cache import Cache
@@ -20,7 +21,8 @@ from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.runs import GO_ON
 from hil.controller.workloads.suites.engine import Engine, Plan
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.record import CaseRecord, record_of
+from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite

@@ -19,7 +19,8 @@ from hil.controller.backends.references import default_references
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.paths import exists
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.suites.bundled import OwnCase

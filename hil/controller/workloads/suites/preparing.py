@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
 from hil.controller.models.flows import Flow
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.workloads.suites.request import Settings, begin_case
 from hil.controller.workloads.suites.spec import CaseSpec

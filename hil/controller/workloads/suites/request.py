@@ -6,13 +6,14 @@ import fnmatch
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.links.provider import is_lent
 from hil.controller.models.flows import Flow, quantum_atol
-from hil.controller.pipeline.case import DEFAULT_TIMEOUT_S, Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import CaseSettings, Options, flag_of, specs_of, stored_settings
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
@@ -30,32 +31,14 @@ from hil.errors import (
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(CaseSettings):
     """How a suite's cases are to be run, whatever the flow.
 
     Attributes:
-        seed: of random inputs.
-        rtol, atol: in place of the cases' and the flow's own tolerances; None keeps those.
-        allow_blind: patterns of names of outputs that may pass though nobody can judge them.
-        iterations, warmup: timed and untimed runs.
-        timeout: seconds for loading, for the runs together, and for each reference.
-        recompute: do not take programs or reference results from the cache.
-        debug_ir: folder for the compiler's IR, one below it for each case.
         profile: run a second time under the runtime's profiler.
-        no_fallback: a node that runs on another device than it was told to is an error.
     """
 
-    seed: int = 0
-    rtol: float | None = None
-    atol: float | None = None
-    allow_blind: tuple[str, ...] = ()
-    iterations: int = 1
-    warmup: int = 0
-    timeout: float = DEFAULT_TIMEOUT_S
-    recompute: bool = False
-    debug_ir: Path | None = None
     profile: bool = False
-    no_fallback: bool = False
 
 
 # What bad usage that a stage finds is in a suite.
@@ -116,13 +99,16 @@ def _outcome(error: UsageError, stage: Stage) -> HilError:
 def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
     """The pipeline's options for a case: its data, its flow, and how it is to be run."""
     # A tolerance that the user typed goes before the flow's, and that before the case's own.
-    chosen: Mapping[str, Any] = {
+    chosen: dict[str, Any] = {
         name: next(
             (one for one in (getattr(settings, name), getattr(flow, name)) if one is not None), getattr(data, name)
         )
         for name in ("rtol", "atol")
     }
+    chosen["debug_ir"] = settings.debug_ir / case_id if settings.debug_ir else None
+    shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return Options(
+        **{**shared, **chosen},
         runtime=flow.runtime,
         compiler=flow.compiler,
         compile_flags=flow.compile_flags,
@@ -132,18 +118,8 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) ->
         plain_model=data.plain_path,
         plain_expected=data.plain_expected,
         min_sqnr_db=flow.min_sqnr_db,
-        allow_blind=settings.allow_blind,
-        seed=settings.seed,
-        iterations=settings.iterations,
-        warmup=settings.warmup,
-        timeout=settings.timeout,
-        recompute=settings.recompute,
-        debug_ir=settings.debug_ir / case_id if settings.debug_ir else None,
-        profile=settings.profile,
-        no_fallback=settings.no_fallback,
         # A flow, or a case, has one tolerance for many outputs; what the user typed is never replaced.
         replace_blind_tolerance=settings.rtol is None and settings.atol is None,
-        **chosen,
     )
 
 
@@ -197,13 +173,10 @@ class Request:
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Request:
         """The request of a stored run."""
-        settings = dict(values["settings"])
-        settings["allow_blind"] = tuple(settings.get("allow_blind", ()))
-        settings["debug_ir"] = Path(settings["debug_ir"]) if settings["debug_ir"] else None
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
-        plain["settings"] = Settings(**settings)
+        plain["settings"] = Settings(**stored_settings(values["settings"], Settings))
         return cls(**plain)
 
     @property
@@ -235,13 +208,11 @@ class Request:
             ("--merge", self.merge, usual.merge),
             *(("--dim", f"{name}={size}", "") for name, size in self.dims.items()),
             *(("--fault", fault, "") for fault in self.faults),
-            *(("--allow-blind", pattern, "") for pattern in settings.allow_blind),
-            *(
-                (f"--{name}", getattr(settings, name), getattr(usual.settings, name))
-                for name in ("seed", "rtol", "atol", "iterations", "warmup", "timeout")
-            ),
-            ("--no-fallback", settings.no_fallback, False),
         ]
+        for name, spec in specs_of(CaseSettings).items():
+            value, without = getattr(settings, name), getattr(usual.settings, name)
+            if spec.decides:
+                named += [(flag_of(name, spec), one, without) for one in (value if spec.repeats else (value,))]
         return [(name, value) for name, value, without in named if value is not None and value != without]
 
 

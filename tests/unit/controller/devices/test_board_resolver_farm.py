@@ -108,7 +108,8 @@ def test_a_selector_has_as_many_seats_as_are_asked_for() -> None:
 
 
 def test_a_place_in_the_queue_may_be_another_board_from_now_on() -> None:
-    from hil.controller.pipeline.case import Case, Options
+    from hil.controller.pipeline.case import Case
+    from hil.controller.pipeline.options import Options
     from hil.controller.workloads.suites.tasks import Task
 
     queue = TaskQueue(["farm: (1)", "b"])

@@ -15,7 +15,7 @@ from support.models import DIGITS
 from hil.controller.farm.packing import Parcel, job_of, key_of, packed_bundle, packed_run, request_of, unfolded
 from hil.controller.farm.words import Kind, Spec
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.controller.workloads.suites.request import Request
 from hil.errors import UsageError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, read_flagfile, tool_tolerance, write_flagfile
-from hil.controller.pipeline.job import Job
+from hil.controller.pipeline.options import Job
 from hil.errors import UsageError
 
 

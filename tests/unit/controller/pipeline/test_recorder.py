@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hil.compare.verdict import compare
-from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.record import Recorder
 from hil.controller.storage.runs import Run, RunStore
 from hil.core.results import Outcome, RunResult

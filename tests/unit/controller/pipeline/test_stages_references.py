@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

@@ -13,7 +13,8 @@ from hil.compare.verdict import compare
 from hil.controller.analysis.bisect.judge import Atol, finding_of, within, without_failed
 from hil.controller.analysis.bisect.result import Finding
 from hil.controller.analysis.layers import Layer
-from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import CompileFailed
 

@@ -13,7 +13,8 @@ from support.models import save_model
 
 from hil.bundles import Bundle
 from hil.controller.devices.board_resolver import choose
-from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.bundles.create import Request, create_bundle

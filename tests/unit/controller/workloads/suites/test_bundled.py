@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from support.bundle_files import bundle, case
 
-from hil.controller.pipeline.case import Options, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.bundles.formats import write_format

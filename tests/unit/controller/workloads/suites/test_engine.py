@@ -9,7 +9,8 @@ import pytest
 
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import load_flow
-from hil.controller.pipeline.case import Case, Options, Workshop
+from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.suites.engine import Engine, Plan

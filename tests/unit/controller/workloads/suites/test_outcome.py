@@ -10,8 +10,10 @@ import pytest
 
 from hil.compare.verdict import compare
 from hil.controller.models.flows import Flow
-from hil.controller.pipeline.case import Case, Options
-from hil.controller.workloads.suites.record import CaseRecord, record_of
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
+from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.pipeline.case import Case, Options
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.controller.workloads.suites.tasks import Task, TaskQueue, confirmed, next_confirmation
 
 

@@ -1,0 +1,450 @@
+"""How a model is to be run: every option once, with what it is in the library, on the command line and in records.
+
+A field of :class:`CaseSettings`, :class:`RunSettings` or :class:`Options` that has a :class:`Spec` is an option of
+``hil.run``. Where the spec has a help, the verbs that run models have it too, the farm among them; those of
+:class:`CaseSettings` suites and pytest have as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hil.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from hil.core.tensors import Array
+
+T = TypeVar("T", bound="CaseSettings")
+
+DEFAULT_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 1800.0
+# More than anybody waits, and less than what clocks and gRPC can count.
+_MOST_SECONDS = 1e7
+# What an argument must be: in words, and the value as hil has it, or a ValueError where it is something else.
+Kind = tuple[str, Callable[[Any], Any]]
+
+
+def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
+    """A value as hil has it.
+
+    Args:
+        name: the argument's, for the message.
+        value: what was given.
+        kind: what it must be.
+        hint: what to do instead.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    wanted, make = kind
+    try:
+        return make(value)
+    except (ValueError, TypeError, OverflowError):
+        shown = repr(value) if isinstance(value, (str, bytes, Real, type(None))) else _described(value)
+        raise UsageError(f"{name} must be {wanted}, got {shown[:80]}", hint=hint) from None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (list, tuple, set, frozenset)) and value:
+        kinds = dict.fromkeys(type(item).__name__ for item in value)
+        return f"a {type(value).__name__} of {' and '.join(kinds)}"
+    return f"a {type(value).__name__}"
+
+
+def _an(*kinds: type) -> Callable[[Any], Any]:
+    def make(value: Any) -> Any:
+        # A bool counts as a number in Python, and as a mistake here.
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ValueError
+        return value
+
+    return make
+
+
+def _int(value: Any) -> int:
+    return int(_an(Integral)(value))
+
+
+def _float(value: Any) -> float:
+    return float(_an(Real)(value))
+
+
+def _seconds(value: Any) -> float:
+    seconds = _float(value)
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise ValueError
+    return seconds
+
+
+def _or_none(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else make(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _path(value: Any) -> Path:
+    return Path(_an(str, os.PathLike)(value))
+
+
+def _tensors(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return _texts(value)
+    if not all(isinstance(name, str) for name in value):
+        raise ValueError
+    return dict(value)
+
+
+def _sizes(value: Any) -> dict[str, int]:
+    return {_an(str)(name): _int(size) for name, size in _an(Mapping)(value).items()}
+
+
+def _range(value: Any) -> tuple[float, float]:
+    low, high = map(_float, _an(Sequence)(value))
+    if not float("-inf") < low <= high < float("inf"):
+        raise ValueError
+    return low, high
+
+
+TEXT: Kind = ("a text", _an(str))
+SECONDS: Kind = (f"a number of seconds from 0 to {_MOST_SECONDS:g}", _seconds)
+PATH: Kind = ("a path", _path)
+TEXTS: Kind = ("a sequence of texts", _texts)
+_COUNT: Kind = ("a whole number", _int)
+_NUMBER_OR_NONE: Kind = ("a number or None", _or_none(_float))
+_PATH_OR_NONE: Kind = ("a path or None", _or_none(_path))
+_FLAG: Kind = ("True or False", _an(bool))
+_TENSORS: Kind = ("arrays by name, or a sequence of texts as the command line takes them", _tensors)
+
+
+def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int]:
+    """``N=4`` -> {"N": 4}.
+
+    Args:
+        texts: what was typed.
+        option: the option's name, for messages.
+
+    Raises:
+        UsageError: it is not a name and a number of at least 0, or a name has two sizes.
+    """
+    dims: dict[str, int] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value.isdecimal()):
+            raise UsageError(f"{option} {text!r} is not NAME=SIZE", hint=f"for example {option} N=1")
+        if dims.setdefault(name, int(value)) != int(value):
+            raise UsageError(f"{option} gives {name} two sizes: {dims[name]} and {int(value)}", hint="one is enough")
+    return dims
+
+
+def parse_range(text: str, option: str = "--input-range") -> tuple[float, float] | None:
+    """``-1:1`` -> (-1.0, 1.0); "" -> None.
+
+    Raises:
+        UsageError: it is not two finite numbers, the lower one first.
+    """
+    if not text:
+        return None
+    low, _, high = text.partition(":")
+    try:
+        found = (float(low), float(high))
+    except ValueError:
+        found = (1.0, 0.0)
+    if not (float("-inf") < found[0] <= found[1] < float("inf")):
+        raise UsageError(f"{option} {text!r} is not LOW:HIGH", hint="for example --input-range -1:1")
+    return found
+
+
+def parse_seconds(value: float, option: str = "--timeout") -> float:
+    """Seconds that somebody may wait.
+
+    Raises:
+        UsageError: it is negative, infinite or no number.
+    """
+    return float(checked(option, value, SECONDS))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an option is, wherever it is given.
+
+    Attributes:
+        kind: what the library takes, in words, and how it becomes the field's value.
+        hint: what to do where the library was given something else.
+        help: for people; "" is none of the command line's.
+        flag: its long name there; "" is the field's with dashes.
+        metavar: what stands for its value in the help.
+        repeats: whether several may be given.
+        of_text: the command line's value (a text, a number, or a tuple where it repeats) -> the field's; given with the
+            option's name.
+        decides: whether what a case comes to depends on it, so that the command which repeats a case has it.
+        shows_default: whether the help tells the default.
+    """
+
+    kind: Kind
+    hint: str = ""
+    help: str = ""
+    flag: str = ""
+    metavar: str | None = None
+    repeats: bool = False
+    of_text: Callable[[Any, str], Any] | None = None
+    decides: bool = True
+    shows_default: bool = False
+
+
+def _option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
+    metadata = {"spec": Spec(kind, help=help, **more)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class CaseSettings:
+    """How any case is to be run, in a run, in a suite, under pytest.
+
+    Attributes:
+        seed: of random inputs.
+        rtol, atol: None is the dtype's default; in a suite the case's or the flow's own.
+        allow_blind: patterns of names of outputs that may pass though nobody can judge them.
+        iterations, warmup: timed and untimed runs.
+        timeout: seconds for loading, for the runs together, and for each reference.
+        debug_ir: folder for the compiler's IR, in a suite one below it for each case.
+        recompute: do not take programs or reference results from the cache.
+        no_fallback: a node that runs on another device than it was told to is an error, not a note.
+    """
+
+    seed: int = _option(0, _COUNT, "Of random inputs.", shows_default=True)
+    rtol: float | None = _option(
+        None,
+        _NUMBER_OR_NONE,
+        "Relative tolerance (default: the flow's or the case's own, or by dtype).",
+    )
+    atol: float | None = _option(
+        None,
+        _NUMBER_OR_NONE,
+        "Absolute tolerance (default: the flow's or the case's own, or by dtype and the reference's scale).",
+    )
+    allow_blind: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "Pass this output though no tolerance could tell a wrong answer from a right one (BLIND). * as in file names; "
+        "repeats.",
+        metavar="OUTPUT",
+        repeats=True,
+    )
+    iterations: int = _option(1, _COUNT, "Timed runs.", shows_default=True)
+    warmup: int = _option(0, _COUNT, "Untimed runs before.", shows_default=True)
+    timeout: float = _option(
+        DEFAULT_TIMEOUT_S,
+        SECONDS,
+        "Limit of loading, of the runs together, and of each reference.",
+        metavar="S",
+        of_text=parse_seconds,
+        shows_default=True,
+    )
+    debug_ir: Path | None = _option(
+        None,
+        _PATH_OR_NONE,
+        "Dump the compiler's IR here, in a suite a folder a case.",
+        metavar="DIR",
+        decides=False,
+    )
+    recompute: bool = _option(
+        False, _FLAG, "Ignore cached programs and reference results.", flag="--recompute-cache", decides=False
+    )
+    no_fallback: bool = _option(
+        False, _FLAG, "Fail (FALLBACK) where any node runs on another device than it was told to."
+    )
+
+
+@dataclass(frozen=True)
+class RunSettings(CaseSettings):
+    """How one model is to be run: what ``hil run`` says beside the board.
+
+    Attributes:
+        runtime: ``iree``, ``onnxruntime``, ...; "" is the board's own choice.
+        function: entry point; "" is the only one.
+        dims: values of symbolic dimensions.
+        inputs: texts of ``--input``, or name -> tensor.
+        input_range: of random inputs.
+        references: oracles' names; empty is the default for the model's format.
+        expected: texts of ``--expected``, or name -> tensor, that take the references' place.
+        element_types: of each of these, IREE's element type (``si64``) that the program is to give, as iree-run-module
+            compares it; "" where any will do.
+        compile_flags: added after the board's.
+    """
+
+    runtime: str = _option("", TEXT, "iree, onnxruntime, ... (default: the board's).", metavar="NAME")
+    function: str = _option("", TEXT, "Entry point, where there are several.", metavar="F")
+    dims: Mapping[str, int] = _option(
+        {},
+        ("sizes by name, such as {'N': 4}", _sizes),
+        "Value of a symbolic dimension. Repeats.",
+        flag="--dim",
+        metavar="NAME=SIZE",
+        repeats=True,
+        of_text=parse_dims,
+    )
+    inputs: Sequence[str] | Mapping[str, Array] = _option(
+        (),
+        _TENSORS,
+        "x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random.",
+        flag="--input",
+        metavar="[NAME=]FILE",
+        repeats=True,
+        hint="for example {'x': array}, or ['x=x.npy']",
+    )
+    input_range: tuple[float, float] | None = _option(
+        None,
+        ("two numbers, the lower one first", _or_none(_range)),
+        "Of the random inputs' values.",
+        metavar="LOW:HIGH",
+        of_text=parse_range,
+    )
+    references: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "onnxruntime, iree-llvm-cpu, onnx-reference, ...; repeats.",
+        flag="--reference",
+        metavar="NAME",
+        repeats=True,
+        hint="for example ['onnxruntime']",
+    )
+    expected: Sequence[str] | Mapping[str, Array] = _option(
+        (),
+        _TENSORS,
+        "Expected outputs instead of a reference.",
+        metavar="[NAME=]FILE",
+        repeats=True,
+        hint="for example {'y': array}, or ['y=y.npy']",
+    )
+    element_types: tuple[str, ...] = ()
+    compile_flags: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "Added to the board's flags.",
+        flag="--compile-flag",
+        metavar="FLAG",
+        repeats=True,
+        hint="for example ['--iree-opt-level=O2']",
+    )
+
+
+@dataclass(frozen=True)
+class Options(RunSettings):
+    """How a case is to be run: what the stages look at.
+
+    Attributes:
+        compiler: makes the program; "" is the runtime's own.
+        plain_model: the model as it was before it was quantised or the like: the answer is compared with its reference
+            too, and that is told apart. None where there is none.
+        plain_expected: name -> tensor that take that reference's place.
+        min_sqnr_db: what every output must reach beside the plain model; None asks for nothing.
+        replace_blind_tolerance: where rtol and atol cannot judge an output, judge within the dtype's default.
+        profile: run a second time under the runtime's profiler, and watch the board meanwhile.
+    """
+
+    compiler: str = _option("", TEXT)
+    plain_model: Path | None = _option(None, _PATH_OR_NONE)
+    plain_expected: Mapping[str, Array] = _option({}, ("arrays by name", lambda value: dict(_an(Mapping)(value))))
+    min_sqnr_db: float | None = _option(None, _NUMBER_OR_NONE)
+    replace_blind_tolerance: bool = False
+    profile: bool = False
+
+
+def specs_of(settings: type[CaseSettings]) -> dict[str, Spec]:
+    """Field name -> what that option is; fields that are no option of anybody's are left out."""
+    fields = dataclasses.fields(settings)
+    return {field.name: field.metadata["spec"] for field in fields if "spec" in field.metadata}
+
+
+def flag_of(name: str, spec: Spec) -> str:
+    """The long name of an option on the command line."""
+    return spec.flag or f"--{name.replace('_', '-')}"
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """The options that :func:`hil.run` was called with.
+
+    Raises:
+        UsageError: there is no such option, or one is of the wrong kind.
+    """
+    known = specs_of(Options)
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"hil.run has no option {name!r}",
+                hint=f"{did_you_mean(name, known)}it takes {', '.join(known)}",
+            )
+    return Options(**{name: checked(name, value, known[name].kind, known[name].hint) for name, value in given.items()})
+
+
+def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:
+    """The fields of a settings class from a stored record: texts are paths again, lists are tuples."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    return {name: _restored(fields[name].type, value) for name, value in values.items() if name in fields}
+
+
+def _restored(declared: Any, value: Any) -> Any:
+    """A JSON value as a field of this declared type (a text: annotations are not evaluated) has it."""
+    if isinstance(value, list):
+        kind = Path if "tuple[Path" in str(declared) else lambda one: one
+        return tuple(kind(one) for one in value)
+    if "Path" in str(declared):
+        return Path(value) if value else None
+    return value
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Which models, on which board: the first part of a job."""
+
+    models: tuple[Path, ...] = ()
+    board: str = ""
+    hw_type: str = ""
+    identity: Path | None = None
+    known_hosts: Path | None = None
+    accept_new_host_key: bool = False
+
+
+@dataclass(frozen=True)
+class Job(RunSettings, _Where):
+    """What `hil run` was asked to do; every field has the option of its name. Stored with the run, so it can resume.
+
+    Attributes:
+        models: files.
+        board, hw_type, identity, known_hosts, accept_new_host_key: as
+            :func:`hil.controller.devices.board_resolver.choose` takes them.
+        wait_s: how long to wait for a busy board.
+        faults: of a simulator.
+        flagfile: of iree-run-module, in the place of models and options.
+        out: where runs are stored; None is the default.
+        profile, compile_time_profile: folders for the profiles of the run and of its compilation.
+    """
+
+    wait_s: float = 60.0
+    faults: tuple[str, ...] = ()
+    flagfile: Path | None = None
+    out: Path | None = None
+    profile: Path | None = None
+    compile_time_profile: Path | None = None
+
+    def options(self) -> Options:
+        """What each model's stages look at."""
+        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(RunSettings)}
+        return Options(**shared, profile=self.profile is not None)
+
+    @classmethod
+    def of_record(cls, request: Mapping[str, Any]) -> Job:
+        """The job of a stored run."""
+        return cls(**{**request, **stored_settings(request, cls)})

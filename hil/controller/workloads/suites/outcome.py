@@ -1,0 +1,153 @@
+"""A case's end as the record that reports are made of."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.flows import Flow
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.record import device_statistics, verdict_record
+from hil.controller.storage.texts import shortened
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.tasks import Task, confirmed
+from hil.core.results import Outcome, OutputComparison, Verdict
+from hil.core.text import jsonable
+
+_DETAIL = 8 << 10  # characters
+
+
+# Option of `hil run` -> what does the same for a model of a suite.
+_INSTEAD = {
+    "--function": "a suite runs models of one function; of several make a bundle: hil bundle create MODEL",
+    "--expected": "say what it should give in NAME.expected.npz beside the model",
+    "--input": "give it in NAME.inputs.npz beside the model",
+    r"--runtime\b(?!-)": "choose another flow",
+}
+
+
+def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Request, run: SuiteRun) -> CaseRecord:
+    """The record of a case that has ended; tensors worth keeping are stored.
+
+    Args:
+        spec: the case.
+        task: how it went.
+        suite: the suite's name.
+        flow, request: what it ran in.
+        run: where tensors go: those of a case that did not pass, or of all where the request says so.
+    """
+    case = task.case if task.wrong is None else task.wrong
+    ended = case.outcome or Outcome.RUN_ERROR
+    kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
+    word = confirmed(task.wrong_on, task.confirmations)
+    statistics = device_statistics(case.result) if case.result else {}
+    verdict = case.verdicts[0] if case.verdicts else None
+    error = case.error
+    provenance = case.result.provenance if case.result else {}
+    parts = provenance.get("placement")
+    return CaseRecord(
+        id=spec.id,
+        model=spec.model,
+        suite=suite,
+        flow=flow.name,
+        runtime=flow.runtime,
+        outcome=ended.value,
+        ended=ended.value,
+        layer=spec.layer,
+        op=spec.op,
+        params=spec.params,
+        board=task.wrong_on or task.board,
+        hw_type=task.hw_type,
+        stage=case.stage,
+        message=case.reason,
+        hint=_hint(error.hint) if error else "",
+        detail=shortened(error.detail, _DETAIL) if error else "",
+        timings=asdict(case.timings),
+        device_p50_ns=statistics.get("p50_ns"),
+        device_p90_ns=statistics.get("p90_ns"),
+        iterations=statistics.get("iterations", 0),
+        cold=statistics.get("iterations") == 1 and statistics["cold_ns"] is not None,
+        agentless=case.result.provenance.get("command", {}).get("why", "") if case.result else "",
+        artifact_bytes=_size(case),
+        program=case.artifact.digests[case.artifact.main] if case.artifact else "",
+        cached=case.artifact.cached if case.artifact is not None and _is_compiled(case) else None,
+        notes=case.artifact.notes if case.artifact else {},
+        placement=None if parts is None else tuple(parts),
+        elsewhere=provenance.get("elsewhere", ""),
+        outputs=_comparisons(verdict),
+        against=verdict.against if verdict is not None else "",
+        plain_outputs=_comparisons(case.plain_verdict),
+        plain_against=case.plain_verdict.against if case.plain_verdict is not None else "",
+        attempts=tuple(task.attempts),
+        confirmed=word,
+        repeat=request.command(spec.id),
+        diff=_diff(case, kept),
+        folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
+        started=task.started,
+        content=spec.content,
+    )
+
+
+def _hint(hint: str) -> str:
+    """What to do next, where that is said with an option of `hil run` that suites and tests have not."""
+    return next((instead for option, instead in _INSTEAD.items() if re.search(option, hint)), hint)
+
+
+def _is_compiled(case: Case) -> bool:
+    """Whether a compiler was asked for the program: some models are programs, and some cases come with one."""
+    return case.timings.compile_s is not None and case.artifact is not None and case.artifact.compiler != "none"
+
+
+def _comparisons(verdict: Verdict | None) -> tuple[Mapping[str, Any], ...]:
+    return () if verdict is None else tuple(jsonable(verdict_record(verdict)["outputs"]))
+
+
+def _size(case: Case) -> int | None:
+    if case.artifact is None:
+        return None
+    return sum(path.stat().st_size for path in case.artifact.files.values() if path.exists())
+
+
+def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:
+    """Store what there is of a case's tensors; returns the files of each kind by the tensors' names, in order."""
+    if not wanted:
+        return {}
+    held = {
+        "inputs": case.inputs,
+        "outputs": case.result.outputs if case.result else None,
+        "references": case.references[0].outputs if case.references else None,
+        "plain_references": case.plain_reference.outputs if case.plain_reference else None,
+    }
+    return {
+        kind: dict(zip(tensors, run.save_tensors(case.name, kind, tensors), strict=True))
+        for kind, tensors in held.items()
+        if tensors
+    }
+
+
+def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
+    """The command that shows where the worst output differs."""
+    if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs"):
+        return ""
+    own, plain = case.verdicts[0], case.plain_verdict
+    verdict, kind = (own, "references") if not own or plain is None else (plain, "plain_references")
+    if not verdict.outputs or not kept.get(kind):
+        return ""
+    # Comparisons are in the order of the outputs, under the names of the references, which may be in another order.
+    output, worst = max(zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _badness(pair[1]))
+    words = ["hil", "compare", str(output), str(kept[kind][worst.name])]
+    tolerance = worst.tolerance
+    if tolerance is not None:
+        words += ["--rtol", f"{tolerance.rtol:g}", "--atol", f"{tolerance.atol:g}"]
+    return shlex.join([*words, "--plot", "diff.png"])
+
+
+def _badness(output: OutputComparison) -> tuple[bool, float]:
+    return not output.passed, output.max_abs if output.max_abs is not None else float("inf")

@@ -1,0 +1,69 @@
+"""Every option of a run is described once, and is where it belongs: in the library, on the command line, in records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hil.controller.cli.main import main
+from hil.controller.pipeline.options import (
+    CaseSettings,
+    Job,
+    Options,
+    RunSettings,
+    flag_of,
+    options_of,
+    specs_of,
+)
+from hil.controller.workloads.suites.request import Request, Settings
+from hil.core.text import jsonable
+from hil.errors import UsageError
+from hil.testing.pytest_plugin.options import OPTIONS
+
+SHOWN = {name: flag_of(name, spec) for name, spec in specs_of(RunSettings).items() if spec.help}
+
+
+def help_of(*words: str) -> str:
+    return CliRunner().invoke(main, [*words, "--help"]).output
+
+
+@pytest.mark.parametrize("verb", [("run",), ("bench",)])
+def test_verbs_that_run_a_model_have_every_option_of_it(verb: tuple[str, ...]) -> None:
+    text = help_of(*verb)
+    assert [flag for flag in SHOWN.values() if f"{flag} " not in text] == []
+
+
+def test_suites_and_pytest_have_every_option_of_a_case() -> None:
+    flags = [flag_of(name, spec) for name, spec in specs_of(CaseSettings).items()]
+    text, named = help_of("suite", "run"), {option.name for option in OPTIONS}
+    assert [flag for flag in flags if f"{flag} " not in text] == []
+    # A test is run once; how often under the profiler is the plugin's to say.
+    assert {f"--hil-{flag[2:]}" for flag in flags} - named == {"--hil-iterations", "--hil-warmup"}
+
+
+def test_the_library_takes_what_the_command_line_takes_and_says_what_it_wanted() -> None:
+    assert options_of({"seed": 3, "rtol": 1, "dims": {"N": 2}}) == Options(seed=3, rtol=1.0, dims={"N": 2})
+    with pytest.raises(UsageError, match=r"hil\.run has no option 'sead'") as unknown:
+        options_of({"sead": 3})
+    assert "did you mean 'seed'" in unknown.value.hint
+    with pytest.raises(UsageError, match=r"iterations must be a whole number, got 1\.5"):
+        options_of({"iterations": 1.5})
+
+
+def test_a_job_and_a_suites_request_come_back_from_their_records_as_they_were() -> None:
+    settings = {"rtol": 0.5, "allow_blind": ("y",), "debug_ir": Path("ir"), "seed": 3}
+    job = Job((Path("a.onnx"),), "sim", inputs=("x=x.npy",), dims={"N": 1}, profile=Path("p"), **settings)
+    assert Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job))))) == job
+    assert job.options().profile and job.options().debug_ir == Path("ir")
+    request = Request("models", boards=("a", "b"), settings=Settings(profile=True, **settings))
+    assert Request.of_json(json.loads(json.dumps(jsonable(request.to_json())))) == request
+
+
+def test_the_command_that_repeats_a_case_has_what_decides_it_and_no_more() -> None:
+    settings = Settings(seed=3, atol=0.25, allow_blind=("y*",), debug_ir=Path("ir"), recompute=True, no_fallback=True)
+    command = Request("models", settings=settings).command("case")
+    assert command.endswith("--seed 3 --atol 0.25 --allow-blind 'y*' --no-fallback")
