@@ -12,10 +12,7 @@ import numpy as np
 from hil.bundles import MethodTestSuite, Signature
 from hil.bundles.cases import Values
 from hil.controller.devices.agentless.signature import signature_of
-from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.models.importers import import_model, importers, mlir
-from hil.controller.pipeline.case import Workshop
-from hil.controller.models.importers import import_model, importers
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S

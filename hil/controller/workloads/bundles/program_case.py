@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
@@ -16,7 +14,6 @@ from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import RunResult
-from hil.errors import UsageError
 
 
 def open_bundle(path: Path, key: Path | None = None) -> Bundle:

@@ -14,8 +14,6 @@ from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
 from hil.controller.devices.board_factory import AnyProgram
 from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.loaded_program import LoadedProgram
-from hil.controller.models.conversions import needed_version
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -23,12 +21,6 @@ from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_folder import load_tensors
 from hil.controller.storage.versions import needed_version
-from hil.controller.workloads.study.match import match_steps
-from hil.controller.workloads.study.plan import Asked, Experiment
-from hil.controller.workloads.study.record import FAILED, PASSED, SCHEMA, Row, StageResult, exit_code, taken_over
-from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
-from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
-from hil.core.results import Outcome
 from hil.controller.workloads.study.record import (
     FAILED,
     PASSED,
@@ -41,7 +33,7 @@ from hil.controller.workloads.study.record import (
     taken_over,
 )
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
-from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise
+from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
 from hil.core.results import Noise, Outcome
 from hil.core.tensors import Array
 from hil.core.text import jsonable

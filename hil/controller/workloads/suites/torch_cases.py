@@ -23,10 +23,8 @@ from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, Isol
 from hil.controller.storage.tensor_folder import load_tensors
 from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
-from hil.controller.workloads.suites.tool_versions import installed
-from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL, export_test, find_tests
 from hil.controller.workloads.suites.store import installed
-from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL
+from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL, export_test, find_tests
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec

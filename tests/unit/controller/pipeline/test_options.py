@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hil.controller.cli.main import main
+from hil.controller.cli.main import cli
 from hil.controller.pipeline.options import (
     CaseSettings,
     Job,
@@ -28,7 +28,7 @@ SHOWN = {name: flag_of(name, spec) for name, spec in specs_of(RunSettings).items
 
 
 def help_of(*words: str) -> str:
-    return CliRunner().invoke(main, [*words, "--help"]).output
+    return CliRunner().invoke(cli, [*words, "--help"]).output
 
 
 @pytest.mark.parametrize("verb", [("run",), ("bench",)])
