@@ -155,7 +155,7 @@ def _check_profiles(job: Job) -> None:
     wanted = [item for name in _unique_names(job.models) for item in _profile_folders(job, name).items()]
     if not wanted:
         return
-    from hil.controller.analysis.profile.asked import check_folder
+    from hil.controller.analysis.profile.collect import check_folder
 
     for kind, folder in wanted:
         check_folder(folder, kind)
@@ -172,7 +172,7 @@ def _profiles(case: Case, job: Job, run: Run, shop: Workshop) -> list[dict[str, 
     wanted = _profile_folders(job, case.name)
     if not wanted:
         return []
-    from hil.controller.analysis.profile.asked import write_profiles
+    from hil.controller.analysis.profile.collect import write_profiles
 
     return write_profiles(case, wanted, run_id=run.id, shop=shop)
 

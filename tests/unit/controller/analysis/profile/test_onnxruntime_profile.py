@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS
 from support.profiles import profile_onnxruntime
 
+from hil.controller.analysis.profile.collect import onnxruntime_rows
 from hil.controller.analysis.profile.estimate import estimate
-from hil.controller.analysis.profile.onnxruntime_events import KernelEvent, OnnxRuntimeEvents, read_onnxruntime
-from hil.controller.analysis.profile.op_rows import onnxruntime_rows
+from hil.controller.analysis.profile.onnxruntime_profile import KernelEvent, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.isolated import Isolated

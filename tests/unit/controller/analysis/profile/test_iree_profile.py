@@ -5,16 +5,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.models import DIGITS
 from support.profiles import Profiled, profile_iree
 
-from hil.controller.analysis.profile.iree_events import IreeEvents, read_ireeprof
+from hil.controller.analysis.profile.iree_profile import (
+    EVENT,
+    NONE,
+    SETUP,
+    IreeEvents,
+    by_repetition,
+    mapped_rows,
+    places_of,
+    read_ireeprof,
+    submissions_of,
+    within,
+)
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.errors import RunFailed, StageTimeout
 
 RUNS = 5
+
+DISPATCH, ALLOCA = 0, 1
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +160,103 @@ def test_a_driver_that_tells_no_commands_gives_the_same_dispatches(
     assert all(event.command is None for event in events.events())
     other = events.submitted()
     assert [keys for keys in other[0][0] if keys] == [keys for keys in own[0][0] if keys]
+
+
+def rows(*events: tuple[int, int, int, int]) -> np.ndarray:
+    """Events of (op, submission, command, start)."""
+    made = np.zeros(len(events), EVENT)
+    for row, (op, submission, command, start) in zip(made, events, strict=True):
+        row["op"], row["submission"], row["command"], row["start"] = op, submission, command, start
+    return made
+
+
+@pytest.mark.parametrize(
+    ("commands", "expected"),
+    [
+        ([4, 2, 9], [1, 0, 2]),  # done side by side: the one that was told first is not the first
+        ([NONE, NONE, NONE], [0, 1, 2]),
+    ],
+)
+def test_dispatches_have_their_place_by_command_or_else_in_the_order_told(
+    commands: list[int], expected: list[int]
+) -> None:
+    events = rows((ALLOCA, 7, NONE, 0), *((DISPATCH, 7, command, 1) for command in commands))
+    assert places_of(events, DISPATCH).tolist() == [-1, *expected]
+
+
+def test_submissions_that_do_the_same_are_of_one_kind() -> None:
+    same = [(ALLOCA, 0, NONE, 5), (DISPATCH, 1, 2, 9), (DISPATCH, 1, 4, 8), (ALLOCA, 2, NONE, 20), (DISPATCH, 3, 2, 30)]
+    events = rows(*same, (DISPATCH, 3, 4, 31))
+    numbers, kinds = submissions_of(events, places_of(events, DISPATCH))
+    assert numbers.tolist() == [0, 1, 1, 2, 3, 3]
+    assert kinds[0] == kinds[2]
+    assert kinds[1] == kinds[3]
+    assert kinds[0] != kinds[1]
+
+
+def test_the_order_of_dispatches_makes_another_kind() -> None:
+    events = rows((DISPATCH, 0, 1, 0), (DISPATCH, 0, 2, 1), (DISPATCH, 1, 1, 2), (DISPATCH, 1, 2, 3))
+    events["key"] = [10, 11, 11, 10]
+    kinds = submissions_of(events, places_of(events, DISPATCH))[1]
+    assert kinds[0] != kinds[1]
+
+
+def test_submissions_are_counted_within_their_iteration() -> None:
+    assert within(np.array([-1, -1, 0, 0, 0, 1, 1, 1])).tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
+
+
+def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "events.bin").write_bytes(b"")
+    assert len(mapped_rows(tmp_path / "events.bin", EVENT)) == 0
+
+
+def told(kinds: str, iterations: int | None) -> tuple[str, str]:
+    found, doubt = by_repetition(np.array([ord(kind) for kind in kinds]), iterations)
+    return "".join("-" if number == SETUP else str(number) for number in found), doubt
+
+
+@pytest.mark.parametrize(
+    ("kinds", "iterations", "expected"),
+    [
+        ("abab", 2, "0011"),
+        ("aaaa", 2, "0011"),  # a loop of two turns, twice
+        ("aaaa", 4, "0123"),
+        ("xyabcabcabc", 3, "--000111222"),  # what comes before is initialisation
+        ("xabbabbabb", 3, "-000111222"),
+        ("abcabcab", 2, "--000111"),
+        ("abc", 1, "000"),
+        ("", 3, ""),
+    ],
+)
+def test_runs_are_the_equal_sequences_at_the_end(kinds: str, iterations: int, expected: str) -> None:
+    assert told(kinds, iterations)[0] == expected
+
+
+def test_a_known_number_of_runs_leaves_no_doubt() -> None:
+    assert told("xabab", 2)[1] == ""
+
+
+def test_without_their_number_runs_are_told_by_the_shortest_repetition_and_that_is_said() -> None:
+    found, doubt = told("abbabbabb", None)
+    assert found == "000111222"
+    assert "3 by what is repeated" in doubt
+    assert told("abc", None)[0] == "000"
+
+
+def test_runs_that_differ_are_told_apart_by_counting_and_that_is_said() -> None:
+    found, doubt = told("abcabd", 2)
+    assert found == "000111"
+    assert "counting" in doubt
+
+
+def test_what_cannot_be_told_apart_is_one_run_and_that_is_said() -> None:
+    found, doubt = told("abcde", 2)
+    assert found == "00000"
+    assert "cannot be told apart" in doubt
+
+
+def test_a_long_profile_that_never_repeats_is_settled_in_linear_time() -> None:
+    kinds = np.arange(200_000)
+    found, doubt = by_repetition(kinds, 7)
+    assert doubt
+    assert found.max() == 0

@@ -1,4 +1,4 @@
-"""A profile's rows summed up: by operation, by ONNX node or by its type; and the time of whole runs."""
+"""Sum a profile's rows up: by operation, by ONNX node or by its type; and the times of whole runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from hil.controller.analysis.profile.own_times import own_times
 from hil.controller.storage.texts import plain
 from hil.core.timeline import OpRow, Profile
 
@@ -23,21 +22,20 @@ _PREFIX_LEAST, _LEFT_LEAST = 10, 6
 
 @dataclass(frozen=True)
 class Total:
-    """What several executions came to together. Times are nanoseconds of the board's clock.
+    """The rows of one group summed up. Times are nanoseconds of the board's clock.
 
     Attributes:
-        name: of the operation, the nodes or the types, as :data:`GROUPS` says.
+        name: of the operation, the nodes or the types: the group's key in :data:`GROUPS`.
         kind: ``compute`` or ``runtime``, as in :class:`OpRow`.
-        onnx_nodes, op_types: of all that is summed up, each once, in the order of their first execution.
-        ops: names of the operations, likewise.
-        calls: executions, in all iterations together.
-        total_ns, mean_ns, p50_ns: of their own times (:func:`own_times`).
-        run_ns: what an iteration spends on it, the median: one hiccup does not make a picture.
-        share: of what an iteration spends on all of them, 0 to 1.
-        parallelism: tiles' time by duration: how many threads worked, on average; None where the runtime does not tell.
-        flops_per_s, bytes_per_s: estimated work by measured time; None where any row has no estimate.
-        intensity: estimated operations a byte; None where it is not known.
-        bound_estimate: ``compute`` or ``memory`` where all rows' estimates agree, else "".
+        onnx_nodes, op_types, ops: of all rows, without duplicates, in the order of their first execution.
+        calls: number of rows, in all iterations.
+        total_ns, mean_ns, p50_ns: of the rows' own times (:func:`own_times`).
+        run_ns: time of the group in an iteration, the median over the iterations.
+        share: ``run_ns`` by the sum of all groups' ``run_ns``, 0 to 1.
+        parallelism: time of tiles by duration: the mean number of busy threads; None if the runtime does not report it.
+        flops_per_s, bytes_per_s: estimated work by measured time; None if any row has no estimate.
+        intensity: estimated operations per byte; None if unknown.
+        bound_estimate: ``compute`` or ``memory`` if all rows' estimates agree, else "".
     """
 
     name: str
@@ -60,12 +58,12 @@ class Total:
 
 @dataclass(frozen=True)
 class RunTimes:
-    """How long whole runs took on the board, in nanoseconds; None where nothing tells.
+    """Durations of whole runs on the board, in nanoseconds; None if not measured.
 
     Attributes:
-        timed_p50_ns: of the runs whose answer is compared, which nothing slowed down.
-        profiled_p50_ns: of the runs that the rows come from.
-        iterations: how many of these there were.
+        timed_p50_ns: median of the runs without a profiler, whose outputs are compared.
+        profiled_p50_ns: median of the runs that the rows come from.
+        iterations: number of profiled runs.
     """
 
     timed_p50_ns: float | None
@@ -74,19 +72,19 @@ class RunTimes:
 
     @property
     def overhead(self) -> float | None:
-        """What profiling added: 0.05 for 5 % more time."""
+        """Relative time that profiling adds: 0.05 for 5 %."""
         if not self.timed_p50_ns or self.profiled_p50_ns is None:
             return None
         return self.profiled_p50_ns / self.timed_p50_ns - 1
 
     @property
     def is_distorted(self) -> bool:
-        """Whether the profiler costs so much that the profiled times are told with it."""
+        """Whether the profiler adds more than :data:`MOST_OVERHEAD`."""
         return (self.overhead or 0.0) > MOST_OVERHEAD
 
     @property
     def mark(self) -> str:
-        """What stands behind each figure that the profiler distorts; "" where it does not."""
+        """The suffix of each figure that the profiler distorts; "" if it does not."""
         return f" ({self.overhead:+.0%})" if self.is_distorted else ""
 
 
@@ -98,15 +96,15 @@ def _type(row: OpRow) -> str:
     return "+".join(row.op_types) or (NOT_THE_MODEL if row.kind == "runtime" else "(unknown)")
 
 
-# What --by may say. The nodes of one fused operation share its time: nobody measured them apart.
+# The choices of --by. The nodes of a fused operation form one group: their times cannot be separated.
 GROUPS: dict[str, Callable[[OpRow], str]] = {"op": lambda row: row.op, "node": _node, "type": _type}
 
 
 def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
-    """Sum rows up, what took the most time first. They are read once and not kept.
+    """Sum rows up by group, the longest time first. The rows are read once and not kept.
 
     Args:
-        rows: of a profile.
+        rows: of a profile, by start.
         by: a key of :data:`GROUPS`.
     """
     groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
@@ -119,7 +117,7 @@ def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
 
 
 def timed_runs(profile: Profile) -> list[int]:
-    """How long each run took that no profiler slowed down, ns."""
+    """Return the duration of each run without a profiler, in ns."""
     return [
         time
         for call in profile.calls
@@ -130,7 +128,7 @@ def timed_runs(profile: Profile) -> list[int]:
 
 
 def run_times(profile: Profile) -> RunTimes:
-    """How long the timed and the profiled runs took."""
+    """Return the median durations of the timed and the profiled runs."""
     profiled = [call for call in profile.calls if call.kind == "profiled"]
     times = [end - start for call in profiled for start, end in call.iterations_ns]
     times = times or [end - start for start, end in _iterations(profile.rows).values()]
@@ -138,7 +136,7 @@ def run_times(profile: Profile) -> RunTimes:
 
 
 def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
-    """The rows of the iteration in the middle by its time, by their start; none where there is none.
+    """Return the rows of the iteration with the median duration, by start; an empty list without rows.
 
     Args:
         rows: of a profile; they are read twice.
@@ -149,13 +147,16 @@ def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
 
 
 def shortener(found: Sequence[Total]) -> Callable[[str], str]:
-    """Leaves out what the names of all operations begin with: compilers put the model's name before each."""
+    """Return a function that replaces the common prefix of the operations' names by "…".
+
+    Compilers put the model's name before each.
+    """
     ops = {op for total in found for op in total.ops if total.kind == "compute"}
     if len(ops) < 2:
         return plain
     pairs = zip(min(ops), max(ops), strict=False)
     common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    # Up to the end of a word, so that something is left of each.
+    # Cut at the end of a word, and leave some characters of each name.
     common = re.sub(r"[^\W_]*$", "", common[: max(min(map(len, ops)) - _LEFT_LEAST, 0)])
     if len(common) < _PREFIX_LEAST:
         return plain
@@ -163,17 +164,17 @@ def shortener(found: Sequence[Total]) -> Callable[[str], str]:
 
 
 class _Group:
-    """Rows that are summed up, as they come."""
+    """The sums of a group's rows so far."""
 
     def __init__(self) -> None:
         self.times = array("q")
         self.runs: dict[int, int] = defaultdict(int)
         self._tile_time = self._tiled = 0
-        # None from the first row on that has no estimate.
+        # None once a row has no estimate.
         self._flops: int | None = 0
         self._bytes: int | None = 0
         self._bounds: set[str] = set()
-        # Used for their order.
+        # Dicts as ordered sets.
         self._nodes: dict[str, None] = {}
         self._types: dict[str, None] = {}
         self._ops: dict[str, None] = {}
@@ -191,7 +192,7 @@ class _Group:
             seen.update(dict.fromkeys(names))
 
     def run_ns(self, iterations: Set[int]) -> float:
-        """What a typical iteration spends here."""
+        """Return the group's median time in an iteration."""
         return float(statistics.median(self.runs.get(iteration, 0) for iteration in iterations))
 
     def total(self, name: str, kind: str, iterations: Set[int], everything: float) -> Total:
@@ -218,7 +219,7 @@ class _Group:
 
 
 def _iterations(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
-    """Iteration -> from the start of its first row to the end of its last."""
+    """Return iteration -> (start of its first row, end of its last)."""
     found: dict[int, tuple[int, int]] = {}
     for row in rows:
         end = row.start_ns + row.duration_ns
@@ -229,3 +230,44 @@ def _iterations(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
 
 def _p50(times: Sequence[int]) -> float | None:
     return float(statistics.median(times)) if times else None
+
+
+def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
+    """Yield each row with its own time in ns: its duration less that of the operations within it.
+
+    A row that encloses others comes after them.
+
+    Args:
+        rows: ordered by start.
+    """
+    open_rows: list[_Open] = []
+    for row in rows:
+        while open_rows and open_rows[-1].end_ns <= row.start_ns:
+            yield open_rows.pop().closed()
+        end = row.start_ns + row.duration_ns
+        if open_rows and end <= open_rows[-1].end_ns:
+            open_rows[-1].cover(row.start_ns, end)
+        if row.kind == "runtime":
+            open_rows.append(_Open(row))
+        else:
+            yield row, row.duration_ns
+    while open_rows:
+        yield open_rows.pop().closed()
+
+
+class _Open:
+    """A row of the runtime which may enclose others."""
+
+    def __init__(self, row: OpRow) -> None:
+        self.row = row
+        self.end_ns = row.start_ns + row.duration_ns
+        self._covered_ns = 0
+        self._covered_until = row.start_ns
+
+    def cover(self, start_ns: int, end_ns: int) -> None:
+        """Subtract an enclosed interval; overlapping ones count once."""
+        self._covered_ns += max(0, end_ns - max(start_ns, self._covered_until))
+        self._covered_until = max(self._covered_until, end_ns)
+
+    def closed(self) -> tuple[OpRow, int]:
+        return self.row, self.row.duration_ns - self._covered_ns

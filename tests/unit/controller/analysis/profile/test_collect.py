@@ -8,13 +8,14 @@ import pytest
 from support.models import DIGITS
 from support.profiles import profile_iree, profile_onnxruntime
 
+from hil.controller.analysis.profile.collect import check_folder, iree_rows, onnxruntime_rows
 from hil.controller.analysis.profile.estimate import estimate
-from hil.controller.analysis.profile.iree_events import read_ireeprof
-from hil.controller.analysis.profile.onnxruntime_events import read_onnxruntime
-from hil.controller.analysis.profile.op_rows import iree_rows, onnxruntime_rows
+from hil.controller.analysis.profile.iree_profile import read_ireeprof
+from hil.controller.analysis.profile.onnxruntime_profile import read_onnxruntime
 from hil.controller.analysis.profile.sites import Sites, dispatch_sites
 from hil.controller.models.importers import import_model
 from hil.core.timeline import OpRow
+from hil.errors import UsageError
 
 WARMUP, RUNS = 1, 3
 
@@ -80,3 +81,36 @@ def test_rows_of_onnxruntime_join_kernels_nodes_and_estimates(settings: dict[str
     # A kernel that only brings values into another order is not told to compute what made them.
     moving = [row for row in rows if row.op.startswith("Reorder")]
     assert not [row for row in moving if row.flops is not None]
+
+
+def test_a_folder_is_made(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "out", "run")
+    assert (tmp_path / "new" / "out").is_dir()
+
+
+@pytest.mark.parametrize(("kind", "held"), [("run", "profile.json"), ("run", "raw"), ("compile", "passes.csv")])
+def test_an_older_profile_of_the_kind_may_be_replaced(tmp_path: Path, kind: str, held: str) -> None:
+    (tmp_path / held).touch()
+    check_folder(tmp_path, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [
+        ("run", ["model.onnx"]),
+        ("run", ["passes.csv"]),
+        ("compile", ["ops.csv"]),
+        ("compile", ["passes.csv", "ops.csv"]),
+    ],
+)
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, kind: str, held: list[str]) -> None:
+    for name in held:
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="holds other things"):
+        check_folder(tmp_path, kind)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be a profile's folder"):
+        check_folder(tmp_path / "file" / "below", "run")
