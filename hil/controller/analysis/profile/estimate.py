@@ -257,7 +257,7 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """
     from onnx import helper
 
-    from hil.controller.analysis.layers.prepare import captured, prepared
+    from hil.controller.analysis.layers.graph import captured, prepared
     from hil.controller.models.importers.onnx import nodes_of
 
     graph = prepared(Path(model), dims).graph
@@ -288,7 +288,7 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _graphs(graph: Any) -> Iterator[Any]:
-    from hil.controller.analysis.layers.prepare import subgraphs
+    from hil.controller.analysis.layers.graph import subgraphs
 
     yield graph
     for node in graph.node:

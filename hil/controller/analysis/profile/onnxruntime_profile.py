@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.layers.prepare import prepared, reads
+from hil.controller.analysis.layers.graph import prepared, reads
 from hil.controller.models.importers.onnx import nodes_of
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
 from hil.core.artifacts import Model

@@ -283,7 +283,7 @@ def build(
 
 def _onnx_types(path: Path, dims: Mapping[str, int]) -> dict[str, str]:
     """Node -> its type, in the model's order."""
-    from hil.controller.analysis.layers.prepare import prepared
+    from hil.controller.analysis.layers.graph import prepared
     from hil.controller.models.importers.onnx import nodes_of
 
     return {node.name: node.op_type for node in nodes_of(prepared(path, dims).graph.node)}

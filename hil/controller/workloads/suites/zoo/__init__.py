@@ -1,8 +1,8 @@
-"""Small but true architectures: their graphs are built in code, their weights are random, the same in every run."""
+"""Small models of real architectures: graphs built in code, with random weights that are the same in every run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +18,23 @@ from hil.core.tensors import Array
 
 MAKE_TIMEOUT_S = 300.0
 _HERE = Path(__file__).parent
-# In a checkout the digits' models lie with the examples; in a wheel they lie inside it.
+# The digits' models: in a wheel they lie beside this file, in a checkout with the examples.
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
-# Name -> function that builds it, in the suite's order. Those of the digits are files: they were trained.
-BUILDERS: Mapping[str, Callable[[], Any]] = {
-    "mlp": language.mlp,
-    "resnet": vision.resnet,
-    "mobilenet": vision.mobilenet,
-    "squeeze_excite": vision.squeeze_excite,
-    "unet": vision.unet,
-    "pooling_mix": vision.pooling_mix,
-    "siamese": vision.siamese,
-    "quantised_cnn": vision.quantised_cnn,
-    "transformer": language.transformer,
-    "decoder": language.decoder,
-    "mixer": language.mixer,
-    "recommender": language.recommender,
-    "dynamic_attention": language.dynamic_attention,
-    "lstm": sequences.lstm,
-    "gru": sequences.gru,
-    "bidirectional_lstm": sequences.bidirectional_lstm,
-    "wavenet": sequences.wavenet,
-    "branches": sequences.branches,
-    "loop": sequences.loop,
-    "scan": sequences.scan,
-    "half": dtypes.half,
-    "bfloat16": dtypes.bfloat16,
-    "double": dtypes.double,
-    "integers": dtypes.integers,
-    "beam_step": dtypes.beam_step,
-}
+# The models that are built, in the suite's order: functions of hil.controller.workloads.suites.zoo.networks.
+BUILT = (
+    "mlp resnet mobilenet squeeze_excite unet pooling_mix siamese quantised_cnn transformer decoder mixer "
+    "recommender dynamic_attention lstm gru bidirectional_lstm wavenet branches loop scan half bfloat16 "
+    "double integers beam_step"
+).split()
 DIMS: Mapping[str, Mapping[str, int]] = {"dynamic_attention": {"batch": 2, "time": 7}, "digits_cnn_batch": {"N": 4}}
-# What a whole model of few bits may differ by: where its sums come out near zero, rounding is all that is left of them.
+# Tolerances of whole models of few bits: sums near zero consist of rounding errors.
 ATOL = {"half": 4e-3, "bfloat16": 3e-2}
 _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 
 
 def zoo_models(shop: Workshop) -> list[SuiteModel]:
-    """The models of the suite ``models``, in order; those that are built are built once and kept in the cache.
+    """Return the models of the suite ``models``, in order; the built ones are kept in the cache.
 
     Args:
         shop: the cache, and a process to build them in.
@@ -73,16 +51,18 @@ def zoo_models(shop: Workshop) -> list[SuiteModel]:
             shop.isolated.call(build, {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
 
     entry, _ = shop.cache.get_or_make(key, {"model": "the suite models"}, make)
-    built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILDERS]
+    built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILT]
     return [*built, *map(_digits_model, _DIGITS_MODELS)]
 
 
 def build(folder: str) -> None:
-    """Write every model that is built as ``<name>.onnx`` into a folder. Runs in a process of its own."""
+    """Write every built model as ``<name>.onnx`` to a folder. Runs in a process of its own."""
     import onnx
 
-    for name, builder in BUILDERS.items():
-        onnx.save(builder(), Path(folder) / f"{name}.onnx")
+    from hil.controller.workloads.suites.zoo import networks
+
+    for name in BUILT:
+        onnx.save(getattr(networks, name)(), Path(folder) / f"{name}.onnx")
 
 
 def _digits_model(name: str) -> SuiteModel:
