@@ -22,7 +22,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Model
 from hil.core.clock import now_ns
-from hil.core.python_module import module_command
+from hil.core.installation import module_command
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Span
 from hil.errors import StorageError, UsageError

@@ -297,8 +297,7 @@ def _graphs(graph: Any) -> Iterator[Any]:
 
 
 def _type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
-    from hil.core.packing import SUB_BYTE_BITS
-    from hil.core.tensors import TensorSpec, dtype_of
+    from hil.core.tensors import SUB_BYTE_BITS, TensorSpec, dtype_of
     from hil.errors import UsageError
     from hil.formats.iree_values import mlir_type
     from hil.formats.ort_values import ONNX_TYPES

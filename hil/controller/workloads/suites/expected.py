@@ -41,8 +41,8 @@ from typing import Any
 from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core import files
+from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage
-from hil.core.toml_text import parse_toml
 from hil.errors import UsageError, did_you_mean
 
 # The tables by priority, and the outcomes that an entry of each may expect. A time limit can be reached in both. A lost

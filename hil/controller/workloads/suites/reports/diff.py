@@ -14,7 +14,7 @@ from hil.controller.storage.texts import counted, line, seconds
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import SuiteResults, is_failing, kind_of, load_run, number, worst
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text
-from hil.core.json_values import jsonable
+from hil.core.text import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,7 +24,6 @@ from hil.controller.workloads.suites.reports.results import (
     worst,
 )
 from hil.controller.workloads.suites.reports.tables import Column, columns_of
-from hil.core.json_values import jsonable
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
 
