@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.analysis.layers import extract
 from hil.controller.analysis.layers.values import (
     Activations,
     Layer,

@@ -160,7 +160,7 @@ def activations(
                 "outputs": str(folder / _VALUES),
             }
             try:
-                own = isolated.call("hil.controller.analysis.layers.values:run", arguments, timeout=timeout, log=log)
+                own = isolated.call(run, arguments, timeout=timeout, log=log)
             except IsolatedTimeout as error:
                 text = f"computing the values inside {model.path.name} {error.message}"
                 raise StageTimeout(text, stage="refer", detail=error.detail) from error

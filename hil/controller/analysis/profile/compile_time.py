@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.profile.compile_time_build import compile_iree, load_onnxruntime
 from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
@@ -114,9 +113,7 @@ def profile_compile(
     else:
         notes.append(f"{runtime} compiles nothing: its phases are those of creating a session on this machine")
     with compiling():
-        found = isolated.call(
-            f"hil.controller.analysis.profile.compile_time:{function}", arguments, timeout=timeout, log=log
-        )
+        found = isolated.call(function, arguments, timeout=timeout, log=log)
     if runtime == "iree":
         sites = sites_of(given, flags, **settings)
         dispatches = _dispatch_rows(sites, found["sources"], ridge)

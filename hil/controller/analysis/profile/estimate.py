@@ -229,7 +229,7 @@ def estimate(
     def make(folder: Path) -> None:
         arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
         try:
-            found = isolated.call("hil.controller.analysis.profile.estimate:read", arguments, timeout=timeout, log=log)
+            found = isolated.call(read, arguments, timeout=timeout, log=log)
         except IsolatedTimeout as error:
             raise StageTimeout(f"reading the model's shapes {error.message}", detail=error.detail) from error
         except IsolatedError as error:

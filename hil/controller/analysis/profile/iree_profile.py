@@ -216,7 +216,7 @@ def read_ireeprof(
         raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
     try:
         said = isolated.call(
-            "hil.controller.analysis.profile.iree_profile:export",
+            export,
             {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())},
             timeout=timeout,
             log=log,

@@ -236,9 +236,7 @@ def _kernel_nodes(
         "optimized": str(optimized.absolute()) if optimized else None,
     }
     try:
-        found = isolated.call(
-            "hil.controller.analysis.profile.onnxruntime_profile:kernel_nodes", arguments, timeout=timeout, log=log
-        )
+        found = isolated.call(kernel_nodes, arguments, timeout=timeout, log=log)
     except IsolatedTimeout as error:
         raise StageTimeout(f"finding the kernels' nodes {error.message}", detail=error.detail) from error
     except IsolatedError as error:

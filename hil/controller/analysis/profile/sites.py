@@ -206,7 +206,7 @@ def sites_of(
         what = "the dispatches' nodes"
         with compiling(f"finding {what}", died=what, failed=what):
             found = isolated.call(
-                "hil.controller.analysis.profile.sites:build",
+                build,
                 {
                     "model": str(model.path.absolute()),
                     "format": model.format,

@@ -34,6 +34,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.error_text import first_line, import_hint
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.tool_versions import installed
 from hil.core.digest import digest_of
@@ -142,9 +143,7 @@ def torch_tests(suite: str, flow: Flow, shop: Workshop) -> list[TorchTest]:
     def make(folder: Path) -> None:
         with temporary_folder("hil-torch-tests-") as scratch:
             arguments = {"package": f"{_TESTER}.{suite}", "quantize": quantize}
-            found = shop.isolated.call(
-                f"{__name__}:find_tests", arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log"
-            )
+            found = shop.isolated.call(find_tests, arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log")
         (folder / _INDEX).write_text(json.dumps(found))
 
     key = Cache.key("torch-tests", suite=suite, quantize=quantize, versions=versions, version=_VERSION)
@@ -169,9 +168,7 @@ def _make(
         where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
         arguments = {**where, "quantize": made_by["quantize"], "folder": str(entry)}
         try:
-            shop.isolated.call(
-                f"{__name__}:export_test", arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log"
-            )
+            shop.isolated.call(export_test, arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log")
         except IsolatedTimeout as error:
             raise StageTimeout(f"exporting {test.id} {error.message}", stage="import", detail=error.detail) from error
         except (IsolatedCrash, IsolatedFailure) as error:

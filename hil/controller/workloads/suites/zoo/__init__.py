@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.tensor_files import load_npz
 from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.model_cases import SuiteModel
-from hil.controller.workloads.suites.zoo import dtypes, language, sequences, vision
+from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
@@ -21,12 +20,37 @@ _HERE = Path(__file__).parent
 # The digits' models: in a wheel they lie beside this file, in a checkout with the examples.
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
-# The models that are built, in the suite's order: functions of hil.controller.workloads.suites.zoo.networks.
-BUILT = (
-    "mlp resnet mobilenet squeeze_excite unet pooling_mix siamese quantised_cnn transformer decoder mixer "
-    "recommender dynamic_attention lstm gru bidirectional_lstm wavenet branches loop scan half bfloat16 "
-    "double integers beam_step"
-).split()
+# Name -> function that builds the model, in the suite's order.
+BUILDERS = {
+    one.__name__: one
+    for one in (
+        networks.mlp,
+        networks.resnet,
+        networks.mobilenet,
+        networks.squeeze_excite,
+        networks.unet,
+        networks.pooling_mix,
+        networks.siamese,
+        networks.quantised_cnn,
+        networks.transformer,
+        networks.decoder,
+        networks.mixer,
+        networks.recommender,
+        networks.dynamic_attention,
+        networks.lstm,
+        networks.gru,
+        networks.bidirectional_lstm,
+        networks.wavenet,
+        networks.branches,
+        networks.loop,
+        networks.scan,
+        networks.half,
+        networks.bfloat16,
+        networks.double,
+        networks.integers,
+        networks.beam_step,
+    )
+}
 DIMS: Mapping[str, Mapping[str, int]] = {"dynamic_attention": {"batch": 2, "time": 7}, "digits_cnn_batch": {"N": 4}}
 # Tolerances of whole models of few bits: sums near zero consist of rounding errors.
 ATOL = {"half": 4e-3, "bfloat16": 3e-2}
@@ -51,7 +75,7 @@ def zoo_models(shop: Workshop) -> list[SuiteModel]:
             shop.isolated.call(build, {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
 
     entry, _ = shop.cache.get_or_make(key, {"model": "the suite models"}, make)
-    built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILT]
+    built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILDERS]
     return [*built, *map(_digits_model, _DIGITS_MODELS)]
 
 
@@ -59,10 +83,8 @@ def build(folder: str) -> None:
     """Write every built model as ``<name>.onnx`` to a folder. Runs in a process of its own."""
     import onnx
 
-    from hil.controller.workloads.suites.zoo import networks
-
-    for name in BUILT:
-        onnx.save(getattr(networks, name)(), Path(folder) / f"{name}.onnx")
+    for name, builder in BUILDERS.items():
+        onnx.save(builder(), Path(folder) / f"{name}.onnx")
 
 
 def _digits_model(name: str) -> SuiteModel:

@@ -15,7 +15,7 @@ from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.suites.model_cases import SuiteModel
-from hil.controller.workloads.suites.zoo import BUILT, build, zoo_models
+from hil.controller.workloads.suites.zoo import BUILDERS, build, zoo_models
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,9 @@ def test_depthwise_convolutions_have_a_group_for_each_channel(models):
 
 def test_building_again_gives_the_same_bytes(models, tmp_path):
     build(str(tmp_path))
-    assert [name for name in BUILT if (tmp_path / f"{name}.onnx").read_bytes() != models[name].path.read_bytes()] == []
+    assert [
+        name for name in BUILDERS if (tmp_path / f"{name}.onnx").read_bytes() != models[name].path.read_bytes()
+    ] == []
 
 
 def test_they_are_small(models):
