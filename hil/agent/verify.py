@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent import runtimes
+from hil.agent.ipc import aligned
 from hil.agent.machine import machine
-from hil.agent.shm import aligned
 from hil.agent.supervisor import Supervisor, Worker
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase

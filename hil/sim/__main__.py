@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent.__main__ import config_of, parser, serve
-from hil.agent.sandbox import VARIABLE as SANDBOX_VARIABLE
-from hil.agent.sandbox import why_not
+from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.core.boards import BoardConfig, load_board
@@ -145,7 +144,7 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     writable = [store.absolute() / "faults"] if counted else []
     # What these faults do reaches out of the worker: to a clock that is shared, and to the agent.
     reaching = [fault.name for fault in found if fault.name in ("clock", "kill-agent")]
-    why = f"the fault {reaching[0]} is simulated" if reaching else why_not(writable)
+    why = f"the fault {reaching[0]} is simulated" if reaching else why_no_sandbox(writable)
     if not why:
         return {"sandbox": [str(path) for path in writable]}, []
     if sandbox == REQUIRED:

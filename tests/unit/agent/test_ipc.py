@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.agent import forks, framing
-from hil.agent.framing import Channel, Closed, Garbled, Late
+from hil.agent import forks, ipc
+from hil.agent.ipc import Channel, Closed, Garbled, Late
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_message_larger_than_allowed_is_refused_before_it_comes(ends: tuple[Ch
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b"\xff", b"9" * 10_000, b"[" + b"1," * 300_000 + b"1]"])
 def test_what_is_no_message_is_told(body: bytes):
     with pytest.raises(Garbled):
-        framing.decode(body)
+        ipc.decode(body)
 
 
 @pytest.mark.parametrize(
