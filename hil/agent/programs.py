@@ -21,10 +21,9 @@ from hil.agent.ipc import Arena, aligned
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
-from hil.bundles.content import program_files
 from hil.bundles.layout import MAX_HEAD_BYTES, read_head
-from hil.bundles.seal import SEAL
-from hil.bundles.signature import verify
+from hil.bundles.manifest import program_files
+from hil.bundles.signature import SEAL, verify
 from hil.core import clock
 from hil.core.ordered_executor import StreamHasher
 from hil.core.tensors import TensorSpec, check_names, nbytes_of

@@ -13,7 +13,7 @@ from support.bundle_files import bundle, case
 
 from hil.agent.programs import Policy
 from hil.agent.store import BlobStore
-from hil.bundles.seal import SEAL, sealed
+from hil.bundles.signature import SEAL, sealed
 from hil.core.digest import digest_of
 from hil.errors import LoadFailed, RunFailed
 from hil.protocol.v1 import agent_pb2 as pb

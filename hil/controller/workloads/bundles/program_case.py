@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
-from hil.bundles.content import program_files
+from hil.bundles.manifest import program_files
 from hil.controller.pipeline.case import Case, Options
 from hil.controller.storage.cache import Cache
 from hil.core.artifacts import Artifact, Model

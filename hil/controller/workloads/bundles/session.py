@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hil.bundles import Method
-from hil.bundles.checks import check_loaded
+from hil.bundles.cases import check_loaded
 from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board_factory import AnyBoard, AnyProgram, regain
 from hil.controller.pipeline.case import Case, Workshop, end_case, staged
