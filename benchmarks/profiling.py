@@ -20,7 +20,7 @@ import common
 import numpy as np
 from model import mobilenet
 
-from hil.controller.analysis.profile.iree_events import read_ireeprof
+from hil.controller.analysis.profile.iree_profile import read_ireeprof
 from hil.controller.pipeline.capture import PERIOD_S
 from hil.controller.storage.isolated import Isolated
 

@@ -12,8 +12,8 @@ from hypothesis import settings
 
 pytest_plugins = [f"support.{name}" for name in ("agents", "boards", "commands", "fake_farm", "farms", "labgrids")]
 
-# Many images of containers set it. The tests start some thousand processes: two thirds of what `hil run` costs would then
-# be compiling the same modules again.
+# Many images of containers set it. The tests start some thousand processes: two thirds of what `hil run` costs would
+# then be compiling the same modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hil.agent import framing
+from hil.agent import ipc
 from hil.core.placement import MOST_NAMES, Part, Placement
 from hil.core.tensors import DTYPES, Dim, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
@@ -80,7 +80,7 @@ Answer: TypeAlias = "Prepared | Signature | Ran"
 
 def most_bytes(iterations: int) -> int:
     """How long an answer to an order of so many iterations may be."""
-    return framing.MOST_BYTES + iterations * _ITERATION_BYTES
+    return ipc.MOST_BYTES + iterations * _ITERATION_BYTES
 
 
 def read(body: bytes, op: str, iterations: int = 0) -> Answer:
@@ -96,12 +96,12 @@ def read(body: bytes, op: str, iterations: int = 0) -> Answer:
         RunCrashed: it is no answer to that order.
     """
     try:
-        said = framing.decode(body, framing.MOST_VALUES + 2 * iterations)
+        said = ipc.decode(body, ipc.MOST_VALUES + 2 * iterations)
         reported = _object(said).get("error")
         if reported is None:
             return _READERS[op](_object(said.get("ok")), iterations)
         error = _error(reported, op)
-    except framing.Garbled as why:
+    except ipc.Garbled as why:
         raise nonsense(str(why)) from why
     raise error
 
@@ -117,7 +117,7 @@ def nonsense(why: str) -> RunCrashed:
 def _error(reported: Any, op: str) -> HilError:
     parts = _list(reported)
     if len(parts) != 4 or not all(isinstance(part, str) for part in parts):
-        raise framing.Garbled("an error is four texts")
+        raise ipc.Garbled("an error is four texts")
     # Of its texts those that cannot be told on, such as a file's name that is no UTF-8, are told with marks in it.
     kind, message, hint, detail = (part.encode(errors="replace").decode() for part in parts)
     otherwise = LoadFailed if op in ("prepare", "load") else RunFailed
@@ -156,7 +156,7 @@ def _profiled(said: dict[str, Any], _: int) -> Ran:
         # A controller keeps the files under these names.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")
         if not plain or len(file.name.encode()) > _MOST_FILE_NAME or file.dtype != "uint8" or len(file.shape) != 1:
-            raise framing.Garbled("a profile is files with plain names")
+            raise ipc.Garbled("a profile is files with plain names")
     return ran
 
 
@@ -171,7 +171,7 @@ _READERS: dict[str, Callable[[dict[str, Any], int], Answer]] = {
 def _spec(said: dict[str, Any]) -> TensorSpec:
     dtype = _text(said.get("dtype"))
     if dtype and dtype not in DTYPES:
-        raise framing.Garbled("a tensor is of no dtype that there is")
+        raise ipc.Garbled("a tensor is of no dtype that there is")
     return TensorSpec(_text(said.get("name")), dtype, tuple(_dim(dim) for dim in _dims(said.get("shape"))))
 
 
@@ -181,14 +181,14 @@ def _output(said: dict[str, Any], begin: int) -> Output:
     shape = tuple(_number(dim) for dim in _dims(said.get("shape")))
     at, size = _number(said.get("at")), _number(said.get("bytes"))
     if dtype not in DTYPES:
-        raise framing.Garbled("an output is of no dtype that there is")
+        raise ipc.Garbled("an output is of no dtype that there is")
     if dtype != "string" and nbytes_of(dtype, shape) != size:
-        raise framing.Garbled("an output has another size than its dtype and shape")
+        raise ipc.Garbled("an output has another size than its dtype and shape")
     if math.prod(dim or 1 for dim in shape) >= _INT64 >> 4:
-        raise framing.Garbled("an output has a shape that no array can have")
+        raise ipc.Garbled("an output has a shape that no array can have")
     # One that took the place of another could be sent a thousand times over.
     if at < begin:
-        raise framing.Garbled("an output lies in another one's place")
+        raise ipc.Garbled("an output lies in another one's place")
     return Output(name, dtype, shape, at, size)
 
 
@@ -196,26 +196,26 @@ def _part(said: dict[str, Any]) -> Part:
     names = tuple(_text(name) for name in _list(said.get("names")))
     elsewhere = said.get("elsewhere")
     if not isinstance(elsewhere, bool) or len(names) > MOST_NAMES:
-        raise framing.Garbled("it is not told where the program ran")
+        raise ipc.Garbled("it is not told where the program ran")
     nodes = _number(said.get("nodes"))
     if nodes >= 1 << 32:
-        raise framing.Garbled("no program has so many nodes")
+        raise ipc.Garbled("no program has so many nodes")
     return Part(_text(said.get("device")), nodes, names, elsewhere)
 
 
 def _times(value: Any, count: int) -> list[int]:
     times = _list(value)
     if len(times) != count:
-        raise framing.Garbled("it has not one timestamp an iteration")
+        raise ipc.Garbled("it has not one timestamp an iteration")
     if times and (set(map(type, times)) != {int} or min(times) < -_INT64 or max(times) >= _INT64):
-        raise framing.Garbled("a timestamp is no number of nanoseconds")
+        raise ipc.Garbled("a timestamp is no number of nanoseconds")
     return times
 
 
 def _dims(value: Any) -> list[Any]:
     dims = _list(value)
     if len(dims) > _MOST_DIMS:
-        raise framing.Garbled(f"a tensor has more than {_MOST_DIMS} dimensions")
+        raise ipc.Garbled(f"a tensor has more than {_MOST_DIMS} dimensions")
     return dims
 
 
@@ -227,28 +227,28 @@ def _dim(value: Any) -> Dim:
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _INT64:
-        raise framing.Garbled("a number is none, or far too large")
+        raise ipc.Garbled("a number is none, or far too large")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise framing.Garbled("a text is missing")
+        raise ipc.Garbled("a text is missing")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise framing.Garbled("a text is no Unicode") from error
+            raise ipc.Garbled("a text is no Unicode") from error
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise framing.Garbled("a list is missing")
+        raise ipc.Garbled("a list is missing")
     return value
 
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise framing.Garbled("an object is missing")
+        raise ipc.Garbled("an object is missing")
     return value

@@ -1,67 +1,112 @@
-"""What a worker may do to the machine, as far as any user can see to that: limits, and no hand on the agent.
+"""What a worker may do to the machine: limits for every worker, a sandbox for those that get one, filters of calls.
 
-Set in the worker after its fork, before anything of the program's runs. What the system has not, is left out.
+:func:`confine` is called in the worker after its fork, before anything of the program runs. It sets resource limits and
+keeps the worker from signalling the agent; what the system lacks is left out.
+
+:func:`enter_sandbox` does more, on Linux: no network, nothing to write but memory, no access to another process. A
+compiled program is native code, and a simulator runs it on the user's own machine. The sandbox costs a few milliseconds
+a worker: user, mount, network and IPC namespaces of its own; every file system read-only; ``/dev`` reduced to devices
+that hold nothing, with a small ``/dev/shm`` that ends with the process; no write to a pipe or socket of the machine, no
+file lock; no new privileges; no system call that reads, writes, signals or limits another process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
 import resource
 import signal
 import struct
 import sys
+import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.agent import seccomp
-
 MOST_FILES = 4096
-# Processes and threads beyond those that the user has already: such a limit counts all of a user's.
+# Processes and threads beyond those that the user has: the limit counts all of a user's.
 MORE_TASKS = 2048
-# Of a worker's memory, beside its program's and what it has after the fork: what the runtime takes for itself.
+# Memory that the runtime may take for itself, beside the program's and what the worker has after the fork.
 OWN_BYTES = 1 << 30
-# The kernel ends workers first where memory runs out, and not the agent.
+# Where memory runs out the kernel kills workers first, not the agent.
 _OOM_SCORE = "500"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-# The same on every architecture.
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _LANDLOCK_SCOPE_SIGNAL = 2
+# The environment variable that tells simulators whether to use a sandbox: auto, required or off.
+SANDBOX_VARIABLE = "HIL_SANDBOX"
+# What a sandboxed program may write below TMPDIR, in memory.
+SCRATCH_BYTES = 256 << 20
+_NEWNS, _NEWIPC, _NEWUSER, _NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x40000000
+_MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOSUID = 4096, 16384, 1 << 18, 2
+_AT_FDCWD, _AT_RECURSIVE, _RDONLY = -100, 0x8000, 1
+# System calls with the same numbers on every architecture, and Landlock's rights: WRITE_FILE, REFER (move to another
+# folder).
+_MOUNT_SETATTR, _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 442, 444, 445, 446
+_WRITE, _MOVE, _PATH_BENEATH = 1 << 1, 1 << 13, 1
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+# Machine -> the number that seccomp gives to its architecture.
+_ARCHS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# Machine -> calls that are refused: they reach another process, a socket or keys, or lock a file.
+_REFUSED = {
+    # ptrace process_vm_readv process_vm_writev rt_sigqueueinfo rt_tgsigqueueinfo tkill connect sendmsg sendmmsg
+    # setpriority add_key request_key keyctl flock
+    "x86_64": (101, 310, 311, 129, 297, 200, 42, 46, 307, 141, 248, 249, 250, 73),
+    "aarch64": (117, 270, 271, 138, 240, 130, 203, 211, 269, 140, 217, 218, 219, 32),
+}
+# Refused too, with the same numbers everywhere: pidfd_send_signal pidfd_open pidfd_getfd io_uring_setup
+_NEW_CALLS = (424, 434, 438, 425)
+# Calls that a process may make on itself alone: kill tgkill prlimit64 sched_setparam sched_setscheduler sched_setattr
+_OWN = {"x86_64": (62, 234, 302, 142, 144, 314), "aarch64": (129, 131, 261, 118, 119, 274)}
+# Calls that are refused for some arguments: fcntl ioctl sendto
+_PARTLY = {"x86_64": (72, 16, 44), "aarch64": (25, 29, 206)}
+# Arguments that lock a file or have a process signalled: F_SETLK F_SETLKW F_SETOWN F_SETSIG F_SETOWN_EX F_OFD_SETLK
+# F_OFD_SETLKW F_SETLEASE F_NOTIFY | FIOSETOWN SIOCSPGRP TIOCSTI
+_FCNTL = (6, 7, 8, 10, 15, 37, 38, 1024, 1026)
+_IOCTL = (0x8901, 0x8902, 0x5412)
+# SECCOMP_RET_*: KILL_PROCESS, ERRNO of EPERM, ALLOW
+_KILL, _REFUSE, _ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000
+_LOAD, _EQUAL, _LEAST, _AND, _GIVE = 0x20, 0x15, 0x35, 0x54, 0x06  # BPF: load a word, jumps, a mask, return
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in the data that a filter reads
+_X32 = 0x40000000
+# A BPF instruction: code, instructions to skip if true, if false, operand.
+_Line = tuple[int, int, int, int]
 
 
 def seclude() -> None:
-    """Nobody of the same user traces this process or reads its memory, unless he may trace any; Linux only."""
+    """Keep other processes of the user from tracing this one or reading its memory; Linux only."""
     if sys.platform == "linux":
         _libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def confine(parent: int, memory_limit: int) -> None:
-    """Limit this worker, and what it starts.
+    """Limit this worker and the processes that it starts.
 
     Args:
-        parent: it ends when this process does.
-        memory_limit: most bytes that its program may take; 0 is the machine's memory.
+        parent: the process whose end is this one's end.
+        memory_limit: most bytes that the program may take; 0 is the machine's memory.
     """
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, MOST_FILES)
     page = os.sysconf("SC_PAGE_SIZE")
-    # The shared memory of its outputs is such a file too.
+    # The shared memory of the outputs counts as a file.
     _lower(resource.RLIMIT_FSIZE, (memory_limit or os.sysconf("SC_PHYS_PAGES") * page) + OWN_BYTES)
     if sys.platform != "linux":
         return
     if memory_limit:
         data = int(Path("/proc/self/statm").read_text().split()[5]) * page
         _lower(resource.RLIMIT_DATA, data + memory_limit + OWN_BYTES)
-    if user := os.getuid():  # for root it is none
+    if user := os.getuid():  # root has no such limit
         _lower(resource.RLIMIT_NPROC, _tasks_of(user) + MORE_TASKS)
     libc = _libc()
-    # The fork server's is inherited, and would keep the program from files of its own below /proc.
+    # The fork server's setting is inherited, and would keep the program from its own files below /proc.
     libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it died before that
+        os._exit(1)  # the parent died before the call above
     _no_signals_out(libc)
 
 
@@ -73,7 +118,7 @@ def _lower(what: int, limit: int) -> None:
 
 
 def _tasks_of(user: int) -> int:
-    """How many threads a user's processes have."""
+    """Count the threads of a user's processes."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -83,21 +128,207 @@ def _tasks_of(user: int) -> int:
 
 
 def _no_signals_out(libc: Any) -> None:
-    """Landlock, since Linux 6.12: signals reach only what this process starts, and no process outside can be traced.
+    """Let signals and tracing reach only what this process starts (Landlock, since Linux 6.12).
 
-    A limit of another process's CPU time would be a signal as well: there is a filter of calls for that.
+    A limit on another process's CPU time would act as a signal: a filter of calls refuses that.
     """
     ruleset = struct.pack("=QQQ", 0, 0, _LANDLOCK_SCOPE_SIGNAL)
-    fd = libc.syscall(_LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
+    fd = libc.syscall(_CREATE_RULESET, ruleset, len(ruleset), 0)
     if fd >= 0:
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
-            libc.syscall(_LANDLOCK_RESTRICT_SELF, fd, 0)
-            with contextlib.suppress(OSError):  # of a kernel without such filters
-                seccomp.keep_limits_own()
+            libc.syscall(_RESTRICT_SELF, fd, 0)
+            with contextlib.suppress(OSError):  # a kernel without seccomp filters
+                _keep_limits_own()
         os.close(fd)
 
 
 def _libc() -> Any:
-    import ctypes
-
     return ctypes.CDLL(None)
+
+
+def enter_sandbox(writable: Sequence[Path] = ()) -> None:
+    """Put this process, which must have a single thread, into the sandbox for good.
+
+    Args:
+        writable: folders that stay writable.
+
+    Raises:
+        OSError: the kernel does not allow it; the process may be half inside, and should end.
+    """
+    if sys.platform != "linux":
+        raise OSError("there are no namespaces on this system")
+    if platform.machine() not in _ARCHS:
+        raise OSError(f"its system calls are not known on {platform.machine()}")
+    uid, gid = os.geteuid(), os.getegid()
+    _call("unshare", _NEWUSER | _NEWNS | _NEWNET | _NEWIPC)
+    # A nested namespace would give capabilities back. In some containers the file is read-only.
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+    for folder in writable:
+        _mount(str(folder), str(folder), "", _MS_BIND | _MS_REC)
+    _set_read_only("/", True)
+    for folder in writable:
+        _set_read_only(str(folder), False)
+    _make_devices()
+    os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
+    _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: an exec gives none back
+    _write_only_below([*writable, Path("/dev")])
+    _call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+    _refuse_calls()
+
+
+def why_no_sandbox(writable: Sequence[Path] = ()) -> str:
+    """Try the sandbox in another process; return why it fails, "" where it works."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            enter_sandbox(writable)
+        except Exception as error:
+            os.write(write, (getattr(error, "strerror", "") or str(error)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        why = pipe.read().decode(errors="replace")
+    os.waitpid(pid, 0)
+    return why
+
+
+def _make_devices() -> None:
+    kept = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
+    _mount("tmpfs", "/dev", "tmpfs", _MS_NOSUID, f"size={SCRATCH_BYTES},mode=755")
+    Path("/dev/shm").mkdir(mode=0o1777)
+    for name, descriptor in kept.items():
+        Path(f"/dev/{name}").touch()
+        _mount(f"/proc/self/fd/{descriptor}", f"/dev/{name}", "", _MS_BIND)
+        os.close(descriptor)
+
+
+def _write_only_below(folders: Sequence[Path]) -> None:
+    """Refuse to open anything else for writing (Landlock, since Linux 5.13): a read-only mount does not stop pipes."""
+    for wanted in (_WRITE | _MOVE, _WRITE):
+        attributes = struct.pack("Q", wanted)
+        try:
+            rules = _call("syscall", _CREATE_RULESET, attributes, len(attributes), 0)
+            break
+        except OSError:  # a kernel that does not know REFER, or Landlock
+            continue
+    else:
+        return
+    for folder in folders:
+        at = os.open(folder, os.O_PATH)
+        _call("syscall", _ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", wanted, at), 0)
+        os.close(at)
+    _call("syscall", _RESTRICT_SELF, rules, 0)
+    os.close(rules)
+
+
+def _refuse_calls() -> None:
+    machine = platform.machine()
+    fcntl, ioctl, sendto = _PARTLY[machine]
+    rules = [line for number in (*_REFUSED[machine], *_NEW_CALLS) for line in _refused(number)]
+    # abort and raise signal the process itself.
+    rules += [line for number in _OWN[machine] for line in _on_itself(number)]
+    rules += _without_values(fcntl, 1, _FCNTL) + _without_values(ioctl, 1, _IOCTL)
+    # A sendto with an address reaches a socket without connect.
+    rules += _without_address(sendto, 4)
+    _filter_calls(_ARCHS[machine], rules)
+
+
+def _set_read_only(path: str, wanted: bool) -> None:
+    attributes = struct.pack("QQQQ", _RDONLY if wanted else 0, 0 if wanted else _RDONLY, 0, 0)
+    _call("syscall", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE, attributes, len(attributes))
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    _call("mount", source.encode(), target.encode(), kind.encode() or None, flags, data.encode() or None)
+
+
+def _call(name: str, *arguments: int | bytes | None) -> int:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    answer = int(function(*given))
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return answer
+
+
+def _refused(number: int) -> list[_Line]:
+    """Refuse a call."""
+    return [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE)]
+
+
+def _on_itself(number: int) -> list[_Line]:
+    """Allow a call if its first argument is this process or 0."""
+    return [(_EQUAL, 0, 5, number), (_LOAD, 0, 0, _ARGUMENTS), *_unless_itself()]
+
+
+def _without_values(number: int, argument: int, values: Collection[int]) -> list[_Line]:
+    """Allow a call if a 32-bit argument is none of these values."""
+    count = len(values)
+    tests: list[_Line] = [(_EQUAL, count - place, 0, value) for place, value in enumerate(values)]
+    at = _ARGUMENTS + 8 * argument
+    return [(_EQUAL, 0, count + 3, number), (_LOAD, 0, 0, at), *tests, (_GIVE, 0, 0, _ALLOW), (_GIVE, 0, 0, _REFUSE)]
+
+
+def _without_address(number: int, argument: int) -> list[_Line]:
+    """Allow a call if a pointer argument is null."""
+    low = _ARGUMENTS + 8 * argument
+    words: list[_Line] = [(_LOAD, 0, 0, low), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, low + 4), (_EQUAL, 1, 0, 0)]
+    return [(_EQUAL, 0, 6, number), *words, (_GIVE, 0, 0, _REFUSE), (_GIVE, 0, 0, _ALLOW)]
+
+
+def _filter_calls(arch: int, rules: list[_Line]) -> None:
+    """Install rules; a call of another architecture kills the process.
+
+    Args:
+        arch: this machine's architecture, as seccomp numbers it.
+        rules: instructions in order; what no rule decides is allowed.
+    """
+    wrong: list[_Line] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_GIVE, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
+    # Larger numbers are x32's: other names of the same calls.
+    _install([*wrong, (_LEAST, 0, 1, _X32), (_GIVE, 0, 0, _REFUSE), *rules, (_GIVE, 0, 0, _ALLOW)])
+
+
+def _keep_limits_own() -> None:
+    """Let this process set its own limits only: a limit on CPU time would end any process of the user.
+
+    The filter also holds programs of the machine's 32-bit architecture.
+    """
+    lines: list[_Line] = []
+    # prlimit64 of x86-64, aarch64, riscv64, i386, arm
+    for arch, number in (
+        (0xC000003E, 302),
+        (0xC00000B7, 261),
+        (0xC00000F3, 261),
+        (0x40000003, 340),
+        (0x40000028, 369),
+    ):
+        lines += [(_LOAD, 0, 0, _ARCH), (_EQUAL, 0, 8, arch), (_LOAD, 0, 0, _NUMBER), (_AND, 0, 0, ~_X32 & 0xFFFFFFFF)]
+        lines += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _ARGUMENTS), *_unless_itself()]
+    _install([*lines, (_GIVE, 0, 0, _ALLOW)])
+
+
+def _unless_itself() -> list[_Line]:
+    return [(_EQUAL, 2, 0, os.getpid()), (_EQUAL, 1, 0, 0), (_GIVE, 0, 0, _REFUSE), (_GIVE, 0, 0, _ALLOW)]
+
+
+def _install(lines: list[_Line]) -> None:
+    """Install a filter for good; the process must have given up new privileges.
+
+    Raises:
+        OSError: the kernel takes no filter.
+    """
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = [ctypes.c_ulong(one) for one in (2, ctypes.addressof(program), 0, 0)]  # SECCOMP_MODE_FILTER
+    if libc.prctl(22, *words) < 0:  # PR_SET_SECCOMP
+        number = ctypes.get_errno()
+        raise OSError(number, f"seccomp: {os.strerror(number)}")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hil.agent import descendants, framing
+from hil.agent import descendants, ipc
 from hil.agent.runtimes import resolve
 from hil.core.installation import module_command
 from hil.errors import BoardError, HilError, LoadFailed
@@ -84,7 +84,7 @@ def read_news(body: bytes) -> tuple[int | str, int | None]:
     Raises:
         Garbled: it is no such message.
     """
-    said = framing.decode(body)
+    said = ipc.decode(body)
     if isinstance(said, dict):
         if _is_text(said.get("failed")):
             return str(said["failed"]), None
@@ -92,7 +92,7 @@ def read_news(body: bytes) -> tuple[int | str, int | None]:
         # Signals go to it: a small number, or none above 0, would be somebody else's or everybody's.
         if type(pid) is int and 1 < pid < 1 << 31 and (type(status) is int or ("pid" in said and status is None)):
             return pid, status
-    raise framing.Garbled("it tells of no worker")
+    raise ipc.Garbled("it tells of no worker")
 
 
 def _is_text(value: Any) -> bool:
@@ -115,7 +115,7 @@ class ForkServer:
         # One fork at a time: the answers come in order, but whoever waits is not woken in order.
         self._forking = threading.Lock()
         self._lock = threading.Lock()
-        self._channel: framing.Channel | None = None
+        self._channel: ipc.Channel | None = None
         self._told = _Told()
         self._forked = threading.Condition(self._lock)
         self._process: subprocess.Popen[bytes] | None = None
@@ -150,7 +150,7 @@ class ForkServer:
         with self._lock:
             if self._channel is None:
                 sock, theirs = socket.socketpair()
-                ours = framing.Channel(sock)
+                ours = ipc.Channel(sock)
                 # numpy's BLAS would start threads, and a fork copies none of them.
                 env = {
                     **os.environ,
@@ -178,9 +178,9 @@ class ForkServer:
                     theirs.close()
                 try:
                     self.described = read_description(ours.receive(timeout=120))
-                except framing.Garbled:
+                except ipc.Garbled:
                     self.described = {"error": "it describes itself at far too great length"}
-                except (framing.Closed, framing.Late):
+                except (ipc.Closed, ipc.Late):
                     self.described = {"error": "the runtime's process died while importing it"}
                 if "error" in self.described:
                     self._failed_at = time.monotonic()
@@ -216,7 +216,7 @@ class ForkServer:
             process, told = self._process, self._told
             try:
                 self._channel.send({"fork": True}, fds)
-            except framing.Closed as error:
+            except ipc.Closed as error:
                 raise self._died() from error
             limit = _FORK_S if self._awake else _PRELOAD_S
 
@@ -270,7 +270,7 @@ class ForkServer:
         if process is not None:
             _wait(process)
 
-    def _listen(self, channel: framing.Channel, told: _Told, process: subprocess.Popen[bytes]) -> None:
+    def _listen(self, channel: ipc.Channel, told: _Told, process: subprocess.Popen[bytes]) -> None:
         try:
             while True:
                 pid, status = read_news(channel.receive_bytes(most_bytes=_NEWS_BYTES))
@@ -278,16 +278,16 @@ class ForkServer:
                 with self._lock:
                     if isinstance(pid, str) or status is None:
                         if told.pids:
-                            raise framing.Garbled("it tells of workers that nobody asked for")
+                            raise ipc.Garbled("it tells of workers that nobody asked for")
                         told.pids.append(pid)
                         self._forked.notify_all()
                     elif (on_exit := told.watching.pop(pid, None)) is None and pid in told.pids:
                         told.ended[pid] = status
                 if on_exit is not None and status is not None:
                     on_exit(status)
-        except framing.Garbled:
+        except ipc.Garbled:
             process.kill()
-        except framing.Closed:
+        except ipc.Closed:
             pass
         with self._lock:
             if self._channel is channel:

@@ -1,4 +1,9 @@
-"""The programs that the current session has loaded, each in a worker of its own."""
+"""The programs that the current session has loaded, each in a worker of its own; which are allowed, and their inputs.
+
+With a :class:`Policy` an agent loads only programs of bundles that a trusted key has signed. A program out of a signed
+bundle comes with one file more: the bundle's header and manifest, which name the program's other files by their digests
+and carry the signature. The agent needs nothing else to know that each byte is signed.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,19 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hil.agent import machine
-from hil.agent.incoming import Incoming
-from hil.agent.policy import Policy
+from hil.agent.ipc import Arena, aligned
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, Worker
+from hil.bundles.layout import MAX_HEAD_BYTES, read_head
+from hil.bundles.manifest import program_files
+from hil.bundles.signature import SEAL, verify
 from hil.core import clock
-from hil.core.tensors import TensorSpec, check_names
+from hil.core.ordered_executor import StreamHasher
+from hil.core.tensors import TensorSpec, check_names, nbytes_of
 from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
@@ -34,6 +43,7 @@ MAX_TIMEOUT_S = 24 * 3600.0
 _LET_GO_S = 5.0
 # How soon a call that waits for its program notices that nobody waits for it any more.
 _LOOK_S = 0.2
+_HINT = "sign the bundle with a trusted key (hil bundle create --sign KEY) and run it with hil bundle run"
 
 
 @dataclass
@@ -352,8 +362,6 @@ class Programs:
 
 
 def _known_size(spec: TensorSpec) -> int:
-    from hil.core.tensors import nbytes_of
-
     dims = [dim for dim in spec.shape if isinstance(dim, int)]
     return nbytes_of(spec.dtype, dims) if spec.dtype and len(dims) == len(spec.shape) else 0
 
@@ -362,3 +370,143 @@ def _timeout(seconds: float) -> float:
     if not seconds >= 0:
         raise UsageError(f"a time limit cannot be {seconds:g} s")
     return min(seconds, MAX_TIMEOUT_S) if seconds > 0 else MAX_TIMEOUT_S
+
+
+class Incoming:
+    """The inputs of one call on their way into the worker's shared memory.
+
+    Args:
+        arena: the worker's shared memory for inputs.
+        start: what is coming.
+        store: has the inputs that come as blobs.
+        reserve: is told how many bytes they take before any memory is taken for them; raises where that is too much.
+
+    Raises:
+        UsageError: a tensor inside the message is larger than such may be.
+        RunFailed: they take more than there is.
+    """
+
+    def __init__(self, arena: Arena, start: pb.InvokeStart, store: BlobStore, reserve: Callable[[int], None]) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._streams: list[tuple[int, int]] = []
+        self._hashers: list[StreamHasher] = []
+        here: list[tuple[int, int, bytes | Path]] = []
+        at = 0
+        for tensor in start.inputs:
+            payload = tensor.WhichOneof("payload")
+            if payload == "streamed":
+                size = tensor.streamed
+                self._streams.append((at, size))
+                self._hashers.append(StreamHasher())
+            elif payload == "blob":
+                path = store.path(tensor.blob)
+                size = path.stat().st_size
+                here.append((at, size, path))
+            else:
+                size = len(tensor.inline)
+                if size > wire.INLINE_MAX:
+                    raise UsageError(f"a tensor inside a message has {size} bytes, and {wire.INLINE_MAX} are the most")
+                here.append((at, size, tensor.inline))
+            entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
+            self.entries.append({**entry, "at": at, "bytes": size})
+            at += aligned(size)
+        reserve(at)
+        self.size = at
+        self._view = arena.view(at, grow=True)
+        for offset, size, source in here:
+            target = self._view[offset : offset + size]
+            if isinstance(source, Path):
+                _read(source, target)
+            else:
+                target[:] = source
+        self._current = 0
+        self._done = 0
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether streamed bytes are still missing."""
+        return self._current < len(self._streams)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether anything was streamed, so that digests follow."""
+        return bool(self._streams)
+
+    def add(self, data: memoryview) -> None:
+        """The next streamed bytes; a message never spans two tensors.
+
+        Raises:
+            UsageError: more came than was announced.
+        """
+        offset, size = self._streams[self._current]
+        if self._done + data.nbytes > size or not data.nbytes:
+            raise UsageError("the streamed data does not fit the tensors that were announced")
+        at = offset + self._done
+        self._view[at : at + data.nbytes] = data
+        # What came, and not the memory: a program that still writes there would make it look damaged on its way.
+        self._hashers[self._current].update(data)
+        self._done += data.nbytes
+        if self._done == size:
+            self._current += 1
+            self._done = 0
+
+    def verify(self, digests: list[str]) -> None:
+        """Compare what came with what the sender says it sent.
+
+        Raises:
+            UsageError: they differ: the data was damaged on its way.
+        """
+        if [hasher.digest() for hasher in self._hashers] != digests:
+            raise UsageError("the inputs were damaged on their way to the board")
+
+
+def _read(path: Path, target: memoryview) -> None:
+    with path.open("rb", buffering=0) as file:
+        while target.nbytes and (count := file.readinto(target)):
+            target = target[count:]
+    if target.nbytes:
+        raise RunFailed(f"{path.name} is shorter than it was")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Programs of bundles signed by one of these keys, and nothing else.
+
+    Attributes:
+        trusted: ed25519 public keys.
+    """
+
+    trusted: tuple[bytes, ...]
+
+    def check_load(self, request: pb.LoadRequest, store: BlobStore) -> None:
+        """Refuse a program that no trusted bundle holds just so.
+
+        Raises:
+            LoadFailed: it is refused.
+        """
+        files = {file.name: file.digest for file in request.files}
+        seal = files.pop(SEAL, "")
+        if not seal:
+            raise LoadFailed("this board runs programs of signed bundles only, and this one is not signed", hint=_HINT)
+        try:
+            with store.path(seal).open("rb") as file:
+                head = read_head(memoryview(file.read(MAX_HEAD_BYTES)))
+            verify(head, self.trusted)
+            signed, main, runtime, methods = program_files(head.document())
+        except UsageError as error:
+            raise LoadFailed(f"this board runs programs of signed bundles only: {error.message}", hint=_HINT) from error
+        asked = (files, request.main, request.runtime)
+        if asked != (signed, main, runtime) or len(files) + 1 != len(request.files) or request.function not in methods:
+            raise LoadFailed("this board runs programs of signed bundles only: this is not what was signed", hint=_HINT)
+
+    def check_profile(self, tool: str) -> None:
+        """Refuse a profiler that was sent here: it is a program that nobody signed.
+
+        Raises:
+            RunFailed: it is refused.
+        """
+        if tool:
+            raise RunFailed(
+                "this board runs programs of signed bundles only, and the profiler that was sent is not signed",
+                hint="install the runtime's own profiler on the board",
+            )

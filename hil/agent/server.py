@@ -1,4 +1,4 @@
-"""The agent as a gRPC server: where it may listen, who may call, and its life from start to stop."""
+"""The agent as a gRPC server: its four services, where it may listen, who may call, its life from start to stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 import ctypes
 import hmac
 import os
-from collections.abc import Callable
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,19 +19,20 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from hil.agent import runtimes
-from hil.agent.admission import THREADS, Admission
-from hil.agent.journal import Journal
-from hil.agent.lock import StoreLock
-from hil.agent.policy import Policy
-from hil.agent.programs import Programs
-from hil.agent.service import BlobService, BoardService, ProgramService, SessionService
-from hil.agent.session import Sessions
-from hil.agent.store import BlobStore
+from hil.agent import machine, runtimes
+from hil.agent.admission import THREADS, Admission, Room
+from hil.agent.machine import Counters
+from hil.agent.programs import Policy, Programs
+from hil.agent.session import Journal, Session, Sessions
+from hil.agent.store import BlobStore, StoreLock
 from hil.agent.supervisor import Supervisor
-from hil.errors import SessionEnded, UsageError
+from hil.core import clock
+from hil.core.installation import own_version
+from hil.core.ordered_executor import StreamHasher
+from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
 from hil.protocol.listening import HANDSHAKE, check_listen, listen_on
+from hil.protocol.v1 import agent_pb2 as pb
 
 _OPTIONS = {
     **dict((*wire.GRPC_OPTIONS, HANDSHAKE)),
@@ -37,6 +41,13 @@ _OPTIONS = {
     "grpc.max_receive_message_length": wire.MESSAGE_MAX,
     "grpc.max_concurrent_streams": 128,
 }
+MAX_WAITING = 8
+MAX_DIGESTS = 20_000
+MIN_PERIOD_MS = 10
+MAX_PERIOD_MS = 60_000
+_NOTICE_S = 0.5
+_SHORT = 200
+_UNREAD = 16
 
 
 @dataclass(frozen=True)
@@ -183,3 +194,321 @@ def _refusal(words: str) -> Any:
         context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class BoardService:
+    """Describe, Clock, Logs, Counters."""
+
+    def __init__(
+        self,
+        name: str,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        programs: Programs,
+        memory_limit: int,
+        simulated: list[str],
+        build: str,
+    ) -> None:
+        self._name = name
+        self._build = build
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._programs = programs
+        self._memory_limit = memory_limit
+        self._simulated = simulated
+        self._lock = threading.Lock()
+        self._describing = futures.Future[dict[str, dict[str, Any]]]()
+        self._describing.set_result({})
+
+    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeReply:
+        """Who the board is."""
+        runtimes = [
+            pb.Runtime(
+                name=name,
+                version=said.get("version", ""),
+                devices=said.get("devices", ()),
+                error=said.get("error", ""),
+                profile_tool=said.get("profile_tool", ""),
+            )
+            for name, said in sorted(self._runtimes(context).items())
+        ]
+        current = self._sessions.current
+        return pb.DescribeReply(
+            board_id=f"{machine.board_id()}/{self._name}",
+            name=self._name,
+            agent_version=own_version(),
+            protocol=wire.PROTOCOL,
+            machine=machine.machine(),
+            runtimes=runtimes,
+            clock_ns=clock.now_ns(),
+            wall_ns=time.time_ns(),
+            fence=self._sessions.fence,
+            holder=_holder(current) if current else None,
+            memory_limit_bytes=self._memory_limit,
+            readings=machine.readings(),
+            simulated=self._simulated,
+            build=self._build,
+        )
+
+    def _runtimes(self, context: grpc.ServicerContext) -> dict[str, dict[str, Any]]:
+        """What there is to run programs with. Finding out may take long, and whoever does not wait may go."""
+        with self._lock:
+            if self._describing.done():
+                self._describing = futures.Future()
+                threading.Thread(target=_describe, args=(self._supervisor, self._describing), daemon=True).start()
+            found = self._describing
+        while context.is_active():
+            with contextlib.suppress(futures.TimeoutError):
+                return found.result(_NOTICE_S)
+        raise SessionEnded("whoever asked is gone")
+
+    def Clock(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ClockPong]:
+        """Answer each ping with the clock."""
+        for _ in requests:
+            yield pb.ClockPong(clock_ns=clock.now_ns())
+
+    def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogLine]:
+        """Lines of the workers' stderr, or a long error."""
+        session = self._sessions.of_call(context)
+        if request.error:
+            yield from (pb.LogLine(text=piece) for piece in wire.KEPT_ERRORS.pieces(request.error))
+            return
+        number = 0
+        while context.is_active():
+            self._sessions.require(session)
+            lines = self._supervisor.logs.after(number, wait_s=1.0 if request.follow else 0.0)
+            number = lines[-1][0] if lines else number
+            for _, stamp, program_id, text in lines:
+                if request.program_id in ("", program_id):
+                    yield pb.LogLine(clock_ns=stamp, program_id=program_id, text=text)
+            if not request.follow:
+                return
+
+    def Counters(self, request: pb.CountersRequest, context: grpc.ServicerContext) -> Iterator[pb.CounterSample]:
+        """Look at the board again and again."""
+        session = self._sessions.of_call(context)
+        if not MIN_PERIOD_MS <= request.period_ms <= MAX_PERIOD_MS:
+            raise UsageError(f"a period of counters is {MIN_PERIOD_MS} to {MAX_PERIOD_MS} ms")
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            return
+        with Counters(self._programs.worker_pids) as counters:
+            due = time.monotonic()
+            while self._sessions.current is session and not ended.is_set():
+                if time.monotonic() >= due:
+                    yield counters.look()
+                    # A board that cannot keep up leaves looks out; it never makes up for them.
+                    due = max(due + request.period_ms / 1000, time.monotonic())
+                # Not longer than this after its session does it end, however rarely it looks.
+                ended.wait(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
+
+
+class SessionService:
+    """Hold: one stream is one session.
+
+    Args:
+        goodbyes: takes the streams of sessions that are over, and ends those that do not end by themselves.
+    """
+
+    def __init__(self, sessions: Sessions, goodbyes: Room) -> None:
+        self._sessions = sessions
+        self._goodbyes = goodbyes
+        self._waiting = threading.Semaphore(MAX_WAITING)
+
+    def Hold(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.HoldReply]:
+        """Open, keep alive, end."""
+        first = next(iter(requests), None)
+        if first is None or first.WhichOneof("kind") != "open":
+            raise UsageError("the first message of Hold must open a session")
+        said: queue.SimpleQueue[pb.HoldReply | HilError | None] = queue.SimpleQueue()
+        leaving = threading.Event()
+
+        def on_end(reason: str) -> None:
+            try:
+                self._goodbyes.enter(context)
+                leaving.set()
+            except BoardBusy:
+                context.cancel()
+            said.put(pb.HoldReply(over=pb.SessionOver(reason=reason)))
+            said.put(None)
+
+        session = yield from self._opened(first.open, context, on_end)
+        listener = threading.Thread(target=self._listen, args=(requests, session, said), daemon=True)
+        listener.start()
+        try:
+            opened = pb.SessionOpened(token=session.token, fence=session.fence, ttl_s=session.ttl_s)
+            yield pb.HoldReply(opened=opened)
+            while (reply := said.get()) is not None:
+                if isinstance(reply, HilError):
+                    raise reply
+                yield reply
+        finally:
+            self._sessions.end(session, "its owner left")
+            if leaving.is_set():
+                self._goodbyes.leave(context)
+
+    def _opened(self, wanted: pb.SessionOpen, context: grpc.ServicerContext, on_end: Any) -> Any:
+        """Wait for the device, telling who has it; returns the session."""
+        if not wanted.wait_s >= 0:
+            raise UsageError(f"nobody can wait {wanted.wait_s:g} s for a board")
+        deadline = time.monotonic() + wanted.wait_s
+        owner, purpose = wanted.owner[:_SHORT] or "somebody", wanted.purpose[:_SHORT]
+
+        def opened() -> Session | None:
+            return self._sessions.open(owner, purpose, wanted.ttl_s or 10.0, wanted.fence, on_end)
+
+        # Whoever takes the device does not wait for it, and is in nobody's way.
+        if session := opened():
+            return session
+        if not self._waiting.acquire(blocking=False):
+            raise BoardBusy(f"{MAX_WAITING} others are waiting for this board already", hint="try again later")
+        try:
+            while context.is_active():
+                if session := opened():
+                    return session
+                current = self._sessions.current
+                if current and time.monotonic() >= deadline:
+                    raise BoardBusy(
+                        f"{current.owner} has the board ({current.purpose or 'no purpose given'})",
+                        hint="wait longer with --wait",
+                    )
+                if current:
+                    yield pb.HoldReply(waiting=pb.SessionWaiting(holder=_holder(current)))
+                self._sessions.wait_free(min(1.0, max(deadline - time.monotonic(), 0.01)))
+        finally:
+            self._waiting.release()
+        raise SessionEnded("whoever asked for the session is gone")
+
+    def _listen(
+        self,
+        requests: Iterator[Any],
+        session: Session,
+        said: queue.SimpleQueue[pb.HoldReply | HilError | None],
+    ) -> None:
+        try:
+            for _ in requests:
+                session.heard_at = time.monotonic()
+                # Whoever does not read the answers gets no more of them.
+                if said.qsize() < _UNREAD:
+                    said.put(pb.HoldReply(alive=pb.KeepAlive()))
+        except HilError as error:
+            said.put(error)
+        except Exception:
+            pass  # the stream broke: the session ends as if it had been closed
+        self._sessions.end(session, "its owner left")
+
+
+class BlobService:
+    """Missing, Put, Get."""
+
+    def __init__(self, store: BlobStore, sessions: Sessions) -> None:
+        self._store = store
+        self._sessions = sessions
+
+    def Missing(self, request: pb.MissingRequest, context: grpc.ServicerContext) -> pb.MissingReply:
+        """Which blobs are not here."""
+        self._sessions.of_call(context)
+        if len(request.digests) > MAX_DIGESTS:
+            raise UsageError(f"{len(request.digests)} digests are asked for at once, and {MAX_DIGESTS} are the most")
+        absent = [wanted for wanted in dict.fromkeys(request.digests) if not self._store.has(wanted)]
+        missing = [pb.MissingBlob(digest=one, have_bytes=self._store.partial_size(one)) for one in absent]
+        return pb.MissingReply(missing=missing)
+
+    def Put(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.PutReply]:
+        """Store blobs."""
+        session = self._sessions.of_call(context)
+        for message in requests:
+            self._sessions.require(session)
+            if not isinstance(message, pb.PutRequest) or message.WhichOneof("kind") != "start":
+                raise UsageError("a blob begins with a PutStart")
+            start = message.start
+            if self._store.has(start.digest):
+                _skip(requests, start.size - start.offset)
+            else:
+                with self._store.upload(start.digest, start.size, start.offset) as upload:
+                    while upload.missing:
+                        data = next(requests, None)
+                        if data is None:
+                            return
+                        if not isinstance(data, memoryview) or not data.nbytes:
+                            raise UsageError(f"{upload.missing} bytes of {start.digest} are missing")
+                        self._sessions.require(session)
+                        upload.write(data)
+                    upload.finish()
+            yield pb.PutReply(digest=start.digest)
+
+    def Get(self, request: pb.GetRequest, context: grpc.ServicerContext) -> Iterator[pb.GetReply | bytes]:
+        """Read a blob."""
+        session = self._sessions.of_call(context)
+        path = self._store.path(request.digest)
+        size = path.stat().st_size
+        yield pb.GetReply(start=pb.GetStart(size=size))
+        with path.open("rb") as file:
+            file.seek(min(request.offset, size))
+            while piece := file.read(wire.CHUNK):
+                self._sessions.require(session)
+                yield from wire.data_messages(memoryview(piece))
+
+
+class ProgramService:
+    """Load, Invoke, Unload."""
+
+    def __init__(self, programs: Programs, sessions: Sessions) -> None:
+        self._programs = programs
+        self._sessions = sessions
+
+    def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:
+        """Load a program."""
+        return self._programs.load(self._sessions.of_call(context), request)
+
+    def Invoke(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.InvokeReply | bytes]:
+        """Run programs, one call after another."""
+        session = self._sessions.of_call(context)
+        for message in requests:
+            if not isinstance(message, pb.InvokeRequest) or message.WhichOneof("kind") != "start":
+                raise UsageError("a call begins with an InvokeStart")
+            with self._programs.called(session, message.start, context.is_active) as loaded:
+                incoming = self._programs.incoming(loaded, message.start)
+                while incoming.wants_data:
+                    data = next(requests, None)
+                    if not isinstance(data, memoryview):
+                        raise UsageError("the streamed data of the inputs is missing")
+                    incoming.add(data)
+                if incoming.streamed:
+                    check = next(requests, None)
+                    if not isinstance(check, pb.InvokeRequest) or check.WhichOneof("kind") != "digests":
+                        raise UsageError("the digests of the streamed inputs are missing")
+                    incoming.verify(list(check.digests.digests))
+                done, streams = self._programs.invoke(loaded, incoming, message.start)
+                yield pb.InvokeReply(done=done)
+                hashers = [StreamHasher() for _ in streams]
+                for stream, hasher in zip(streams, hashers, strict=True):
+                    for data in wire.data_messages(stream):
+                        # What is sent, and not the memory again: a program that still writes there would make it
+                        # look as if it had been damaged on its way.
+                        hasher.update(wire.payload_of(data))
+                        yield data
+                if streams:
+                    yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
+
+    def Unload(self, request: pb.UnloadRequest, context: grpc.ServicerContext) -> pb.UnloadReply:
+        """End a program."""
+        self._programs.unload(self._sessions.of_call(context), request.program_id)
+        return pb.UnloadReply()
+
+
+def _describe(supervisor: Supervisor, asked: futures.Future[dict[str, dict[str, Any]]]) -> None:
+    try:
+        asked.set_result(supervisor.describe())
+    except BaseException as error:
+        asked.set_exception(error)
+
+
+def _skip(requests: Iterator[Any], size: int) -> None:
+    while size > 0 and isinstance(data := next(requests, None), memoryview) and data.nbytes:
+        size -= data.nbytes
+
+
+def _holder(session: Session) -> pb.Holder:
+    held = time.monotonic() - session.opened_at
+    return pb.Holder(owner=session.owner, purpose=session.purpose, fence=session.fence, held_s=held)

@@ -1,16 +1,17 @@
 """Blobs by content, in one folder: written atomically, verified, resumable, evicted least-recently-used under a quota.
 
-A blob's path is made of its digest only, and a digest is checked before it becomes a path, so nothing from the wire
-can name a file outside the folder.
+One agent at a time has the folder: it holds a lock on it. A blob's path is made of its digest only, and a digest is
+checked before it becomes a path, so nothing from the wire can name a file outside the folder.
 
-Whoever runs a program here may write what the agent may: a blob can be altered at any time. Before each use a blob's
-file is looked at, and where it is not as it was when its digest was checked, the digest is checked again.
+A program that runs here may write what the agent may: a blob can be changed at any time. Before each use a blob's file
+is looked at, and where it is not as it was when its digest was checked, the digest is checked again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import threading
@@ -37,6 +38,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _TICK_NS = 100_000_000
 # How long a connection that broke may take to let go of its upload before another one goes on with it.
 _SETTLES_S = 5.0
+# A file system without locks: there, keeping agents apart is left to whoever starts them.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class BlobStore:
@@ -421,3 +424,39 @@ def _files(folder: Path) -> list[tuple[float, int, Path]]:
             if S_ISREG(stat.st_mode):
                 found.append((stat.st_mtime, stat.st_size, path))
     return found
+
+
+class StoreLock:
+    """Keeps a store to one agent, from now until :meth:`release` or the agent's end, however that comes.
+
+    Args:
+        root: the store's folder, made if needed.
+
+    Raises:
+        UsageError: another agent has it, or the folder cannot be used.
+    """
+
+    def __init__(self, root: Path) -> None:
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Closed in the workers: one that outlives a killed agent must not go on holding the store.
+            self._file = os.fdopen(os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        except OSError as error:
+            raise UsageError(f"the store {root} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
+            owner = os.pread(self._file.fileno(), 20, 0).decode(errors="replace")
+            self.release()
+            raise UsageError(
+                f"the store {root} is in use by another agent{owner and f' (process {owner})'}",
+                hint="stop that agent, or give this one another --store",
+            ) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Let another agent have the store."""
+        self._file.close()

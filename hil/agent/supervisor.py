@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hil.agent import answers, framing
+from hil.agent import answers, ipc
 from hil.agent.forks import ForkServer
+from hil.agent.ipc import Arena
 from hil.agent.runtimes import is_light, lacking
-from hil.agent.shm import Arena
 from hil.core import clock
 from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 
@@ -84,7 +84,7 @@ class Worker:
         self.inputs = Arena()
         self._outputs = Arena()
         ours, theirs = socket.socketpair()
-        self._channel = framing.Channel(ours)
+        self._channel = ipc.Channel(ours)
         self._stderr, their_stderr = os.pipe()
         self._tail: collections.deque[str] = collections.deque(maxlen=_DETAIL_LINES)
         self._logs = logs
@@ -116,9 +116,9 @@ class Worker:
         """
         try:
             self._channel.send(message, timeout=timeout)
-        except framing.Late:
+        except ipc.Late:
             raise self._late(_STAGES[message["op"]], timeout) from None
-        except framing.Closed:
+        except ipc.Closed:
             pass  # the answer says so
 
     def answer(self, op: str, timeout: float, begun: float, iterations: int = 0) -> answers.Answer:
@@ -139,11 +139,11 @@ class Worker:
         try:
             left = begun + timeout - time.monotonic()
             body = self._channel.receive_bytes(left, answers.most_bytes(iterations))
-        except framing.Late:
+        except ipc.Late:
             raise self._late(stage, timeout) from None
-        except framing.Closed:
+        except ipc.Closed:
             raise self._obituary(stage) from None
-        except framing.Garbled as why:
+        except ipc.Garbled as why:
             self.kill()
             raise answers.nonsense(str(why)).located(stage=stage) from None
         try:

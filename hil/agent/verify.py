@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent import runtimes
+from hil.agent.ipc import aligned
 from hil.agent.machine import machine
-from hil.agent.shm import aligned
 from hil.agent.supervisor import Supervisor, Worker
 from hil.bundles import Bundle, Method
-from hil.bundles.cases import BundledCase
-from hil.bundles.checks import check_loaded
+from hil.bundles.cases import BundledCase, check_loaded
 from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.bundles.verdicts import told, untested, worst
 from hil.compare.verdict import compare

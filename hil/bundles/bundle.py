@@ -12,10 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hil.bundles import layout
-from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
-from hil.bundles.checks import checked_cases
-from hil.bundles.content import blob_table, from_document, program_files, to_document
+from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature, checked_cases
 from hil.bundles.layout import Head
+from hil.bundles.manifest import blob_table, from_document, program_files, to_document
 from hil.bundles.signature import sign
 from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file

@@ -1,8 +1,10 @@
 """ed25519 signatures of bundles, by keys as OpenSSH and OpenSSL keep them.
 
-What is signed is the manifest, byte for byte, after a word of our own (so that no signature made for something else
-fits). The manifest holds the digest of every other part: program files, inputs, expected outputs. The package
-`cryptography`, which does the arithmetic, is imported on first use; a board needs it only where it is to check
+What is signed is the manifest, byte for byte, after a prefix of our own (so that no signature made for something else
+fits). The manifest holds the digest of every other part: program files, inputs, expected outputs. On its way to a board
+a signed bundle's program has one file more, which proves the others (:func:`sealed`).
+
+The package `cryptography`, which does the arithmetic, is imported on first use; a board needs it only where it checks
 signatures.
 """
 
@@ -12,16 +14,22 @@ import base64
 import hashlib
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hil.bundles.layout import Head
+from hil.core.artifacts import Artifact
+from hil.core.digest import digest_of
 from hil.core.files import MAX_TEXT_BYTES, read_file
 from hil.errors import UsageError
 
 _CONTEXT = b"hil bundle manifest 1\0"
 _KIND = b"ssh-ed25519"
 _MAKE = "ssh-keygen -t ed25519 -N '' -f signing_key makes one"
+# The bundle's header and manifest, among the files of its program. No program's own file can have this name: a manifest
+# takes none with a colon.
+SEAL = "hil:bundle"
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -144,3 +152,19 @@ def _cryptography() -> Any:
             hint="pip install cryptography",
         ) from error
     return cryptography
+
+
+def sealed(program: Artifact, head: Head, folder: Path) -> Artifact:
+    """The program with the bundle's header and manifest as one file more, where it is signed; else as it is.
+
+    Args:
+        program: of the bundle.
+        head: of the bundle.
+        folder: where the file is written.
+    """
+    if not head.signature:
+        return program
+    data = head.to_bytes()
+    path = folder / "seal"
+    path.write_bytes(data)
+    return replace(program, files={**program.files, SEAL: path}, digests={**program.digests, SEAL: digest_of(data)})

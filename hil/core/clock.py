@@ -154,3 +154,21 @@ def _step(before: Ping, after: Ping) -> int:
     """By how much the clock was put forward between two pings."""
     earlier, later = (2 * ping.board_ns - ping.sent_ns - ping.received_ns for ping in (before, after))
     return (later - earlier) // 2
+
+
+def by_pairs(time_ns: int, pairs: Sequence[tuple[int, int]]) -> int:
+    """Convert a time to another clock by the line through the first and the last pair of readings.
+
+    Args:
+        time_ns: in nanoseconds.
+        pairs: (time, the other clock's time), in order. Both clocks are taken to run alike if there is one pair, or if
+            one of them stood still or was set back; without pairs they are the same clock.
+    """
+    if not pairs:
+        return time_ns
+    (first, other_first), (last, other_last) = pairs[0], pairs[-1]
+    elapsed = time_ns - first
+    if last <= first or other_last <= other_first:
+        return other_first + elapsed
+    # In integers: a float64 of a clock that has run for months is off by some nanoseconds.
+    return other_first + elapsed * (other_last - other_first) // (last - first)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hil.core.tensors import Dim, TensorSpec
@@ -269,3 +270,25 @@ def _values(text: str) -> tuple[TensorSpec, ...]:
         specs.append(parse_type(match["name"], match["type"]))
         position = match.end()
     return tuple(specs)
+
+
+def read_functions(path: str) -> dict[str, Any]:
+    """Read the functions of an IREE module from its file, for :func:`functions_in`; runs in a process of its own.
+
+    Raises:
+        LoadFailed: it is no module.
+    """
+    import iree.runtime as rt
+
+    try:
+        functions = functions_of(rt.VmModule.mmap(rt.VmInstance(), path))
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = lines[0][:400] if lines else type(error).__name__
+        raise LoadFailed(f"IREE refused {Path(path).name}: {said}", detail=str(error)) from error
+    return {"functions": [asdict(one) for one in functions.values()]}
+
+
+def functions_in(said: Mapping[str, Any]) -> dict[str, Function]:
+    """The functions that :func:`read_functions` found, by name."""
+    return {one["name"]: Function(**one) for one in said["functions"]}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent.__main__ import config_of, parser, serve
-from hil.agent.sandbox import VARIABLE as SANDBOX_VARIABLE
-from hil.agent.sandbox import why_not
+from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
+from hil.agent.runtimes import BUILT_IN
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.core.boards import BoardConfig, load_board
@@ -22,18 +22,12 @@ from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import refuse_if_served, refuse_if_taken
 from hil.sim import faults
-from hil.sim.clock import SimClock
+from hil.sim.faults import SimClock
 from hil.sim.link import FaultyLink
 
 # Whether programs run in a sandbox: where there can be one, always, never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
-_RUNTIMES = {
-    "iree": "hil.sim.iree:SimIree",
-    "onnxruntime": "hil.sim.onnxruntime:SimOnnxRuntime",
-    "tflite": "hil.sim.tflite:SimTfLite",
-    "executorch": "hil.sim.executorch:SimExecuTorch",
-    "xla-aot": "hil.sim.xla_aot:SimXlaAot",
-}
+_RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in BUILT_IN}
 
 
 class DroppingStore(BlobStore):
@@ -145,7 +139,7 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     writable = [store.absolute() / "faults"] if counted else []
     # What these faults do reaches out of the worker: to a clock that is shared, and to the agent.
     reaching = [fault.name for fault in found if fault.name in ("clock", "kill-agent")]
-    why = f"the fault {reaching[0]} is simulated" if reaching else why_not(writable)
+    why = f"the fault {reaching[0]} is simulated" if reaching else why_no_sandbox(writable)
     if not why:
         return {"sandbox": [str(path) for path in writable]}, []
     if sandbox == REQUIRED:

@@ -27,8 +27,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.core import clock
 from hil.errors import UsageError
 
 # name -> key -> default; the default's type is the value's type.
@@ -57,6 +60,11 @@ PROFILES = ("missing", "crash", "truncate", "hang")
 _FAR_S = 3.2e9
 _DAY_S = 86400.0
 _END = "kill-agent"
+# A simulated board's clock: the agent and its workers map one small file that holds what changes.
+_CLOCK_FILE = "clock"
+# When the clock started, and by how much it was put forward since, in nanoseconds.
+_STATE = struct.Struct("=qq")
+_STARTED, _AHEAD = range(2)
 # What a key's value must be: a test, and in words.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "at": (lambda at: at in ("run", "load"), "run or load"),
@@ -171,3 +179,40 @@ def end_agent(store: Path) -> None:
     """Have the agent killed that watches for it; comes back never."""
     (store / _END).write_bytes(b"")
     time.sleep(3600)
+
+
+class SimClock:
+    """The clock of a board with the fault ``clock``.
+
+    Args:
+        fault: what is wrong with it.
+        folder: the simulator's; :meth:`start` makes the file there.
+    """
+
+    def __init__(self, fault: Fault, folder: Path) -> None:
+        self._offset_ns: int = round(fault.keys["offset"] * 1e9)
+        self._rate: float = fault.keys["ppm"] * 1e-6
+        self._jump_ns: int = round(fault.keys["jump"] * 1e9)
+        with (folder / _CLOCK_FILE).open("r+b") as file:
+            # As whole numbers, each written at once: others read them meanwhile.
+            self._shared = memoryview(mmap.mmap(file.fileno(), _STATE.size)).cast("q")
+        self._started_ns: int = self._shared[_STARTED]
+
+    @staticmethod
+    def start(folder: Path) -> None:
+        """Start the clock, before anybody reads it."""
+        (folder / _CLOCK_FILE).write_bytes(_STATE.pack(time.monotonic_ns(), 0))
+
+    def install(self) -> None:
+        """Have this process stamp with it."""
+        clock.replace_clock(self.now_ns)
+
+    def now_ns(self) -> int:
+        """What it shows."""
+        now = time.monotonic_ns()
+        gained = int((now - self._started_ns) * self._rate)
+        return now + self._offset_ns + self._shared[_AHEAD] + gained
+
+    def jump(self) -> None:
+        """Put it forward, once and for all that read it."""
+        self._shared[_AHEAD] = self._jump_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shlex
 import signal
@@ -14,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent.runtimes import known, profiling, resolve
+from hil.agent.runtimes import BUILT_IN, known, profiling, resolve
 from hil.core.clock import CLOCK_FILE
 from hil.core.placement import Part, Placement
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX
-from hil.sim.clock import SimClock
-from hil.sim.faults import Charges, Fault, end_agent, parse
+from hil.sim.faults import Charges, Fault, SimClock, end_agent, parse
 
 HALF = "float16"
 _ELSEWHERE = "another-device"
@@ -36,17 +36,25 @@ exec {shlex.quote(sys.executable)} -I -S -c 'import ctypes; ctypes.string_at(0)'
 _HANGS = "#!/bin/sh\nexec sleep 86400\n"
 
 
-def real_runtime(name: str) -> Any:
-    """The class of a runtime that is installed here."""
-    return resolve(known()[name])
+def __getattr__(name: str) -> type[SimRuntime]:
+    """The simulated runtime of a name, as references such as ``hil.sim.runtime:iree`` have it."""
+    if name not in BUILT_IN:
+        raise AttributeError(f"no runtime {name!r} is simulated")
+    return _simulated(name)
+
+
+@functools.cache
+def _simulated(name: str) -> type[SimRuntime]:
+    kind = SimOnnxRuntime if name == "onnxruntime" else SimRuntime
+    return type(kind.__name__, (kind,), {"real": resolve(known()[name])})
 
 
 class SimRuntime:
     """Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" or ``float16``).
 
     Attributes:
-        real: the runtime's own class. Found when the subclass's module is imported, which is before workers are forked:
-            importing a runtime would take each of them a hundred times as long as the fork.
+        real: the runtime's own class. It is imported before workers are forked: importing a runtime would take each of
+            them a hundred times as long as the fork.
     """
 
     real: Any
@@ -138,6 +146,27 @@ class SimRuntime:
         os.kill(os.getpid(), signal.Signals[fault.keys["signal"]])
         # The system may hand the signal to another thread: this one must not run on until it has struck.
         time.sleep(3600)
+
+
+class SimOnnxRuntime(SimRuntime):
+    """ONNX Runtime on a simulated device; half precision is made by converting the model when it is loaded.
+
+    IREE's comes with the program: the board's compile flags ask for it.
+    """
+
+    def to_half(self, folder: Path, main: str) -> str:
+        """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay.
+
+        The new model is in memory, as long as this process lives: a sandboxed worker cannot write beside the old one.
+        """
+        import onnx
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        converted = convert_float_to_float16(onnx.load(folder / main), keep_io_types=True)
+        fd = os.memfd_create(f"half-{main}"[:200], os.MFD_CLOEXEC)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(converted.SerializeToString())
+        return f"/proc/self/fd/{fd}"
 
 
 class SimProgram:

@@ -22,7 +22,7 @@ from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.reports.delegation import Delegation
+from hil.controller.workloads.suites.reports.results import Delegation
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.torch_cases import TorchTest, torch_tests
 from hil.core.scratch import temporary_folder

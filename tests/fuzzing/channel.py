@@ -15,7 +15,7 @@ from typing import Any
 
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil.agent import answers, forks, framing
+from hil.agent import answers, forks, ipc
 from hil.errors import BoardError, HilError, StageError, UsageError
 
 _FRAME = struct.Struct("<I")
@@ -80,7 +80,7 @@ def _read(data: bytes) -> list[str]:
             kinds.append(f"{op} {type(error).__name__} {error.message[:40]}")
         try:
             forks.read_news(body)
-        except framing.Garbled as error:
+        except ipc.Garbled as error:
             kinds.append(f"news {str(error)[:30]}")
     return kinds
 
@@ -100,9 +100,8 @@ class _Forks:
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[Attempt]:
     """Programs of an agent, whose workers say what the input is."""
-    from hil.agent.journal import Journal
     from hil.agent.programs import Programs
-    from hil.agent.session import Sessions
+    from hil.agent.session import Journal, Sessions
     from hil.agent.store import BlobStore
     from hil.agent.supervisor import LogBook, Worker
     from hil.core.digest import digest_of

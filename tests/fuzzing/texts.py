@@ -97,7 +97,7 @@ def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
     from hil.controller.farm.terms import load_terms
     from hil.controller.models.flows.read import read_flows
-    from hil.controller.workloads.suites.expected_file import made_with, parse, read_text
+    from hil.controller.workloads.suites.expected import made_with, parse, read_text
     from hil.core.boards import load_board, parse_board
 
     def expected() -> None:
@@ -374,7 +374,7 @@ def _store(folder: Path) -> Iterator[Attempt]:
     from hil.controller.storage.runs import RunStore
     from hil.controller.storage.tensor_folder import INDEX, load_tensors
     from hil.controller.workloads.bundles.case_files import read_golden
-    from hil.controller.workloads.suites.reports.load import load_run
+    from hil.controller.workloads.suites.reports.results import load_run
     from hil.controller.workloads.suites.store import HEAD as SUITE
     from hil.controller.workloads.suites.store import LINES
 

@@ -18,12 +18,12 @@ from support.agents import compile_mlir
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.analysis.profile.clock_pairs import mapped
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.client import AgentClient, Target
 from hil.core.artifacts import Artifact
 from hil.core.boards import load_board
+from hil.core.clock import by_pairs
 from hil.core.digest import digest_file
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.formats.iree_command import PROFILE_TOOL
@@ -247,7 +247,9 @@ def test_every_run_of_the_pass_is_in_the_files(start_agent, open_client, add_pro
     for kernel in kernels:
         for moment in (kernel["ts"], kernel["ts"] + kernel["dur"]):
             # Its clock counts whole microseconds.
-            assert taken.board.start_ns - 1000 <= mapped(moment * 1000, taken.clock_pairs) <= taken.board.end_ns + 1000
+            assert (
+                taken.board.start_ns - 1000 <= by_pairs(moment * 1000, taken.clock_pairs) <= taken.board.end_ns + 1000
+            )
 
 
 def test_a_large_profile_is_streamed(start_agent, open_client, add_programs):

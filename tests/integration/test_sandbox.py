@@ -14,20 +14,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.agent import sandbox
+from hil.agent import confinement
 
 A = np.arange(4096, dtype=np.float32)
-needs_namespaces = pytest.mark.skipif(bool(sandbox.why_not()), reason=f"no sandbox here: {sandbox.why_not()}")
+needs_namespaces = pytest.mark.skipif(
+    bool(confinement.why_no_sandbox()), reason=f"no sandbox here: {confinement.why_no_sandbox()}"
+)
 
 # What a hostile program would do, each in a worker's place; it prints what came of it.
 ATTACKS = """
 import ctypes, fcntl, json, os, resource, signal, socket, sys, tempfile, time
 from pathlib import Path
-from hil.agent import sandbox
+from hil.agent import confinement
 victim, folder, port = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 KEYS = {"x86_64": (248, 250), "aarch64": (217, 219)}[os.uname().machine]  # add_key keyctl
 key = ctypes.CDLL(None).syscall(KEYS[0], b"user", b"hil-sandbox-test", b"secret", 6, -3)
-sandbox.enter([folder / "mine"])
+confinement.enter_sandbox([folder / "mine"])
 libc = ctypes.CDLL(None, use_errno=True)
 def call(name, *arguments):
     if getattr(libc, name)(*arguments) < 0:
@@ -149,7 +151,9 @@ def attack(tmp_path: Path, user: str) -> None:
     assert (tmp_path / "file").exists() and (tmp_path / "mine" / "note").exists()
 
 
-IMPORTS = "import ctypes, fcntl, json, resource, signal, socket, tempfile, encodings.idna\nimport hil.agent.sandbox\n"
+IMPORTS = (
+    "import ctypes, fcntl, json, resource, signal, socket, tempfile, encodings.idna\nimport hil.agent.confinement\n"
+)
 
 
 @needs_namespaces

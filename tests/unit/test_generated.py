@@ -29,7 +29,7 @@ class Missing:
         if name.split(".")[0] in ({blocked},):
             raise ModuleNotFoundError(f"no {{name}} on a board")
 sys.meta_path.insert(0, Missing())
-import hil.agent.__main__, hil.agent.forkserver, hil.agent.worker
+import hil.agent.__main__, hil.agent.forkserver
 assert not any(name.startswith("hil.controller") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -16,8 +16,7 @@ import numpy as np
 from hil.core.placement import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, RunFailed
-from hil.formats.executorch_file import Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
-from hil.formats.flatbuffer import Damaged
+from hil.formats.executorch_file import Damaged, Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
 from hil.formats.torch_values import from_torch, to_torch
 
 DEVICE = "cpu"

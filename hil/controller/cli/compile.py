@@ -28,7 +28,7 @@ from hil.core.scratch import temporary_folder
 @json_option
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
-    from hil.controller.analysis.profile.asked import check_folder, write_profiles
+    from hil.controller.analysis.profile.collect import check_folder, write_profiles
     from hil.controller.cli.screen import print_json
     from hil.controller.devices.board_resolver import knows_target
     from hil.controller.pipeline.board_pool import BoardPool

@@ -19,7 +19,7 @@ from hil.core.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from hil.controller.analysis.layers import Layer
-    from hil.controller.analysis.layers.saving import SavedLayer
+    from hil.controller.analysis.layers.values import SavedLayer
     from hil.core.tensors import TensorSpec
 
 # Wider than any line of the table, where no terminal limits it.
@@ -45,7 +45,7 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
     """
 
     from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
-    from hil.controller.analysis.layers.saving import save_layer
+    from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
     from hil.controller.storage.cache import Cache

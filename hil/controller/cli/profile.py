@@ -34,15 +34,14 @@ def profile() -> None:
 
 
 def _find(text: str, case: str, out: Path | None) -> Path:
-    from hil.controller.analysis.profile.show_find import find_profile
+    from hil.controller.analysis.profile.store import find_profile
     from hil.controller.storage.runs import RunStore
 
     return find_profile(text, case, store=RunStore(out))
 
 
 def _read(text: str, case: str, out: Path | None) -> Profile:
-    from hil.controller.analysis.profile.show_find import folder_of
-    from hil.controller.analysis.profile.store import read_profile
+    from hil.controller.analysis.profile.store import folder_of, read_profile
 
     return read_profile(folder_of(_find(text, case, out)))
 
@@ -60,7 +59,7 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
     import threading
     import webbrowser
 
-    from hil.controller.analysis.profile.show_find import title_of, trace_of
+    from hil.controller.analysis.profile.store import title_of, trace_of
     from hil.controller.analysis.profile.viewer import TraceViewer, has_screen
 
     found = _find(run, case, out)
@@ -88,8 +87,12 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 @json_option
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
     """Show where a run's time went, operation by operation; of a compilation, phase by phase."""
-    from hil.controller.analysis.profile.show import print_profile, profile_record
-    from hil.controller.analysis.profile.show_compile import is_compile_profile, print_compile_profile
+    from hil.controller.analysis.profile.show import (
+        is_compile_profile,
+        print_compile_profile,
+        print_profile,
+        profile_record,
+    )
     from hil.controller.cli.screen import console, print_json
 
     folder = _find(run, case, out)
@@ -125,8 +128,8 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
     Of several statements the last one's rows are shown.
     """
     from hil.controller.analysis.profile.query import query as ask
-    from hil.controller.analysis.profile.query_text import table_record, table_text
-    from hil.controller.analysis.profile.show_find import trace_of
+    from hil.controller.analysis.profile.query import table_record, table_text
+    from hil.controller.analysis.profile.store import trace_of
     from hil.controller.cli.screen import print_json
 
     table = ask(trace_of(_find(run, case, out)), sql, timeout=timeout)
@@ -165,7 +168,7 @@ def diff(
     if as_json:
         print_json({"schema": 1, **found.as_json(), **files})
         return
-    from hil.controller.analysis.profile.show_diff import print_diff
+    from hil.controller.analysis.profile.show import print_diff
 
     print_diff(console(), found, top=top)
     for name in filter(None, files.values()):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hil import errors
-from hil.bundles.checks import check_loaded
+from hil.bundles.cases import check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare, depends_on_noise, judge, too_far
 from hil.controller.backends.compilers import compile_model

@@ -148,7 +148,7 @@ def _check_profiles(job: Job) -> None:
     wanted = [item for name in _unique_names(job.models) for item in _profile_folders(job, name).items()]
     if not wanted:
         return
-    from hil.controller.analysis.profile.asked import check_folder
+    from hil.controller.analysis.profile.collect import check_folder
 
     for kind, folder in wanted:
         check_folder(folder, kind)
@@ -165,7 +165,7 @@ def _with_profiles(case: Case, job: Job, run: Run, shop: Workshop) -> Iterator[C
     wanted = _profile_folders(job, case.name)
     if not wanted:
         return
-    from hil.controller.analysis.profile.asked import write_profiles
+    from hil.controller.analysis.profile.collect import write_profiles
 
     for profiles in write_profiles(case, wanted, run_id=run.id, shop=shop):
         yield replace(case, profiles=profiles)

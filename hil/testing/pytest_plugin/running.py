@@ -199,7 +199,7 @@ class CaseRun:
         folders = profile_folders(self.bench.config, name)
         if not folders:
             return
-        from hil.controller.analysis.profile.asked import write_profiles
+        from hil.controller.analysis.profile.collect import write_profiles
 
         try:
             *_, profiles = write_profiles(case, folders, run_id=name, shop=self.bench.shop)

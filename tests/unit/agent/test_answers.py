@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.agent import answers, framing, worker
+from hil.agent import answers, forkserver, ipc
 from hil.core.placement import Part
 from hil.core.tensors import TensorSpec, from_bytes, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
@@ -123,16 +123,16 @@ def test_only_its_own_errors_are_a_programs_to_report(kind: str, op: str, told: 
 
 @pytest.mark.parametrize("text", ["x", "é", "\U0001f4a9", "{[,", "\udc80"])
 def test_an_error_of_any_length_fits_into_an_answer(text: str):
-    body = json.dumps(worker._error(RunFailed, text * 3_000_000, text * 3_000_000, text * 3_000_000)).encode()
+    body = json.dumps(forkserver._error(RunFailed, text * 3_000_000, text * 3_000_000, text * 3_000_000)).encode()
     with pytest.raises(RunFailed) as caught:
         answers.read(body, "invoke", 1)
-    assert len(body) < framing.MOST_BYTES
+    assert len(body) < ipc.MOST_BYTES
     assert len(caught.value.message) > 60_000
 
 
 @pytest.mark.parametrize("piece", [b"{},", b'{"a":0},', b"[],", b"0,", b'"",', b"[[],["])
 def test_a_full_message_of_small_values_takes_little_memory(piece: bytes):
-    body = b"[" + piece * (framing.MOST_BYTES // len(piece))
+    body = b"[" + piece * (ipc.MOST_BYTES // len(piece))
     tracemalloc.start()
     try:
         with pytest.raises(RunCrashed, match="the worker's answer is none"):

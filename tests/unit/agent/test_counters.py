@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.agent.counters import Counters
+from hil.agent.machine import Counters
 
 CPUFREQ = "sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq"
 ZONE = "sys/class/thermal/thermal_zone3"

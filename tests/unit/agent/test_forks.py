@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.agent import forks, framing
+from hil.agent import forks, ipc
 from hil.agent.forks import ForkServer
 from hil.errors import BoardError, LoadFailed
 
@@ -54,7 +54,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     made.stop()
 
 
-def fork(server: ForkServer) -> tuple[int, framing.Channel, threading.Event]:
+def fork(server: ForkServer) -> tuple[int, ipc.Channel, threading.Event]:
     """A worker's number, our end of its channel, and what is set when it has exited."""
     ours, theirs = socket.socketpair()
     exited = threading.Event()
@@ -65,7 +65,7 @@ def fork(server: ForkServer) -> tuple[int, framing.Channel, threading.Event]:
         except BaseException:
             ours.close()
             raise
-    return pid, framing.Channel(ours), exited
+    return pid, ipc.Channel(ours), exited
 
 
 def test_workers_that_are_asked_for_at_once_are_each_their_own(server: ForkServer):
@@ -114,7 +114,7 @@ def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatc
 def test_one_that_rests_ends_its_workers_and_starts_again_when_it_is_needed(server):
     pid, channel, _ = fork(server)
     server.rest()
-    with pytest.raises(framing.Closed):
+    with pytest.raises(ipc.Closed):
         channel.receive(timeout=60)
     channel.close()
     assert server.describe() == {"name": "none"}

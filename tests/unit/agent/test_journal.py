@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hil.agent.journal import Journal
+from hil.agent.session import Journal
 
 
 def lines(path):

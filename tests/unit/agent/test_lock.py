@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.agents import start_process, stop_process
 
-from hil.agent.lock import StoreLock
+from hil.agent.store import StoreLock
 from hil.errors import UsageError
 
 

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support.bundle_files import bundle, case
 
-from hil.agent.policy import Policy
+from hil.agent.programs import Policy
 from hil.agent.store import BlobStore
-from hil.bundles.seal import SEAL, sealed
+from hil.bundles.signature import SEAL, sealed
 from hil.core.digest import digest_of
 from hil.errors import LoadFailed, RunFailed
 from hil.protocol.v1 import agent_pb2 as pb

@@ -8,11 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from hil.agent import incoming
-from hil.agent.journal import Journal
-from hil.agent.programs import MAX_PROGRAMS, Loaded, Programs
-from hil.agent.session import Sessions
-from hil.agent.shm import Arena
+from hil.agent.ipc import Arena
+from hil.agent.programs import MAX_PROGRAMS, Incoming, Loaded, Programs
+from hil.agent.session import Journal, Sessions
 from hil.agent.store import BlobStore
 from hil.core.digest import Hasher, digest_of
 from hil.errors import LoadFailed, SessionEnded, UsageError
@@ -110,10 +108,10 @@ def test_a_program_that_writes_into_its_inputs_does_not_blame_the_link(monkeypat
         def update(self, data: object) -> None:
             self.digest = lambda: digest_of(data)  # type: ignore[method-assign]
 
-    monkeypatch.setattr(incoming, "StreamHasher", Late)
+    monkeypatch.setattr("hil.agent.programs.StreamHasher", Late)
     start = pb.InvokeStart(inputs=[pb.Tensor(dtype="uint8", shape=[3], streamed=3)])
     arena = Arena()
-    coming = incoming.Incoming(arena, start, Mock(), lambda size: None)
+    coming = Incoming(arena, start, Mock(), lambda size: None)
     coming.add(memoryview(b"abc"))
     arena.view(3, grow=False)[:] = b"xyz"
     coming.verify([digest_of(b"abc")])

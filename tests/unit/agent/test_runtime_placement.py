@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from support.agents import Program
 from support.models import DIGITS, save_model
 
+from hil.agent.forkserver import _Worker
 from hil.agent.runtimes import executorch
 from hil.agent.runtimes.onnxruntime import OnnxRuntime
-from hil.agent.worker import _Worker
 from hil.core.placement import Part
 from hil.errors import LoadFailed
 from hil.formats.executorch_file import mapped, read_methods

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hil.agent.journal import Journal
-from hil.agent.session import MOST_FENCE, MOST_JUMP, Session, Sessions
+from hil.agent.session import MOST_FENCE, MOST_JUMP, Journal, Session, Sessions
 from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
 
 

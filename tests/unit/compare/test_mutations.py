@@ -319,13 +319,13 @@ MUTANTS = [
     mutant(
         "ULP does not know of signs",
         "test_ulp_counts_representable_values",
-        "ulp",
+        "stats",
         ("crossing = highest >= top", "crossing = False"),
     ),
     mutant(
         "ULP of two signs wraps around",
         "test_ulp_counts_representable_values",
-        "ulp",
+        "stats",
         ("np.add(a, b, out=scratch)", "np.subtract(a, b, out=scratch)"),
     ),
     # Masks and saturated values.

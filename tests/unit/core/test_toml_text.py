@@ -9,7 +9,7 @@ import pytest
 from hil.controller.farm.terms import load_terms
 from hil.controller.models.flows.read import read_flows
 from hil.controller.workloads.study.record import LIST, read_study
-from hil.controller.workloads.suites.expected_file import parse
+from hil.controller.workloads.suites.expected import parse
 from hil.core.boards import load_board
 from hil.core.config_files import parse_toml
 from hil.errors import UsageError

@@ -10,8 +10,7 @@ import pytest
 from flatbuffers import Builder
 from support.executorch_crafted import bundled
 
-from hil.formats.executorch_file import is_bundle, mapped, pick_method, program_in, read_cases, read_methods
-from hil.formats.flatbuffer import Damaged
+from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, program_in, read_cases, read_methods
 
 FILES = Path(__file__).parents[1] / "executorch_files"
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from hil import errors
-from hil.agent.service import BoardService
+from hil.agent.server import BoardService
 from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.calls import Calls

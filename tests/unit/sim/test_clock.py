@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from hil.sim.clock import SimClock
-from hil.sim.faults import parse
+from hil.sim.faults import SimClock, parse
 
 
 def made(text: str, folder) -> SimClock:

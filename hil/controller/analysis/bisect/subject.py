@@ -153,7 +153,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
 
 def _needed(graph: Any) -> list[Any]:
     """The nodes that the graph's outputs need, in order."""
-    from hil.controller.analysis.layers.prepare import reads
+    from hil.controller.analysis.layers.graph import reads
 
     wanted = {output.name for output in graph.output}
     kept = []

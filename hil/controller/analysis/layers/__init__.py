@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.analysis.layers import extract
-from hil.controller.analysis.layers.layer import Layer
-from hil.controller.analysis.layers.values import Activations, activations, digests_of, layer_inputs, layer_outputs
+from hil.controller.analysis.layers.values import (
+    Activations,
+    Layer,
+    activations,
+    digests_of,
+    layer_inputs,
+    layer_outputs,
+)
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout

@@ -1,16 +1,19 @@
-"""Takes a model apart: layers and cuts as files, and a layers.json about them. Called in the isolated process."""
+"""Take a model apart into files: its layers or a cut, and a layers.json about them. In isolated processes only."""
 
 from __future__ import annotations
 
+import graphlib
+import heapq
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.layers.graph import Graph
-from hil.controller.analysis.layers.grouping import Group, groups_of
-from hil.controller.analysis.layers.signature import content_of, signature_of
+from hil.controller.analysis.layers.graph import Graph, subgraphs
+from hil.core.digest import digest_of
 from hil.errors import UsageError, did_you_mean
 
 LAYERS = "layers.json"
@@ -20,6 +23,21 @@ _LONGEST_NAME = 120
 _QUANTISERS = frozenset(["QuantizeLinear", "DequantizeLinear"])
 
 Observed = Mapping[str, Sequence[Any]]
+
+_CONVOLUTIONS = frozenset(["Conv", "ConvTranspose"])
+_HEADS = _CONVOLUTIONS | {"MatMul", "Gemm"}
+_ACTIVATIONS = frozenset(
+    "Relu LeakyRelu PRelu Clip Sigmoid HardSigmoid HardSwish Tanh Elu Selu Celu Gelu Mish Softplus Softsign "
+    "ThresholdedRelu Swish".split()
+)
+
+# Operators whose constant inputs say what they do, as attributes do.
+_PARAMETERS = frozenset(
+    "Clip Pad Resize Upsample OneHot Range Dropout CumSum Trilu TopK RoiAlign Pow NonMaxSuppression".split()
+)
+# So do short lists of integers and bools anywhere else (axes, starts, sizes), but where they are quantised weights.
+_INTEGERS = (6, 7, 9)
+_SHORT = 64
 
 
 def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folder: str, group: str) -> dict[str, Any]:
@@ -211,3 +229,238 @@ def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
             hint=f"{did_you_mean(name, known)}`hil layers MODEL` lists the layers",
         )
     return places[name]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Numbers of the nodes of a layer, in order.
+
+    Attributes:
+        nodes: all of them.
+        own: those whose results the layer gives to others; the rest are copies of what others have too.
+    """
+
+    nodes: tuple[int, ...]
+    own: tuple[int, ...]
+
+
+def groups_of(graph: Graph, *, fused: bool) -> list[Group]:
+    """The layers of a model, each after those that it takes from.
+
+    What dequantises a value is copied into each layer that uses the value, so that layers meet at quantised tensors;
+    what quantises belongs to the layer whose result it takes.
+    """
+    sets = _Sets(graph)
+    for number in graph.live:
+        node = graph.nodes[number]
+        for name in node.output:
+            if name and graph.type_of(name) is None:
+                sets.join([number, *graph.users.get(name, ())])
+        if node.op_type == "QuantizeLinear" or (node.op_type == "DequantizeLinear" and not sets.is_copied(number)):
+            maker = graph.producer.get(node.input[0])
+            if maker is not None and graph.is_runtime(maker) and not sets.is_copied(maker):
+                sets.join([maker, number])
+    for chain in _chains(graph):
+        if fused or _is_quantised(graph, chain):
+            sets.join(chain)
+    return list(_ordered(graph, sets))
+
+
+class _Sets:
+    """Disjoint sets of live nodes; nodes that are copied wherever they are used are in none."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._copied = {
+            number
+            for number in graph.live
+            if graph.nodes[number].op_type == "DequantizeLinear"
+            and graph.nodes[number].output[0] not in graph.outputs
+            and graph.type_of(graph.nodes[number].output[0]) is not None
+        }
+        self._of = {number: {number} for number in graph.live if number not in self._copied}
+
+    def is_copied(self, number: int) -> bool:
+        return number in self._copied
+
+    def join(self, numbers: Iterable[int]) -> None:
+        joined = set().union(*(self._of[number] for number in numbers if number in self._of))
+        for number in joined:
+            self._of[number] = joined
+
+    def all(self) -> list[list[int]]:
+        return [sorted(members) for number, members in self._of.items() if number == min(members)]
+
+
+def _chains(graph: Graph) -> Iterator[list[int]]:
+    """Nodes that compilers make one of: each takes the only use of the one before."""
+    taken: set[int] = set()
+    for head in graph.live:
+        if graph.nodes[head].op_type not in _HEADS or head in taken:
+            continue
+        steps = [frozenset(["Add"]), _ACTIVATIONS]
+        if graph.nodes[head].op_type in _CONVOLUTIONS:
+            steps.insert(0, frozenset(["BatchNormalization"]))
+        chain = [head]
+        for operators in steps:
+            follower = _only_user(graph, chain[-1])
+            if follower is not None and follower not in taken and graph.nodes[follower].op_type in operators:
+                chain.append(follower)
+        taken.update(chain)
+        if len(chain) > 1:
+            yield chain
+
+
+def _only_user(graph: Graph, number: int) -> int | None:
+    """The node that alone uses a node's results, and only the first of them."""
+    first, *others = graph.nodes[number].output
+    users = graph.users.get(first, [])
+    is_seen = first in graph.outputs or any(name in graph.users or name in graph.outputs for name in others)
+    if is_seen or len(users) != 1 or graph.nodes[users[0]].domain not in ("", "ai.onnx"):
+        return None
+    return users[0]
+
+
+def _is_quantised(graph: Graph, chain: list[int]) -> bool:
+    """Whether a chain's values are quantised before and after it: then it is what a quantised kernel replaces."""
+    makers = (graph.producer.get(name) for name in graph.reads(chain[0]))
+    follower = _only_user(graph, chain[-1])
+    return (
+        follower is not None
+        and graph.nodes[follower].op_type == "QuantizeLinear"
+        and any(maker is not None and graph.nodes[maker].op_type == "DequantizeLinear" for maker in makers)
+    )
+
+
+def _ordered(graph: Graph, sets: _Sets) -> Iterator[Group]:
+    while True:
+        groups = [_complete(graph, sets, own) for own in sets.all()]
+        owner = {number: index for index, group in enumerate(groups) for number in group.own}
+        before = {
+            index: {owner[graph.producer[name]] for name in graph.takes(group.nodes) if name in graph.producer}
+            for index, group in enumerate(groups)
+        }
+        sorter = graphlib.TopologicalSorter(before)
+        try:
+            sorter.prepare()
+        except graphlib.CycleError as error:
+            # A value leaves one of them and comes back through the others: they can only run together.
+            sets.join(number for index in error.args[1] for number in groups[index].own)
+            continue
+        break
+    ready: list[tuple[int, int]] = []
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heapq.heappush(ready, (groups[index].own[0], index))
+        _, index = heapq.heappop(ready)
+        yield groups[index]
+        sorter.done(index)
+
+
+def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
+    """A group with the copies that it needs."""
+    nodes = set(own)
+    pending = list(own)
+    while pending:
+        for name in graph.reads(pending.pop()):
+            maker = graph.producer.get(name)
+            if maker is None or maker in nodes or name not in graph.runtime:
+                continue
+            if graph.nodes[maker].op_type == "DequantizeLinear" and graph.type_of(name) is not None:
+                nodes.add(maker)
+                pending.append(maker)
+    return Group(tuple(graph.with_constants(nodes)), tuple(own))
+
+
+def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
+    """A digest of operators, attributes, how they are connected, and the dtypes and shapes of inputs and outputs.
+
+    Args:
+        graph: what the nodes are of.
+        nodes: numbers of the layer's nodes, in order.
+        outputs: names of the values that the layer gives.
+    """
+    look = _Look(graph)
+    told = [look.node(graph.nodes[number]) for number in nodes]
+    told.append([[look.value(name), graph.type_of(name)] for name in outputs])
+    return digest_of(json.dumps(told).encode())
+
+
+def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
+    """A digest that two layers share only if they compute the same from the same values, whatever the model is run on.
+
+    Args:
+        graph: what the nodes are of.
+        nodes: numbers of the layer's nodes, in order.
+        outputs: names of the values that the layer gives.
+        inputs: what tells each value that it takes from other values of the model, in the layer's order.
+    """
+    told = [signature_of(graph, nodes, outputs), *inputs]
+    for number in nodes:
+        told += [digest for name in graph.reads(number) if (digest := graph.digest_of_constant(name))]
+        if graph.draws(number):
+            told.append(graph.nodes[number].name)
+        # A body's constants are told with its names: two bodies of other names are taken for different.
+        told += [digest_of(body.SerializeToString(deterministic=True)) for body in subgraphs(graph.nodes[number])]
+    return digest_of(json.dumps(told).encode())
+
+
+class _Look:
+    """Values by the order in which they are first met, so that names do not count."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._met: dict[str, int] = {}
+
+    def node(self, node: Any) -> list[Any]:
+        used = [self._used(node, name) for name in node.input]
+        attributes = sorted((self._attribute(item) for item in node.attribute), key=json.dumps)
+        return [node.domain, node.op_type, used, attributes, [self.value(name) for name in node.output]]
+
+    def value(self, name: str) -> int:
+        return self._met.setdefault(name, len(self._met)) if name else -1
+
+    def _used(self, node: Any, name: str) -> list[Any]:
+        is_new = name not in self._met
+        told: list[Any] = [self.value(name)]
+        tensor = self._graph.constant(name)
+        if tensor is None:
+            return [*told, self._graph.type_of(name)] if is_new else told
+        return [*told, tensor.data_type, list(tensor.dims), self._parameter(node, tensor)]
+
+    def _parameter(self, node: Any, tensor: Any) -> str:
+        """The value of a constant that is no weight, as a digest; "" for a weight."""
+        is_quantised = "Linear" in node.op_type or "Integer" in node.op_type
+        if node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised):
+            return _short_value(tensor)
+        return ""
+
+    def _attribute(self, attribute: Any) -> list[Any]:
+        from onnx import NodeProto
+
+        holder = NodeProto(attribute=[attribute])
+        if graphs := subgraphs(holder):
+            return [attribute.name, [self._subgraph(graph) for graph in graphs]]
+        plain = type(attribute)()
+        plain.CopyFrom(attribute)
+        plain.doc_string = ""
+        return [attribute.name, plain.SerializeToString(deterministic=True).hex()]
+
+    def _subgraph(self, graph: Any) -> list[Any]:
+        inputs = [
+            [self.value(item.name), item.type.SerializeToString(deterministic=True).hex()] for item in graph.input
+        ]
+        held = [
+            [self.value(item.name), item.data_type, list(item.dims), _short_value(item)] for item in graph.initializer
+        ]
+        nodes = [self.node(node) for node in graph.node]
+        return [inputs, held, nodes, [self.value(item.name) for item in graph.output]]
+
+
+def _short_value(tensor: Any) -> str:
+    """A digest of a constant of few elements; "" for a larger one."""
+    from onnx import numpy_helper
+
+    if tensor.data_location == 1 or math.prod(tensor.dims) > _SHORT:
+        return ""
+    return digest_of(repr(numpy_helper.to_array(tensor).tolist()).encode())

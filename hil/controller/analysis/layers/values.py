@@ -1,26 +1,28 @@
-"""The values inside a model: every tensor that a CPU reference made on the way from inputs to outputs."""
+"""One layer of a model, and the values inside a model: every tensor that a CPU reference computes."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.layers import compute
-from hil.controller.analysis.layers.layer import Layer
 from hil.controller.models.conversions import as_onnx
 from hil.controller.models.random_inputs import random_tensor
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_folder import INDEX, save_tensors
 from hil.controller.storage.versions import version
 from hil.core.artifacts import Model
 from hil.core.digest import digest_of
-from hil.core.tensors import Array, TensorSpec, dtype_name, load_npy, spec_of, to_bytes
+from hil.core.tensors import Array, TensorSpec, dtype_name, load_npy, save_npy, spec_of, to_bytes
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 
 MODES = ("real", "random")
@@ -28,6 +30,36 @@ MODES = ("real", "random")
 _ORACLES = {"onnxruntime": "onnxruntime", "onnx-reference": "onnx"}
 # Raise this when what is computed changes without the oracles' versions changing.
 _VERSION = 2
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model.
+
+    Attributes:
+        name: ``<op>_<node name>``, unique in the model; letters, digits and ``._+-`` only.
+        op: the operator, or those of a group in order: ``Conv+Relu``.
+        nodes: names of the model's nodes that it is made of.
+        path: the layer as an ONNX model of its own, constants in it.
+        inputs, outputs: names of the tensors of the whole model that go in and come out, in the sub-model's order.
+        depth: 0 for a layer that takes only the model's inputs, else one more than the deepest that it takes from.
+        same_as: an earlier layer of the same full signature (operators, attributes, shapes, dtypes, quantisation); ""
+            is the first of its kind. Its weights and what goes into it may be others.
+        copy_of: an earlier layer of the same weights too, into which the same values go, whatever the model is run on;
+            "" where there is none.
+        by_chance: it draws random numbers (RandomNormal and its like, a Dropout of training), so no two runs agree.
+    """
+
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    depth: int
+    same_as: str = ""
+    copy_of: str = ""
+    by_chance: bool = False
 
 
 class Activations(Mapping[str, Array]):
@@ -128,7 +160,7 @@ def activations(
                 "outputs": str(folder / _VALUES),
             }
             try:
-                own = isolated.call(compute.run, arguments, timeout=timeout, log=log)
+                own = isolated.call(run, arguments, timeout=timeout, log=log)
             except IsolatedTimeout as error:
                 text = f"computing the values inside {model.path.name} {error.message}"
                 raise StageTimeout(text, stage="refer", detail=error.detail) from error
@@ -228,3 +260,152 @@ def _range(value: Array) -> tuple[float, float] | None:
         return None
     low, high = float(finite.min()), float(finite.max())
     return None if math.isinf(low) or math.isinf(high) else (low, high)
+
+
+@dataclass(frozen=True)
+class SavedLayer:
+    """Where a layer was saved.
+
+    Attributes:
+        model: the ONNX file; large weights lie beside it, in a file of the same name and ``.data``.
+        inputs, outputs: a .npy each, in the model's order.
+    """
+
+    model: Path
+    inputs: tuple[Path, ...]
+    outputs: tuple[Path, ...]
+
+    @property
+    def command(self) -> str:
+        """What runs the layer on the simulator and compares it with what it should give."""
+        parts = ["hil", "run", str(self.model), "--runtime-hw-type", "sim"]
+        for option, files in (("--input", self.inputs), ("--expected", self.outputs)):
+            parts += [part for file in files for part in (option, str(file))]
+        return shlex.join(parts)
+
+
+def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> SavedLayer:
+    """Copy a layer's model into a folder, and the values at its edges as .npy into a folder of the layer's name there.
+
+    Args:
+        layer: what to save.
+        activations: what the reference computed for the whole model.
+        folder: made if need be; files of the same names are written over.
+
+    Raises:
+        ReferenceFailed: the reference made no value for an input or an output.
+        StorageError: the folder cannot be written.
+    """
+    sides = {"input": layer_inputs(layer, activations), "output": layer_outputs(layer, activations)}
+    values = folder / layer.name
+    files: dict[str, tuple[Path, ...]] = {}
+    with storing(folder, "--save"):
+        values.mkdir(parents=True, exist_ok=True)
+        model = Path(shutil.copyfile(layer.path, folder / layer.path.name))
+        if (data := layer.path.with_name(f"{layer.path.name}.data")).exists():
+            shutil.copyfile(data, folder / data.name)
+        for side, tensors in sides.items():
+            files[side] = tuple(values / f"{side}_{number}.npy" for number in range(len(tensors)))
+            for file, array in zip(files[side], tensors.values(), strict=True):
+                save_npy(file, array)
+    return SavedLayer(model, files["input"], files["output"])
+
+
+def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: str) -> list[str]:
+    """Compute all values that depend on the inputs, and save them in the model's order.
+
+    Args:
+        path: the ONNX model.
+        dims: sizes of symbolic dimensions.
+        oracle: ``onnxruntime`` or ``onnx-reference``.
+        inputs, outputs: folders, as :mod:`hil.controller.storage.tensor_folder` writes them.
+
+    Returns:
+        The names of the model's own outputs, in order.
+
+    Raises:
+        ReferenceFailed: the oracle cannot run the model.
+    """
+    from hil.controller.analysis.layers.graph import prepared
+    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+
+    model = prepared(Path(path), dims)
+    own = [value.name for value in model.graph.output]
+    _expose(model)
+    compute = _onnxruntime if oracle == "onnxruntime" else _evaluator
+    save_tensors(Path(outputs), compute(model, Path(path).parent, load_tensors(Path(inputs))))
+    return own
+
+
+def _expose(model: Any) -> None:
+    """Make every value that depends on the inputs, or on chance, an output of the model."""
+    import onnx
+
+    from hil.controller.analysis.layers.graph import draws, reads
+
+    graph = model.graph
+    known = {value.name: value for value in graph.value_info}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    runtime = {value.name for value in graph.input} - constants.keys()
+    shown = {value.name for value in graph.output}
+    for node in graph.node:
+        if draws(node, constants) or not runtime.isdisjoint(reads(node)):
+            made = [name for name in node.output if name]
+            runtime.update(made)
+            graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in made if name not in shown)
+
+
+def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    import onnxruntime as ort
+
+    from hil.controller.backends.references.onnxruntime import words
+    from hil.errors import UsageError
+    from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        feeds = {name: to_ort(array) for name, array in inputs.items()}
+    except UsageError as error:
+        raise ReferenceFailed(error.message) from error
+    except Exception as error:
+        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {words(error)}", detail=str(error)) from error
+    kinds = {node.name: dtype_of_type(node.type) for node in session.get_outputs()}
+    wanted = {name: dtype for name, dtype in kinds.items() if dtype is not None}
+    try:
+        values = session.run_with_ort_values(list(wanted), feeds)
+    except Exception as error:
+        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {words(error)}", detail=str(error)) from error
+    return {name: from_ort(value, wanted[name]) for name, value in zip(wanted, values, strict=True)}
+
+
+def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    import numpy as np
+    from onnx.external_data_helper import load_external_data_for_model
+    from onnx.reference import ReferenceEvaluator
+
+    from hil.controller.backends.references.onnx_reference import words
+    from hil.core.tensors import dtype_name
+    from hil.errors import UsageError
+
+    load_external_data_for_model(model, str(folder))
+    try:
+        evaluator = ReferenceEvaluator(model)
+        with np.errstate(all="ignore"):
+            values = evaluator.run(None, dict(inputs))
+    except Exception as error:
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {words(error)}") from error
+    results: dict[str, Any] = {}
+    for name, value in zip(evaluator.output_names, values, strict=True):
+        if isinstance(value, (list, dict)) or value is None:
+            continue
+        array = np.asarray(value)
+        try:
+            dtype_name(array.dtype)
+        except UsageError:  # an optional or a map: no tensor
+            continue
+        results[name] = array.astype(object) if array.dtype.kind in "US" else array
+    return results

@@ -1,19 +1,20 @@
-"""A case that has ended, and the board's half of its profile, made into a profile and written down."""
+"""Make the profile of a case that has ended, and write it with its trace to a folder."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.analysis.profile.estimate import Estimates, estimate
-from hil.controller.analysis.profile.iree_events import read_ireeprof
-from hil.controller.analysis.profile.onnxruntime_events import read_onnxruntime
-from hil.controller.analysis.profile.op_rows import iree_rows, onnxruntime_rows
+from hil.controller.analysis.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES, profile_compile
+from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
+from hil.controller.analysis.profile.iree_profile import DISPATCH, IreeEvents, read_ireeprof
+from hil.controller.analysis.profile.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.analysis.profile.rows import write_csv
-from hil.controller.analysis.profile.sites import Sites, dispatch_sites
-from hil.controller.analysis.profile.store import TABLE, StoredRows, write_profile
+from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
+from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
+from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.devices.profile_pass import ProfilePass
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
@@ -24,11 +25,16 @@ from hil.core.artifacts import Model
 from hil.core.clock import ClockFit
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
-from hil.errors import HilError
+from hil.errors import HilError, StorageError, UsageError
 
 IREE_FILE, ONNXRUNTIME_FILE = "profile.ireeprof", "onnxruntime.json"
 RAW = "raw"
 Made = TypeVar("Made")
+
+# By what a folder that holds a profile of each kind is known, a whole one or one that was interrupted.
+_KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
+
+COMPUTE, RUNTIME = "compute", "runtime"
 
 
 def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Workshop) -> list[str]:
@@ -204,3 +210,153 @@ def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
     if host is None or not rows:
         return ClockFit(0, 0.0, 0, 0)
     return ClockFit(rows[0].start_ns - host.start_ns, 0.0, host.start_ns, host.end_ns - host.start_ns)
+
+
+def check_folder(folder: Path, kind: str) -> None:
+    """Make a profile's folder before anything runs; an older profile of its kind in it may be replaced.
+
+    Args:
+        folder: the folder.
+        kind: ``run`` or ``compile``.
+
+    Raises:
+        UsageError: it cannot be made, or holds anything else.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be a profile's folder: {error.strerror or error}") from error
+    if held and [one for one, names in _KNOWN_BY.items() if not held.isdisjoint(names)] != [kind]:
+        raise UsageError(f"{folder} holds other things already", hint="name a new folder for the profile, or empty it")
+
+
+def write_profiles(
+    case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop
+) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    """Write the profiles of a case that has ended. What cannot be had is a note: the case keeps its outcome.
+
+    Args:
+        case: the case.
+        folders: ``compile`` and ``run`` -> where that profile goes.
+        run_id: the profiles' name. A link in the case's folder leads to the one of the run.
+        shop: where compilers run.
+
+    Yields:
+        For the record: ``kind``, ``folder`` and ``notes`` of each; before any is written, and after each.
+    """
+    write = {"compile": _compile, "run": _run}
+    # What is told where Ctrl-C leaves it at that.
+    interrupted = "the profile is not whole: it was interrupted"
+    profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
+    yield tuple(profiles)
+    for number, (kind, folder) in enumerate(folders.items()):
+        try:
+            notes = write[kind](case, folder, run_id, shop)
+        except HilError as error:
+            notes = [f"the profile is not whole: {error.message}"]
+        profiles[number] = {**profiles[number], "notes": notes}
+        yield tuple(profiles)
+
+
+def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+    if case.model is None or case.artifact is None:
+        return ["no profile of the compiler: the model was not compiled"]
+    made = profile_compile(
+        case.model,
+        runtime=case.artifact.runtime,
+        flags=case.artifact.flags,
+        folder=folder,
+        cache=shop.cache,
+        isolated=shop.isolated,
+        timeout=COMPILE_TIMEOUT_S,
+        log=case.folder / "logs" / "compile-profile.log",
+    )
+    write_trace([], folder / TRACE, compile_profiles=[made])
+    return list(made.notes)
+
+
+def _run(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+    if case.capture is None:
+        return ["no profile of the run: the model did not run"]
+    notes = collect(case, case.capture, folder, run=run_id, shop=shop)
+    link = case.folder / "profile"
+    try:
+        with storing(link):
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.resolve(), target_is_directory=True)
+    except StorageError as error:
+        notes.append(f"the stored run does not know of its profile: {error.message}")
+    return notes
+
+
+def iree_rows(
+    events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str], ridge: float = RIDGE
+) -> Iterator[OpRow]:
+    """The rows of a profile of IREE's in the order of their start; what belongs to no iteration is left out.
+
+    Args:
+        events: what happened.
+        sites: of the program that ran.
+        run, board: their names.
+        notes: what is uncertain of the nodes' names is put here, a line each, before the first row.
+        ridge: operations a byte at which computing takes as long as moving.
+    """
+    submitted, which = events.submitted()
+    matched = [sites.match(submissions) for submissions in submitted]
+    notes += dict.fromkeys(note for _, doubts in matched for note in doubts)
+    for event in events.events():
+        if event.iteration < 0:
+            continue
+        site = Site(event.key, ())
+        if event.place is not None:
+            site = matched[which[event.iteration]][0][event.submission][event.place]
+        yield OpRow(
+            run=run,
+            iteration=event.iteration,
+            board=board,
+            runtime="iree",
+            op=event.key or event.op,
+            kind=COMPUTE if event.op == DISPATCH else RUNTIME,
+            onnx_nodes=site.nodes,
+            op_types=tuple(sites.op_types.get(node, "") for node in site.nodes),
+            start_ns=event.start_ns,
+            duration_ns=event.duration_ns,
+            tiles=event.tiles,
+            tile_time_ns=event.tile_time_ns,
+            shapes=site.shapes,
+            bytes=site.bytes if event.op == DISPATCH else event.bytes or None,
+            flops=site.flops,
+            bound_estimate=Estimate(site.flops, site.bytes, ridge=ridge).bound,
+        )
+
+
+def onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
+    """The rows of a profile of ONNX Runtime's in the order of their start.
+
+    Args:
+        events: what happened.
+        estimates: of the model that ran.
+        run, board: their names.
+    """
+    for event in events.events():
+        # What holds other kernels is no operation besides theirs.
+        is_compute = event.op_type not in HOLDERS
+        nodes = event.nodes if is_compute else ()
+        estimate = estimates.of(nodes if event.computes else ())
+        yield OpRow(
+            run=run,
+            iteration=event.iteration,
+            board=board,
+            runtime="onnxruntime",
+            op=event.name,
+            kind=COMPUTE if is_compute else RUNTIME,
+            onnx_nodes=nodes,
+            op_types=tuple(estimates.nodes[node].op_type if node in estimates.nodes else "" for node in nodes),
+            start_ns=event.start_ns,
+            duration_ns=event.duration_ns,
+            shapes=event.shapes,
+            bytes=estimate.bytes,
+            flops=estimate.flops,
+            bound_estimate=estimate.bound,
+        )

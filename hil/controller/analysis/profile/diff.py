@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.analysis.profile.own_times import own_times
 from hil.controller.analysis.profile.rows import join_list
-from hil.controller.analysis.profile.show_totals import RunTimes, run_times, timed_runs
+from hil.controller.analysis.profile.totals import RunTimes, own_times, run_times, timed_runs
 from hil.core.timeline import OpRow, Profile
 
 CONFIDENCE = 0.95

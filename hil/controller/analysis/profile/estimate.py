@@ -1,37 +1,117 @@
-"""What a model's nodes must compute and move at the least, told from its shapes alone: estimates, no measurements."""
+"""Estimate the work of operations from their shapes: arithmetic operations, and bytes read and written."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from hil.controller.analysis.profile.estimate_build import read
-from hil.controller.analysis.profile.estimate_ops import PICKING, VIEWS
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
 from hil.controller.storage.versions import version
 from hil.core.artifacts import Model
 from hil.errors import ImportFailed, StageTimeout
 
-# Operations a byte at which computing takes as long as moving. A core that does a vector's multiply-add a cycle or two
-# makes 8 to 64 of them in float32, and gets 1 to 6 bytes from memory meanwhile: ten, give or take a factor of two, of
-# a Cortex-A53 (8 to 1) as of a core of a server. A board of another kind (an accelerator: hundreds) needs its own.
+# Operations per byte at which computing takes as long as moving. A core with one or two vector multiply-adds a cycle
+# computes 8 to 64 float32 operations while memory delivers 1 to 6 bytes: about ten, within a factor of two, on a
+# Cortex-A53 (8 to 1) as on a server's core. Other boards (an accelerator: hundreds) need their own value.
 RIDGE = 10.0
 _FILE = "shapes.json"
-# Raise this when what is read out of a model changes.
+# Increase this when `read` returns something else for the same model.
 _VERSION = 1
+
+Shape = Sequence[int]
+
+# Operators whose output shares the memory of an input: nothing is computed or moved.
+VIEWS = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Shape Size Constant".split())
+# Operators that read only as much of their first input as they write.
+PICKING = frozenset("Gather GatherElements GatherND Slice Split".split())
+_MOVING = (
+    VIEWS
+    | PICKING
+    | frozenset(
+        "Transpose Concat Pad Expand Tile Cast CastLike DepthToSpace SpaceToDepth ConstantOfShape Range Scatter "
+        "ScatterElements ScatterND Compress EyeLike ReverseSequence TensorScatter Trilu OneHot".split()
+    )
+)
+# Operations per element of the output.
+_EACH_OUTPUT = {
+    **dict.fromkeys(
+        "Abs Add And Ceil Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul "
+        "Neg Not Or Pow Reciprocal Relu Round Sign Sin Sinh Sqrt Sub Sum Mean Tan Tanh Where Xor Atan Acos Asin Asinh "
+        "Acosh Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor IsInf IsNaN".split(),
+        1,
+    ),
+    **dict.fromkeys("Clip LeakyRelu PRelu ThresholdedRelu DequantizeLinear Dropout Shrink".split(), 2),
+    **dict.fromkeys("Elu Celu Selu HardSigmoid Softplus Softsign".split(), 3),
+    **dict.fromkeys("Sigmoid QuantizeLinear BatchNormalization LpNormalization".split(), 4),
+    **dict.fromkeys("Softmax LogSoftmax HardSwish Swish Mish RMSNormalization".split(), 5),
+    **dict.fromkeys("Gelu LayerNormalization InstanceNormalization GroupNormalization".split(), 8),
+    "MeanVarianceNormalization": 6,
+    "Hardmax": 2,
+    "Resize": 7,
+    "DynamicQuantizeLinear": 6,
+    "QLinearAdd": 7,
+    "QLinearMul": 7,
+}
+# Operations per element of the first input.
+_EACH_INPUT = {
+    **dict.fromkeys(
+        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ArgMax ArgMin CumSum GlobalAveragePool GlobalMaxPool "
+        "NonZero TopK".split(),
+        1,
+    ),
+    **dict.fromkeys("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum GlobalLpPool".split(), 2),
+    "ReduceLogSumExp": 3,
+}
+_POOLING = frozenset("AveragePool MaxPool LpPool MaxUnpool".split())
+# Position of the weights among a convolution's inputs, and of both factors among a product's.
+_CONVOLUTION = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "DeformConv": 1}
+_PRODUCT = {"MatMul": (0, 1), "MatMulInteger": (0, 1), "QLinearMatMul": (0, 3)}
+# Scalar operations of a recurrent cell's gates, per state.
+_RECURRENT = {"LSTM": 24, "GRU": 20, "RNN": 4}
+
+# Scalar operations that are not counted: constants, casts, indices.
+_FREE = (
+    "arith.constant",
+    "arith.index_cast",
+    "arith.extf",
+    "arith.truncf",
+    "arith.extsi",
+    "arith.extui",
+    "arith.trunci",
+    "arith.bitcast",
+    "linalg.index",
+    "linalg.yield",
+    "tensor.extract",
+)
+# Structured operations that only move elements.
+_MOVING_STRUCTURED = (
+    "linalg.copy",
+    "linalg.transpose",
+    "linalg.broadcast",
+    "linalg.fill",
+    "linalg.pack",
+    "linalg.unpack",
+)
+_LOAD, _STORE = "iree_tensor_ext.dispatch.tensor.load", "iree_tensor_ext.dispatch.tensor.store"
+# Per element: maximum, subtraction, exponential, sum, division.
+_SOFTMAX = 5
+
+Walk = Callable[[Any, Callable[[Any], bool]], Iterator[Any]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of some operations together: what goes from one of them to another is not counted as moved.
+    """The estimated work of some operations; values passed between them do not count as moved.
 
     Attributes:
-        flops: operations; None where one is unknown.
-        bytes: inputs, weights and outputs, each once; None where one is unknown.
+        flops: arithmetic operations; None if one is unknown.
+        bytes: of inputs, weights and outputs, each counted once; None if one is unknown.
         shapes: of inputs and outputs, as in :class:`~hil.core.timeline.OpRow`.
         ridge: see :data:`RIDGE`.
     """
@@ -43,12 +123,12 @@ class Estimate:
 
     @property
     def intensity(self) -> float | None:
-        """Operations a byte."""
+        """Operations per byte."""
         return self.flops / self.bytes if self.flops is not None and self.bytes else None
 
     @property
     def bound(self) -> str:
-        """``compute`` or ``memory``: what should limit it; "" where unknown."""
+        """The expected bottleneck: ``compute`` or ``memory``; "" if unknown."""
         if self.intensity is None:
             return ""
         return "compute" if self.intensity >= self.ridge else "memory"
@@ -56,7 +136,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Node:
-    """A node, as far as estimates need it: its values by name, and its operations where they are known."""
+    """A node of a model, with the names of its values; ``flops`` is None if unknown."""
 
     name: str
     op_type: str
@@ -67,12 +147,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Of a whole model.
+    """What estimates need to know of a whole model.
 
     Attributes:
-        nodes: name -> node, in the model's order, those of subgraphs too.
-        values: name -> (type as ``1x64xf32``, bytes), where the shape is known.
-        results: the model's outputs.
+        nodes: name -> node, in the model's order, with those of subgraphs.
+        values: name -> (type as ``1x64xf32``, bytes) of each value with a known shape.
+        results: names of the model's outputs.
         ridge: see :data:`RIDGE`.
     """
 
@@ -82,7 +162,7 @@ class Estimates:
     ridge: float = RIDGE
 
     def of(self, names: Iterable[str]) -> Estimate:
-        """The estimate of these nodes together; names of no node are passed over."""
+        """Estimate these nodes together; unknown names are ignored."""
         nodes = [self.nodes[name] for name in dict.fromkeys(names) if name in self.nodes]
         if not nodes:
             return Estimate(None, None, ridge=self.ridge)
@@ -130,15 +210,15 @@ class Estimates:
 def estimate(
     model: Model, *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path, ridge: float = RIDGE
 ) -> Estimates:
-    """Estimate an ONNX model's nodes; of other models there are none.
+    """Estimate an ONNX model's nodes; the result is empty for other models.
 
     Args:
-        model: the model, its symbolic dimensions as ``model.dims`` says.
-        cache: where what was read is kept.
-        isolated: where the model is read.
-        timeout: seconds that it may take.
-        log: what it prints is appended here.
-        ridge: operations a byte at which computing takes as long as moving.
+        model: the model; ``model.dims`` gives its symbolic dimensions.
+        cache: keeps the shapes that were read.
+        isolated: runs the reader.
+        timeout: its limit in seconds.
+        log: its output is appended here.
+        ridge: see :data:`RIDGE`.
 
     Raises:
         ImportFailed, StageTimeout: the model cannot be read.
@@ -160,5 +240,240 @@ def estimate(
     entry, _ = cache.get_or_make(Cache.key("shapes", **parts), {"model": model.name, "what": "its shapes"}, make)
     document = json.loads((entry / _FILE).read_bytes())
     nodes = {node[0]: Node(*node) for node in document["nodes"]}
-    values = {name: (told[0], told[1]) for name, told in document["values"].items()}
+    values = {name: (text, size) for name, (text, size) in document["values"].items()}
     return Estimates(nodes, values, frozenset(document["results"]), ridge)
+
+
+def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read a model's nodes and the types of its values; runs in an isolated process.
+
+    Args:
+        model: the ONNX file.
+        dims: sizes of symbolic dimensions.
+
+    Returns:
+        ``nodes``: [name, op_type, inputs, outputs, flops] each, in order, with those of subgraphs; ``values``: name ->
+        [type as ``1x64xf32``, bytes] of values with a known shape; ``results``: names of the model's outputs.
+    """
+    from onnx import helper
+
+    from hil.controller.analysis.layers.graph import captured, prepared
+    from hil.controller.models.importers.onnx import nodes_of
+
+    graph = prepared(Path(model), dims).graph
+    values: dict[str, tuple[list[int], int]] = {}
+    for inner in _graphs(graph):
+        for tensor in inner.initializer:
+            values[tensor.name] = (list(tensor.dims), tensor.data_type)
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            kind = value.type.tensor_type
+            sizes = [dim.dim_value if dim.WhichOneof("value") == "dim_value" else -1 for dim in kind.shape.dim]
+            if kind.HasField("shape") and min(sizes, default=0) >= 0:
+                values[value.name] = (sizes, kind.elem_type)
+    nodes = []
+    for node in nodes_of(graph.node):
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        given = {name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()}
+        ins, outs = (
+            [values[name][0] if name in values else None for name in names] for names in (node.input, node.output)
+        )
+        flops = operations(node.op_type, ins, outs, given) if node.domain in ("", "ai.onnx") else None
+        nodes.append([node.name, node.op_type, [*filter(None, node.input), *captured(node)], list(node.output), flops])
+    types = {name: _type_and_bytes(shape, number) for name, (shape, number) in values.items()}
+    return {
+        "nodes": nodes,
+        "values": {name: known for name, known in types.items() if known is not None},
+        "results": [value.name for value in graph.output],
+    }
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    from hil.controller.analysis.layers.graph import subgraphs
+
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _graphs(inner)
+
+
+def _type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
+    from hil.core.tensors import SUB_BYTE_BITS, TensorSpec, dtype_of
+    from hil.errors import UsageError
+    from hil.formats.iree_values import mlir_type
+    from hil.formats.ort_values import ONNX_TYPES
+
+    dtype = next((name for name, known in ONNX_TYPES.items() if known == number), "")
+    try:
+        bits = SUB_BYTE_BITS.get(dtype) or dtype_of(dtype).itemsize * 8
+        text = mlir_type(TensorSpec("", dtype, tuple(shape)))
+    except UsageError:  # strings, and dtypes without an MLIR name
+        return None
+    return text.removeprefix("tensor<").removesuffix(">"), -(-math.prod(shape) * bits // 8)
+
+
+def operations(
+    op_type: str, ins: Sequence[Shape | None], outs: Sequence[Shape | None], given: Mapping[str, Any]
+) -> int | None:
+    """Count the arithmetic operations of a node.
+
+    Args:
+        op_type: an operator of ONNX's default domain.
+        ins, outs: shapes, in order; None for an unknown shape or an omitted input.
+        given: the node's attributes.
+
+    Returns:
+        None if the operator or a shape that is needed is unknown.
+    """
+    if op_type in _MOVING:
+        return 0
+    try:
+        return _operations(op_type, ins, outs, given)
+    except (_Unknown, IndexError):
+        return None
+
+
+class _Unknown(Exception):
+    """A shape that is needed is unknown."""
+
+
+def _known(shapes: Sequence[Shape | None], position: int) -> Shape:
+    shape = shapes[position]
+    if shape is None:
+        raise _Unknown
+    return shape
+
+
+def _operations(
+    op_type: str, ins: Sequence[Shape | None], outs: Sequence[Shape | None], given: Mapping[str, Any]
+) -> int | None:
+    if (each := _EACH_OUTPUT.get(op_type)) is not None:
+        return each * math.prod(_known(outs, 0))
+    if (each := _EACH_INPUT.get(op_type)) is not None:
+        return each * math.prod(_known(ins, 0))
+    if op_type in _POOLING:
+        return int(math.prod(_known(outs, 0)) * math.prod(given.get("kernel_shape", ())))
+    if op_type in _CONVOLUTION:
+        weights = _known(ins, _CONVOLUTION[op_type])
+        return 2 * math.prod(_known(outs, 0)) * math.prod(weights[1:])
+    if op_type == "ConvTranspose":
+        return 2 * math.prod(_known(ins, 0)) * math.prod(_known(ins, 1)[1:])
+    if op_type == "Gemm":
+        left = _known(ins, 0)
+        common = left[0] if given.get("transA") else left[1]
+        return math.prod(_known(outs, 0)) * (2 * common + (1 if len(ins) > 2 else 0))
+    if op_type in _PRODUCT:
+        return 2 * math.prod(_known(outs, 0)) * _known(ins, _PRODUCT[op_type][0])[-1]
+    if op_type == "Einsum":
+        return _einsum(str(given.get("equation", "")), ins)
+    if op_type in _RECURRENT:
+        steps, batch = _known(ins, 0)[:2]
+        weights, recurrent = _known(ins, 1), _known(ins, 2)
+        states = recurrent[0] * recurrent[2]
+        factors = math.prod(weights) + math.prod(recurrent)
+        return int(steps * batch * (2 * factors + _RECURRENT[op_type] * states))
+    if op_type == "Attention":
+        return _attention(ins, given)
+    if op_type == "LRN":
+        return math.prod(_known(outs, 0)) * (2 * int(given.get("size", 1)) + 4)
+    return None
+
+
+def _einsum(equation: str, ins: Sequence[Shape | None]) -> int | None:
+    """Count one multiplication and one addition per tuple of indices; None unless it is a product of two tensors."""
+    operands, _, _ = equation.replace(" ", "").partition("->")
+    indices = operands.split(",")
+    if len(indices) != 2 or "." in equation:
+        return None
+    sizes: dict[str, int] = {}
+    for letters, shape in zip(indices, ins, strict=True):
+        if shape is None or len(shape) != len(letters):
+            return None
+        sizes.update(zip(letters, shape, strict=True))
+    return 2 * math.prod(sizes.values())
+
+
+def _attention(ins: Sequence[Shape | None], given: Mapping[str, Any]) -> int:
+    """Count the product of queries and keys, the softmax, and its product with the values."""
+    query, key, value = (_known(ins, position) for position in range(3))
+    if len(query) == 4:
+        batch, heads, rows, size = query
+        columns, value_size = key[2], value[3]
+    else:
+        heads = int(given["q_num_heads"])
+        batch, rows, size = query[0], query[1], query[2] // heads
+        columns, value_size = key[1], value[2] // int(given["kv_num_heads"])
+    return int(batch * heads * rows * columns * (2 * size + 2 * value_size + 5))
+
+
+def dispatch_estimate(dispatch: Any, walk: Walk) -> tuple[int | None, int | None]:
+    """Return operations and bytes of a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown.
+
+    Args:
+        dispatch: the operation.
+        walk: yields the operations within one that satisfy a predicate.
+    """
+    moved = _sum(_accessed_bytes(op) for op in walk(dispatch, lambda op: op.name in (_LOAD, _STORE)))
+    structured = walk(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
+    return _sum(_structured_operations(op, walk) for op in structured), moved
+
+
+def _sum(parts: Iterator[int | None]) -> int | None:
+    counts = list(parts)
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _accessed_bytes(operation: Any) -> int | None:
+    """Return the bytes of a load's result or of a store's first operand, which may be a part of a tensor."""
+    kind = operation.results[0].type if operation.name == _LOAD else operation.operands[0].type
+    shape, bits = _static_shape(kind), _bits(kind.element_type)
+    return None if shape is None or bits is None else -(-math.prod(shape) * bits // 8)
+
+
+def _structured_operations(operation: Any, walk: Walk) -> int | None:
+    if operation.name in _MOVING_STRUCTURED:
+        return 0
+    if operation.name == "linalg.softmax":
+        shape = _static_shape(operation.operands[0].type)
+        return None if shape is None else _SOFTMAX * math.prod(shape)
+    sizes = _sizes(operation)
+    if sizes is None:
+        return None
+    scalars = sum(1 for inner in walk(operation, lambda op: not len(op.regions)) if inner.name not in _FREE)
+    return math.prod(sizes) * scalars
+
+
+def _sizes(operation: Any) -> list[int] | None:
+    """Return the trip count of each loop of a structured operation."""
+    from iree.compiler import ir
+
+    if not operation.name.startswith("linalg.") or "indexing_maps" not in operation.attributes:
+        return None
+    maps = [item.value for item in operation.attributes["indexing_maps"]]
+    sizes: dict[int, int] = {}
+    for map_, operand in zip(maps, operation.operands, strict=False):
+        shape = _static_shape(operand.type)
+        if shape is None:
+            return None
+        for expression, size in zip(map_.results, shape, strict=True):
+            if isinstance(expression, ir.AffineDimExpr):
+                sizes[expression.position] = size
+    count = maps[0].n_dims if maps else 0
+    return [sizes[position] for position in range(count)] if len(sizes) == count else None
+
+
+def _static_shape(kind: Any) -> Sequence[int] | None:
+    """Return a tensor's shape, () for a scalar; None if a dimension is dynamic."""
+    from iree.compiler import ir
+
+    if not isinstance(kind, ir.RankedTensorType):
+        return ()
+    return list(kind.shape) if kind.has_static_shape else None
+
+
+def _bits(element: Any) -> int | None:
+    from iree.compiler import ir
+
+    if isinstance(element, ir.ComplexType):
+        part = _bits(element.element_type)
+        return None if part is None else 2 * part
+    return 64 if isinstance(element, ir.IndexType) else getattr(element, "width", None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff
 from hil.controller.analysis.profile.show import TITLES
-from hil.controller.analysis.profile.show_totals import RunTimes, Total, run_times, shortener, totals, typical_iteration
+from hil.controller.analysis.profile.totals import RunTimes, Total, run_times, shortener, totals, typical_iteration
 from hil.controller.storage.pictures import new_figure, save_figure
 from hil.controller.storage.texts import line, seconds
 from hil.core.timeline import OpRow, Profile
@@ -29,7 +29,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     Args:
         path: the file to write, PNG, SVG or PDF by its suffix.
         profile: with rows.
-        by: a key of :data:`hil.controller.analysis.profile.show_totals.GROUPS`.
+        by: a key of :data:`hil.controller.analysis.profile.totals.GROUPS`.
         top: how many bars.
 
     Raises:

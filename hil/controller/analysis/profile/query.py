@@ -1,4 +1,4 @@
-"""SQL over a trace: Perfetto's trace processor, compiled to wasm, under Node; nothing is downloaded."""
+"""Answer SQL queries on a trace, in a table, as CSV or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from hil.controller.analysis.profile.viewer_files import ONLINE, perfetto_files
+from hil.controller.analysis.profile.viewer import ONLINE, perfetto_files
+from hil.controller.storage.texts import plain
 from hil.errors import UsageError
 
 TIMEOUT_S = 120.0
@@ -249,3 +250,38 @@ def _messages() -> Any:
     for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor).file:
         pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpc"))
+
+
+def table_text(table: Table) -> str:
+    """A line for the columns' names and one for each row, in columns; numbers stand to the right. "" for no column."""
+    if not table.columns:
+        return ""
+    lines = [list(table.columns), *([_text(value) for value in row] for row in table.rows)]
+    numeric = [
+        all(isinstance(row[place], (int, float, type(None))) for row in table.rows)
+        for place, _ in enumerate(table.columns)
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(one, widths, numeric, strict=True)
+        ).rstrip()
+        + "\n"
+        for one in lines
+    )
+
+
+def table_record(table: Table) -> dict[str, Any]:
+    """The same for JSON: blobs as hexadecimal digits."""
+    return {"columns": list(table.columns), "rows": [[_plain(value) for value in row] for row in table.rows]}
+
+
+def _plain(value: Value) -> Value:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return "NULL"
+    return f"{value:g}" if isinstance(value, float) else " ".join(plain(str(_plain(value))).split("\n"))

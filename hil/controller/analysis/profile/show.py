@@ -1,14 +1,19 @@
-"""A profile for the terminal and as JSON: what ran where, what it cost, and which operations took the time."""
+"""Print profiles, comparisons of two and compilations to the terminal, or give them as JSON."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.analysis.profile.show_totals import RunTimes, Total, run_times, shortener, totals
+from hil.controller.analysis.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES
+from hil.controller.analysis.profile.diff import Cost, OpDiff, ProfileDiff
+from hil.controller.analysis.profile.totals import RunTimes, Total, run_times, shortener, totals
 from hil.controller.storage.texts import counted, plain, seconds
 from hil.core.timeline import Profile
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -20,11 +25,12 @@ TITLES = {"op": "operation", "node": "ONNX nodes", "type": "operator types"}
 _BAR = 8
 _WIDE = 110
 _NAME_LEAST = 16
-_ESTIMATED = "the work is that of the shapes, the time is measured"
+
+_COLOURS = {"slower": "red", "faster": "green"}
 
 
 def profile_record(profile: Profile, *, by: str, top: int) -> dict[str, Any]:
-    """What ``--json`` prints: the profile's head, the ``top`` totals by ``by``, and how many there are."""
+    """Return what ``--json`` prints: the profile's head, the ``top`` totals by ``by``, and the number of all totals."""
     times, found = run_times(profile), totals(profile.rows, by)
     return {
         "run": profile.run,
@@ -52,17 +58,17 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
     where = ", ".join(filter(None, (plain(profile.board), plain(profile.runtime))))
     head = Text.assemble((plain(profile.model), "bold"), f" on {where}")
     console.print(head, soft_wrap=True)
-    # Nothing timed, or nothing profiled: the notes say why.
+    # If nothing was timed or profiled, the notes say why.
     if times.timed_p50_ns is not None:
         console.print(f"  timed run     p50 {time_text(times.timed_p50_ns)}", highlight=False)
     if times.profiled_p50_ns is not None:
-        over = "" if times.overhead is None else f", {times.overhead:+.1%} beside the timed run"
+        over = "" if times.overhead is None else f", {times.overhead:+.1%} compared with the timed run"
         text = (
             f"  profiled run  p50 {time_text(times.profiled_p50_ns)} of {counted(times.iterations, 'iteration')}{over}"
         )
         console.print(text, highlight=False)
     if profile.calls and profile.clock.error_ns:
-        text = f"  clock         the board's is known to {time_text(profile.clock.error_ns)} beside the host's"
+        text = f"  clock         the board's clock is fitted to the host's within {time_text(profile.clock.error_ns)}"
         console.print(text, highlight=False)
     if found:
         console.print()
@@ -74,7 +80,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
             one for one in found[:top] if one.kind == "compute" and None not in (one.flops_per_s, one.bytes_per_s)
         ]
         if estimated:
-            console.print(Text(f"\nestimates: {_ESTIMATED}", style="dim"))
+            console.print(Text("\nestimates: work by the shapes, time as measured", style="dim"))
             console.print(_roofline_table(console, estimated, by, times))
         print_mark(console, times)
     for note in profile.notes:
@@ -82,7 +88,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
 
 
 def si(value: float | None, unit: str) -> str:
-    """A number with its unit's prefix, ``3.2 GB/s``; "-" for None."""
+    """Format a number with an SI prefix, such as ``3.2 GB/s``; "-" for None."""
     if value is None:
         return "-"
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -92,30 +98,25 @@ def si(value: float | None, unit: str) -> str:
 
 
 def time_text(ns: float) -> str:
-    """A time with its unit."""
+    """Format a time with its unit."""
     return seconds(ns / 1e9)
 
 
-def print_mark(console: Console, times: RunTimes, whose: str = "") -> None:
-    """Say what the mark behind figures means, where the profiler distorts them."""
+def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
+    """Print what the mark behind figures means, if the profiler distorts them."""
     from rich.text import Text
 
     if times.is_distorted:
         text = (
-            f"{times.mark.strip()}: {whose}measured under a profiler that adds so much to a run. "
-            "Such times rank the operations of this run; they are not what an operation takes without it."
+            f"{times.mark.strip()}: the profiler adds this much to a run{of}. "
+            "These times rank the operations of this run; without the profiler an operation takes less."
         )
         console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers.
-
-    Attributes:
-        title, cells: what stands in it.
-        rank: where it does not fit, the columns of the highest ranks are left out.
-    """
+    """A column of a table; if the console is too narrow, columns of the highest rank are left out first."""
 
     title: str
     cells: Sequence[RenderableType]
@@ -125,14 +126,14 @@ class Column:
 def named_table(
     console: Console, title: str, names: Sequence[Text], columns: Sequence[Column], *, sections: int = 0
 ) -> Table:
-    """A table of names and numbers that fits the console: numbers are left out before a name is.
+    """Make a table of names and numbers that fits the console's width by leaving columns out.
 
     Args:
         console: where it will be printed.
-        title: of the names.
-        names: a row each.
-        columns: their numbers.
-        sections: so many first rows, where there are more, have a line below them.
+        title: header of the names.
+        names: one per row.
+        columns: one cell per row.
+        sections: draw a line below each of the first ``sections`` rows, if there are more rows.
     """
     from rich import box
     from rich.measure import Measurement
@@ -200,3 +201,134 @@ def _roofline_table(console: Console, found: Sequence[Total], by: str, times: Ru
             Column("bound by", [total.bound_estimate or "-" for total in found], 3),
         ],
     )
+
+
+def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
+    """Print which run is faster, and the ``top`` operations.
+
+    Those are the operations that changed the most; or, if the profiled times cannot be compared, those with the largest
+    shares.
+    """
+    from rich.text import Text
+
+    console.print(Text(f"{plain(diff.a)} -> {plain(diff.b)}", style="bold"), soft_wrap=True)
+    console.print(Text(diff.verdict, style=_COLOURS.get(diff.timed.change, "")), soft_wrap=True)
+    beyond = f"p50 of an iteration; changes below {diff.margin:.0%} are none, confidence {diff.confidence:.0%}"
+    console.print(Text(beyond, style="dim"), soft_wrap=True)
+    shown = [diff.total, *list(diff.ops)[:top]]
+    if diff.incomparable:
+        console.print(_changes(console, [diff.timed], diff))
+        text = f"\nOperations by their share of their own run. Their times are not comparable: {diff.incomparable}."
+        console.print(Text(text, style="yellow"), soft_wrap=True)
+        console.print(_shares(console, shown[1:], diff))
+    else:
+        console.print(_changes(console, [diff.timed, *shown], diff))
+    for name, times in (("A", diff.a_times), ("B", diff.b_times)):
+        print_mark(console, times, f" of {name}")
+    if len(diff.ops) > top:
+        less = "have smaller shares" if diff.incomparable else "changed less"
+        console.print(Text(f"  and {len(diff.ops) - top} more, which {less}", style="dim"))
+
+
+def _changes(console: Console, shown: list[OpDiff], diff: ProfileDiff) -> object:
+    return named_table(
+        console,
+        "operation",
+        [_name(one) for one in shown],
+        [
+            Column("A", [_cost(one, one.a, diff.a_times.mark) for one in shown], 1),
+            Column("B", [_cost(one, one.b, diff.b_times.mark) for one in shown], 2),
+            Column("B - A", [_change(one) for one in shown], 4),
+            Column("B / A", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in shown], 3),
+            Column("interval", [_interval(one) for one in shown], 5),
+        ],
+        sections=2,
+    )
+
+
+def _shares(console: Console, shown: list[OpDiff], diff: ProfileDiff) -> object:
+    def share(cost: Cost | None) -> str:
+        return f"{cost.share:.1%}" if cost else "-"
+
+    return named_table(
+        console,
+        "operation",
+        [_name(one) for one in shown],
+        [
+            Column("of A", [share(one.a) for one in shown], 1),
+            Column("of B", [share(one.b) for one in shown], 2),
+            Column("A", [_cost(one, one.a, diff.a_times.mark) for one in shown], 3),
+            Column("B", [_cost(one, one.b, diff.b_times.mark) for one in shown], 4),
+        ],
+    )
+
+
+def _name(one: OpDiff) -> Text:
+    from rich.text import Text
+
+    name = Text(plain(one.name), style="bold" if one.kind in ("timed", "total") else "")
+    # The change comes first: a narrow terminal leaves out the columns behind the name.
+    return Text.assemble((one.change, _COLOURS.get(one.change, "")), " ", name) if one.change else name
+
+
+def _cost(one: OpDiff, cost: Cost | None, mark: str) -> str:
+    if cost is None:
+        return "-"
+    return time_text(cost.p50_ns) + ("" if one.kind == "timed" else mark)
+
+
+def _change(one: OpDiff) -> str:
+    if one.kind == "timed" and one.ratio is None:
+        return "-"
+    return f"{'-' if one.change_ns <= -0.5 else '+'}{time_text(abs(one.change_ns))}"
+
+
+def _interval(one: OpDiff) -> str:
+    return "-" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"
+
+
+def is_compile_profile(folder: Path) -> bool:
+    """Return whether a folder holds a profile of ``--compile-time-profile``."""
+    return (folder / PASSES).is_file()
+
+
+def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
+    """Print the phases in order, the ``top`` longest passes, and the size of the program.
+
+    Raises:
+        UsageError: a table of the profile is missing or damaged.
+    """
+    from rich.text import Text
+
+    rows = _read(folder / PASSES)
+    phases = [row for row in rows if row["depth"] == "0"]
+    passes = sorted((row for row in rows if row["depth"] != "0"), key=_time, reverse=True)
+    whole = sum(map(_time, phases)) or 1.0
+    console.print(Text(f"compiling took {seconds(whole)}, in {len(phases)} phases", style="bold"))
+    for title, shown in (("phase", phases), ("pass", passes[:top])):
+        columns = [
+            Column("in phase", [Text(plain(row["phase"])) for row in shown], 3),
+            Column("time", [seconds(_time(row)) for row in shown], 1),
+            Column("share", [f"{_time(row) / whole:.1%}" for row in shown], 2),
+        ]
+        table = named_table(console, title, [Text(plain(row["pass"])) for row in shown], columns)
+        console.print()
+        console.print(table)
+    dispatches, binaries = _read(folder / DISPATCHES), _read(folder / EXECUTABLES)
+    size = sum(int(row["bytes"]) for row in binaries)
+    console.print(Text(f"\n{len(dispatches)} dispatches, a program of {size:,} bytes: {folder / DISPATCHES}"))
+
+
+def _time(row: dict[str, str]) -> float:
+    return float(row["wall_ms"]) / 1e3
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+            for row in rows:
+                float(row.get("wall_ms") or 0), int(row.get("bytes") or 0)
+            return rows
+    except (OSError, ValueError, csv.Error) as error:
+        raise UsageError(f"{path} cannot be read: {error}", hint="compile with --compile-time-profile again") from error

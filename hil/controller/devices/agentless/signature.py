@@ -8,8 +8,7 @@ from hil.controller.devices.agentless.values import Signature
 from hil.controller.storage.isolated import Isolated, IsolatedError
 from hil.core.artifacts import Artifact
 from hil.errors import LoadFailed
-from hil.formats.iree_functions import functions_in, read
-from hil.formats.iree_values import choose_function
+from hil.formats.iree_values import choose_function, functions_in, read_functions
 
 _READ_S = 60.0
 
@@ -37,7 +36,7 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
 def _read_iree(artifact: Artifact, isolated: Isolated, log: Path) -> Signature:
     path = str(artifact.files[artifact.main].absolute())
     try:
-        said = isolated.call(read, {"path": path}, timeout=_READ_S, log=log)
+        said = isolated.call(read_functions, {"path": path}, timeout=_READ_S, log=log)
     except IsolatedError as error:
         raise LoadFailed(
             f"{artifact.main} is no program that IREE can read: {error.message}", detail=error.detail

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import ImportFailed, UsageError
-from hil.formats.executorch_file import is_bundle, mapped, pick_method, read_methods
-from hil.formats.flatbuffer import Damaged
+from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, LoadFailed
-from hil.formats.iree_functions import functions_in, read
-from hil.formats.iree_values import SCALAR_PREFIX, choose_function
+from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
 
 # A flatbuffer of an IREE module has this identifier; by default it lies in a ZIP archive made for memory mapping.
 _IDENTIFIER = b"IREE"
@@ -29,7 +28,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     if len(head) < _LEAST_BYTES or not (head.startswith(_ZIP) or _IDENTIFIER in head[4:16]):
         raise ImportFailed(f"{file.name} is no IREE program", hint="a .vmfb is what iree-compile writes")
     try:
-        chosen = choose_function(functions_in(read(str(file))), function)
+        chosen = choose_function(functions_in(read_functions(str(file))), function)
         inputs, outputs = chosen.signature()
     except LoadFailed:
         # Of a newer IREE, or of a vendor's, or with other functions: the board decides, and says why.

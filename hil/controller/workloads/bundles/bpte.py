@@ -24,6 +24,7 @@ from hil.core.tensors import Array, dtype_name, shape_text
 from hil.errors import UsageError
 from hil.formats.executorch_file import (
     BundledCase,
+    Damaged,
     Method,
     Value,
     is_bundle,
@@ -32,7 +33,6 @@ from hil.formats.executorch_file import (
     read_cases,
     read_methods,
 )
-from hil.formats.flatbuffer import Damaged
 
 _RUNTIME = "executorch"
 _WRITE_S = 600.0

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.content import noise_json, take_noise
-from hil.bundles.manifest import file_name, name_of, signature_json, specs_of, take
+from hil.bundles.manifest import file_name, name_of, noise_json, signature_json, specs_of, take, take_noise
 from hil.controller.models.inputs import fits_spec
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.runs import safe_name

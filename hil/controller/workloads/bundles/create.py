@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.checks import checked_inputs
+from hil.bundles.cases import checked_inputs
 from hil.controller.backends.references import expected_result, refer, refer_with_fallback
 from hil.controller.backends.references.noise import measure_noise, telling_noise
 from hil.controller.backends.runtime_registry import runtime_for

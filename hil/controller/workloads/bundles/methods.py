@@ -21,10 +21,8 @@ from hil.core.artifacts import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name
 from hil.errors import ImportFailed, LoadFailed, UsageError
-from hil.formats import iree_functions
 from hil.formats.iree_command import is_number
-from hil.formats.iree_functions import functions_in
-from hil.formats.iree_values import SCALAR_PREFIX, entry_points
+from hil.formats.iree_values import SCALAR_PREFIX, entry_points, functions_in, read_functions
 
 # What :attr:`hil.bundles.Bundle.made` calls the list of what lies there and is no case of the bundle, a line for each.
 LEFT_OUT = "left_out"
@@ -63,7 +61,7 @@ def _functions(path: Path, shop: Workshop) -> list[str]:
         found = import_model(path, isolated=shop.isolated, cache=shop.cache)
         if found.format != "vmfb":
             return [found.function]
-        reader = iree_functions.read
+        reader = read_functions
     with temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}
         try:

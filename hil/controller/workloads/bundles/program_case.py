@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
-from hil.bundles.content import program_files
+from hil.bundles.manifest import program_files
 from hil.bundles.signature import public_keys, verify
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options

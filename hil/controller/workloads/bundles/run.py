@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hil.bundles.seal import sealed
+from hil.bundles.signature import sealed
 from hil.bundles.verdicts import untested
 from hil.controller.devices.board_factory import AnyBoard
 from hil.controller.devices.board_resolver import BoardChoice, choose

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
-from hil.bundles.seal import sealed
+from hil.bundles.signature import sealed
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.controller.workloads.bundles.bpte import read_bpte
@@ -19,8 +19,7 @@ from hil.controller.workloads.bundles.program_case import ProgramCase, open_bund
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import MAX_TEXT_BYTES, read_file
 from hil.errors import UsageError
-from hil.formats.executorch_file import is_bundle, mapped, read_cases, read_methods
-from hil.formats.flatbuffer import Damaged
+from hil.formats.executorch_file import Damaged, is_bundle, mapped, read_cases, read_methods
 
 BUNDLES = (".hilb", ".bpte")
 GOLDEN = INDEX

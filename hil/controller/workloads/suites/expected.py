@@ -2,62 +2,66 @@
 
 ::
 
-    [[compile]]                      # ends in import or compile
-    cases = ["reshape_*"]            # a shell pattern over the cases' ids, or a list of them
-    except = ["reshape_plain"]       # what is left out
-    outcome = "COMPILE_CRASH"        # a word, or a list of those that it may be
+    [[compile]]                      # the case ends in import or compile
+    cases = ["reshape_*"]            # shell patterns of the cases' ids: a string or a list
+    except = ["reshape_plain"]       # patterns of cases that the entry does not cover
+    outcome = "COMPILE_CRASH"        # an outcome, or a list of possible ones
     reason = "allowzero kills the compiler"
     issue = "https://example.com/issues/1"
-    flow = "iree*"                   # where it counts: patterns, or lists of them; what is left out is everywhere
+    flow = "iree*"                   # where the entry applies: patterns or lists of them; default: everywhere
     runtime = "iree"
     board = "sim*"                   # a board's name or hardware type
-    until = 2030-12-31               # the last day on which it counts
+    until = 2030-12-31               # the last day on which the entry applies
 
-    [[run]]                          # ends in any later stage, FAIL among them
+    [[run]]                          # the case ends in a later stage, or with FAIL
     cases = "resize_cubic"
     outcome = "FAIL"
     reason = "rounds half up"
 
-    [made_with]                      # what the list is for, where that matters: package -> version; before the entries
+    [made_with]                      # optional, before the entries: package -> version that the list is for
     onnxruntime = "1.31.1"
 
-Of several entries that match a case one counts: what is not expected to compile is not expected to run, so
-``[[compile]]`` goes before ``[[run]]``, and within either the last one goes before the others. It is strict: a case
-that passes although it should not is XPASS, but where ``PASS`` is one of several outcomes that it may have: what the
-machine decides, or chance. A lost board is never expected.
+If several entries match a case, one applies: ``[[compile]]`` has priority over ``[[run]]``, since what does not compile
+does not run, and a later entry over an earlier one. A case that passes unexpectedly is XPASS, unless ``PASS`` is one of
+several outcomes of its entry (the result depends on the machine or on chance). A lost board is never expected.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date
-from functools import cached_property
+from datetime import date, datetime
+from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 from hil.controller.storage.versions import version
-from hil.controller.workloads.suites.expected_file import (
-    TABLES,
-    Expectation,
-    Place,
-    is_wild,
-    made_with,
-    matches,
-    parse,
-    read_text,
-    table_of,
-)
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.core.results import Outcome
+from hil.core import files
+from hil.core.config_files import parse_toml
+from hil.core.results import Outcome, Stage
+from hil.errors import UsageError, did_you_mean
 
-__all__ = ["Expectation", "Expectations", "message_of"]
-
+# The tables by priority, and the outcomes that an entry of each may expect. A time limit can be reached in both. A lost
+# board says nothing about a case, so it cannot be expected.
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "compile": ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH", "TIMEOUT"),
+    "run": ("FAIL", "BLIND", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT", "FALLBACK", "REFERENCE_ERROR"),
+}
+_EARLY = (Stage.IMPORT.value, Stage.COMPILE.value)
 _PASS = Outcome.PASS.value
+# The table that holds no entries: package -> the version that the file was made with.
+MADE_WITH = "made_with"
+_KEYS = ("cases", "except", "outcome", "reason", "issue", "flow", "runtime", "board", "until")
 
 
 @dataclass(frozen=True)
-class _Place:
+class Location:
+    """A case and where it runs: what an entry is selected by, as far as it is known before the case ends."""
+
     id: str
     flow: str
     runtime: str
@@ -66,13 +70,66 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class Expectations:
-    """What a file expects.
+class Expectation:
+    """An entry of the file.
 
     Attributes:
-        path: the file, there or not; None where there can be none.
+        table: ``compile`` or ``run``.
+        number: its position in its table, from 1.
+        cases: patterns of the cases' ids.
+        outcomes: expected outcomes; ``PASS`` among them if the result depends on the machine or on chance.
+        reason: explanation for people.
+        issue: link to an issue, or "".
+        without: patterns of cases that it does not cover (``except`` in the file).
+        flow, runtime, board: patterns of where it applies; empty for everywhere.
+        until: the last day on which it applies; None for no limit.
+    """
+
+    table: str
+    number: int
+    cases: tuple[str, ...]
+    outcomes: tuple[str, ...]
+    reason: str
+    issue: str = ""
+    without: tuple[str, ...] = ()
+    flow: tuple[str, ...] = ()
+    runtime: tuple[str, ...] = ()
+    board: tuple[str, ...] = ()
+    until: date | None = None
+
+    def covers(self, case_id: str) -> bool:
+        """Return whether the patterns match a case's id."""
+        return matches(self.cases, case_id) and not matches(self.without, case_id)
+
+    def in_scope(self, case: CaseRecord | Location) -> bool:
+        """Return whether the entry applies where a case runs, regardless of the case's id."""
+        return (
+            (not self.flow or matches(self.flow, case.flow))
+            and (not self.runtime or matches(self.runtime, case.runtime))
+            and (not self.board or matches(self.board, case.board) or matches(self.board, case.hw_type))
+        )
+
+    def applies_to(self, case: CaseRecord | Location) -> bool:
+        """Return whether the entry applies to a case where that runs."""
+        return self.in_scope(case) and self.covers(case.id)
+
+    def expects(self, record: CaseRecord) -> bool:
+        """Return whether a case ended as this entry expects."""
+        return record.ended in self.outcomes and (record.ended == _PASS or table_of(record) == self.table)
+
+    def expired(self, today: date) -> bool:
+        """Return whether the last day is over."""
+        return self.until is not None and today > self.until
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """The expectations of a file.
+
+    Attributes:
+        path: the file, which need not exist, or None.
         entries: those of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
-        today: the day by which entries expire.
+        today: the date for the entries' expiry.
         made_with: package -> the version that the file was made with.
     """
 
@@ -83,103 +140,224 @@ class Expectations:
 
     @classmethod
     def load(cls, path: Path | None, *, today: date | None = None) -> Expectations:
-        """Read a file; none, or one that is not there, expects nothing.
+        """Read a file; without one, nothing is expected.
 
         Raises:
-            UsageError: it is no such file; says which entry and what is wrong with it.
+            UsageError: an entry is invalid; the message names it.
         """
         text = read_text(path) if path else ""
         return cls(path, parse(text, path), today or date.today(), made_with(text))
 
     @cached_property
     def _live(self) -> tuple[Expectation, ...]:
-        """What counts today, in the order in which the first that matches does."""
+        """The entries that have not expired, by priority."""
         live = [entry for entry in reversed(self.entries) if not entry.expired(self.today)]
         return tuple(sorted(live, key=lambda entry: list(TABLES).index(entry.table)))
 
-    def find(self, place: Place) -> Expectation | None:
-        """The entry that counts for a case where it runs; None where it should pass."""
-        return next((entry for entry in self._live if entry.speaks_of(place)), None)
+    def find(self, case: CaseRecord | Location) -> Expectation | None:
+        """Return the entry that applies to a case, or None if the case should pass."""
+        return next((entry for entry in self._live if entry.applies_to(case)), None)
 
     def selects(self, case_id: str, flow: str, board: str, runtime: str, hw_type: str = "") -> bool:
-        """Whether a case is expected to fail there: what ``--only-expected-failures`` runs.
-
-        Args:
-            case_id: the case.
-            flow, runtime: what it runs in.
-            board, hw_type: the board's name and its hardware type.
-        """
-        return self.find(_Place(case_id, flow, runtime, board, hw_type)) is not None
+        """Return whether a case is expected to fail: these are run by ``--only-expected-failures``."""
+        return self.find(Location(case_id, flow, runtime, board, hw_type)) is not None
 
     def judge(self, record: CaseRecord) -> CaseRecord:
-        """The record of a case that has just ended, with what was expected of it.
+        """Return the record of a case that has just ended, with its expectation applied.
 
-        What failed as foreseen is XFAIL, and what passed although it should not is XPASS. What failed in another way
-        stays what it is, and so does what failed as an entry foresaw whose day is over; the message then tells what
-        had been expected. Where the file was made with other versions, the hint to what surprises says so. ``ended``
-        stays as it is.
+        A failure as expected becomes XFAIL, an unexpected pass XPASS. Another failure, or one whose entry has expired,
+        keeps its outcome, and the message names what was expected. If the file was made with other versions, the hint
+        of an unexpected result says so. ``ended`` never changes.
         """
         if record.ended != _PASS and not table_of(record):
             return record
         found = self.find(record)
-        if record.ended == _PASS and (found is None or found.foresees(record)):
+        if record.ended == _PASS and (found is None or found.expects(record)):
             return record
         if found is None:
-            old = next((one for one in self.expired() if one.speaks_of(record) and one.foresees(record)), None)
-            told = _told(record, {**_said(old), "until": str(old.until)}) if old else record
-            return self._hinted(told, "")
-        if found.foresees(record):
-            return replace(record, outcome=Outcome.XFAIL.value, expectation=_said(found))
-        told = _told(record, _said(found))
+            old = next((one for one in self.expired() if one.applies_to(record) and one.expects(record)), None)
+            judged = _with_expectation(record, {**_expectation(old), "until": str(old.until)}) if old else record
+            return self._hinted(judged, "")
+        if found.expects(record):
+            return replace(record, outcome=Outcome.XFAIL.value, expectation=_expectation(found))
+        judged = _with_expectation(record, _expectation(found))
         if record.ended != _PASS:
-            return self._hinted(told, "")
+            return self._hinted(judged, "")
         hint = "take it out of the expected failures: hil suite expect --update does, from this run"
-        return self._hinted(replace(told, outcome=Outcome.XPASS.value), hint)
+        return self._hinted(replace(judged, outcome=Outcome.XPASS.value), hint)
 
     def _hinted(self, record: CaseRecord, hint: str) -> CaseRecord:
         return replace(record, hint="; ".join(filter(None, (record.hint or hint, self.other_versions))))
 
     @cached_property
     def other_versions(self) -> str:
-        """In which versions the file was made, where other ones are installed; else ""."""
+        """A sentence on the versions that the file was made with, if others are installed; else ""."""
         found = [(name, made, _installed(name)) for name, made in self.made_with.items()]
         differ = [one for one in found if _public(one[1]) != _public(one[2])]
-        told = ", ".join(f"{name} {made} (here: {here})" for name, made, here in differ)
-        return f"the expected failures were listed with {told}" if told else ""
+        text = ", ".join(f"{name} {made} (here: {here})" for name, made, here in differ)
+        return f"the expected failures were listed with {text}" if text else ""
 
     def expired(self) -> tuple[Expectation, ...]:
-        """The entries whose last day is over: they no longer count."""
+        """Return the entries whose last day is over."""
         return tuple(entry for entry in self.entries if entry.expired(self.today))
 
     def unused(self, ids: Iterable[str], *, flow: str, runtime: str) -> dict[Expectation, tuple[str, ...]]:
-        """What matches no case of a whole suite: entry -> those of its patterns.
+        """Return entry -> its patterns that match no case of the suite.
 
         Args:
-            ids: of all cases, those that a filter leaves out among them.
-            flow, runtime: what the suite runs in. Entries for others are left out: their cases may differ.
+            ids: of all cases, with those that a filter excludes.
+            flow, runtime: of the suite's run. Entries for others are ignored: their cases may differ.
         """
         every = dict.fromkeys(ids)
         found = {}
         for entry in self.entries:
             idle = [one for one in entry.cases if one not in every and not (is_wild(one) and _any(one, every))]
-            if idle and replace(entry, board=()).in_scope(_Place("", flow, runtime)):
+            if idle and replace(entry, board=()).in_scope(Location("", flow, runtime)):
                 found[entry] = tuple(idle)
         return found
 
     def remarks(self, ids: Iterable[str], *, flow: str, runtime: str) -> list[str]:
-        """What a person should be warned of, a line each: :meth:`unused`, :meth:`expired`, :attr:`other_versions`."""
+        """Return a warning line for each of :meth:`unused`, :meth:`expired` and :attr:`other_versions`."""
         lines = []
         for entry, idle in self.unused(ids, flow=flow, runtime=runtime).items():
             some = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
             lines.append(f"{self.path}: [[{entry.table}]] entry {entry.number}: no case is called {some}")
         for entry in self.expired():
             where = f"{self.path}: [[{entry.table}]] entry {entry.number}"
-            lines.append(f"{where}: counted until {entry.until}, which is over ({entry.reason})")
+            lines.append(f"{where}: expired after {entry.until} ({entry.reason})")
         return lines + ([f"{self.path}: {self.other_versions}"] if self.other_versions else [])
 
 
+def table_of(record: CaseRecord) -> str:
+    """Return the table of a case's outcome: ``compile`` or ``run``; "" if it cannot be expected."""
+    if record.ended == Outcome.TIMEOUT.value:
+        return "compile" if record.stage in _EARLY else "run"
+    return next((table for table, words in TABLES.items() if record.ended in words), "")
+
+
+def is_wild(pattern: str) -> bool:
+    """Return whether a pattern has wildcards."""
+    return any(sign in pattern for sign in "*?[")
+
+
+def matches(patterns: tuple[str, ...], name: str) -> bool:
+    """Return whether one of some shell patterns matches a name; upper and lower case differ."""
+    names, wild = _compiled(patterns)
+    return name in names or (wild is not None and wild.match(name) is not None)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
+    """Return the plain names as a set and the patterns as one expression: lists of hundreds of names are usual."""
+    wild = [pattern for pattern in patterns if is_wild(pattern)]
+    return frozenset(patterns) - {*wild}, re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
+
+
+def read_text(path: Path) -> str:
+    """Read a file's text; "" if the file does not exist.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return files.read_text(path)
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
+    """Parse the entries of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
+
+    Args:
+        text: of the file.
+        path: of the file, for messages.
+
+    Raises:
+        UsageError: an entry is invalid; the message names it.
+    """
+    data = parse_toml(text, path)
+    position = next((number for number, name in enumerate(data) if name == MADE_WITH), 0)
+    versions = data.pop(MADE_WITH, {})
+    if not isinstance(versions, dict) or not all(isinstance(one, str) for one in versions.values()):
+        raise UsageError(f"{path}: [{MADE_WITH}] must name versions", hint='for example onnx = "1.23.2"')
+    if versions and position:
+        raise UsageError(f"{path}: [{MADE_WITH}] must stand before the entries")
+    for name in sorted(data.keys() - TABLES.keys()):
+        hint = f"{did_you_mean(name, [*TABLES, MADE_WITH])}an entry begins with [[compile]] or [[run]]"
+        raise UsageError(f"{path}: {name!r} is no table of expected failures", hint=hint)
+    entries: list[Expectation] = []
+    for table in TABLES:
+        rows = data.get(table, [])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise UsageError(f"{path}: {table} must be a list of tables", hint=f"begin each entry with [[{table}]]")
+        entries += (_entry(f"{path}: [[{table}]] entry {n}", table, n, row) for n, row in enumerate(rows, 1))
+    return tuple(entries)
+
+
+def made_with(text: str) -> dict[str, str]:
+    """Return package -> the version that a file was made with, from a text that :func:`parse` accepts."""
+    return dict(parse_toml(text, None).get(MADE_WITH, {}))
+
+
+def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expectation:
+    for key in row:
+        if key not in _KEYS:
+            raise UsageError(f"{where}: unknown key {key!r}", hint=f"{did_you_mean(key, _KEYS)}of {', '.join(_KEYS)}")
+    for key in ("cases", "outcome", "reason"):
+        if key not in row:
+            raise UsageError(f"{where} has no {key!r}", hint="an entry needs cases, outcome and reason")
+    texts = {key: _texts(where, key, value) for key, value in row.items() if key not in ("reason", "issue", "until")}
+    plain = {"reason": "", "issue": "", **{key: row[key] for key in ("reason", "issue") if key in row}}
+    for key, value in plain.items():
+        if not isinstance(value, str) or (key == "reason" and not value.strip()):
+            raise UsageError(f"{where}: {key} must be a text")
+    if {*texts["outcome"]} == {_PASS}:
+        raise UsageError(f"{where}: PASS cannot be expected alone", hint=f"one of {', '.join(TABLES[table])}")
+    for outcome in texts["outcome"]:
+        _check_outcome(where, table, outcome)
+    until = row.get("until")
+    if isinstance(until, datetime) or not isinstance(until, date | None):
+        raise UsageError(f"{where}: until must be a day", hint="for example until = 2030-12-31, without quotes")
+    return Expectation(
+        table,
+        number,
+        cases=texts["cases"],
+        outcomes=texts["outcome"],
+        without=texts.get("except", ()),
+        flow=texts.get("flow", ()),
+        runtime=texts.get("runtime", ()),
+        board=texts.get("board", ()),
+        until=until,
+        **plain,
+    )
+
+
+def _texts(where: str, key: str, value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) and one for one in texts):
+        raise UsageError(f"{where}: {key} must be a text or a list of texts, none of them empty")
+    return tuple(texts)
+
+
+def _check_outcome(where: str, table: str, outcome: str) -> None:
+    if outcome in (*TABLES[table], _PASS):
+        return
+    allowed = ", ".join(TABLES[table])
+    other = next((name for name, outcomes in TABLES.items() if outcome in outcomes), "")
+    if other:
+        hint = f"it belongs into [[{other}]]; a case of [[{table}]] ends in one of {allowed}"
+        raise UsageError(f"{where}: no case of this table ends in {outcome}", hint=hint)
+    if outcome in Outcome.__members__:
+        raise UsageError(f"{where}: {outcome} cannot be expected", hint=f"one of {allowed}")
+    every = [one for outcomes in TABLES.values() for one in outcomes]
+    hint = f"{did_you_mean(outcome.upper(), every)}one of {allowed}"
+    raise UsageError(f"{where}: unknown outcome {outcome!r}", hint=hint)
+
+
 def message_of(record: CaseRecord) -> str:
-    """A judged record's message without what :meth:`Expectations.judge` added."""
+    """Return a judged record's message without the addition of :meth:`Expectations.judge`."""
     if not record.expectation:
         return record.message
     return record.message.removesuffix(_note(record.expectation)).removesuffix("; ")
@@ -193,7 +371,7 @@ def _installed(package: str) -> str:
 
 
 def _public(version: str) -> str:
-    """PyTorch's builds differ by what is behind a plus: ``2.13.0+cpu``."""
+    """Return a version without its local part: ``2.13.0`` of PyTorch's ``2.13.0+cpu``."""
     return version.partition("+")[0]
 
 
@@ -201,7 +379,7 @@ def _any(pattern: str, names: Iterable[str]) -> bool:
     return any(matches((pattern,), name) for name in names)
 
 
-def _said(entry: Expectation) -> dict[str, str]:
+def _expectation(entry: Expectation) -> dict[str, str]:
     return {"outcome": " or ".join(entry.outcomes), "reason": entry.reason, "issue": entry.issue}
 
 
@@ -210,6 +388,6 @@ def _note(expectation: Mapping[str, str]) -> str:
     return f"{expectation['outcome']} was expected{until} ({expectation['reason']})"
 
 
-def _told(record: CaseRecord, expectation: Mapping[str, str]) -> CaseRecord:
+def _with_expectation(record: CaseRecord, expectation: Mapping[str, str]) -> CaseRecord:
     start = f"{record.message}; " if record.message else ""
     return replace(record, message=start + _note(expectation), expectation=expectation)

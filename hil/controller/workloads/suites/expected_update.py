@@ -1,9 +1,11 @@
-"""Rewriting a file of expected failures from a run: ``hil suite expect``.
+"""Rewrite a file of expected failures from a run: ``hil suite expect``.
 
-What ended as expected stays as it is, to the letter. A case that did not is taken out of the entries that speak of it
-where it ran; where it failed, an entry is made for it, or it joins one of the same outcome and like reason. Left alone
-are cases that the run did not include, entries for other flows and boards, what a lost board or a flaky answer says
-nothing about, and what an entry foresaw whose day is over: to renew that is for a person to decide.
+What ended as expected stays unchanged, to the letter. A case that did not is removed from the entries that apply to it
+where it ran; if it failed, it joins an entry of the same outcome and a like reason, or gets a new one. Unchanged are
+cases that the run did not include, entries for other flows and boards, cases with a lost board or a flaky answer, and
+failures as an expired entry expected: a person decides whether to renew that.
+
+The file is edited entry by entry as text: a TOML library takes the comment above an entry for the end of the last one.
 """
 
 from __future__ import annotations
@@ -13,58 +15,65 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hil.controller.storage.runs import storing
-from hil.controller.workloads.suites.expected import Expectations, message_of
-from hil.controller.workloads.suites.expected_blocks import Block, edited, join, new_block, split
-from hil.controller.workloads.suites.expected_file import (
+from hil.controller.workloads.suites.expected import (
     TABLES,
     Expectation,
+    Expectations,
     is_wild,
     matches,
+    message_of,
     parse,
     read_text,
     table_of,
 )
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.results import Outcome
+from hil.errors import UsageError
 
-# Mismatches that came and went, or that only one board has, are no property of the case.
-_FICKLE = ("flaky", "one bad board")
+if TYPE_CHECKING:
+    from tomlkit.items import Array, Table
+
+# Confirmations of mismatches that are no property of the case.
+_UNSTABLE = ("flaky", "one bad board")
 _LONGEST = 160  # characters of a reason that is made from a message
-# What differs between messages of one kind: a node's or tensor's name, lists, numbers.
+# What differs between messages of one kind: names of nodes and tensors, lists, numbers.
 _NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s…]+(?=: )""")
 _NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)(?<!every value is )[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
-# What of a mismatch was measured says nothing once its numbers are out.
+# Measurements of a mismatch, which mean nothing without their numbers.
 _COUNT = re.compile(r"(?:… of )?… values?( differ)?s?\b")
 _MEASURED = re.compile(
     r"\boutput …: | \(rtol …, atol …\)| \(and … more outputs?\)"
     r"|, (?:worst|first) at …: .*?, the reference has .*?(?=; |$)"
 )
 
+_HEADER = re.compile(r"\s*\[\[\s*(\w+)\s*\]\]")
+_WIDEST = 100  # of a list in one line
+
 
 def update(
     path: Path, records: Iterable[CaseRecord], *, ids: Collection[str], write: bool, today: date | None = None
 ) -> str:
-    """Rewrite a file so that its expectations are what a run came to.
+    """Rewrite a file so that its expectations agree with a run.
 
     Args:
-        path: the file; it need not be there.
-        records: of the run, judged or not. Where a case was run several times in one place, the last counts.
-        ids: of all cases of the whole suite: a pattern is taken out only where none of them needs it, and else the case
-            is named in ``except``.
-        write: whether to write it.
-        today: the day by which entries expire.
+        path: the file, which need not exist.
+        records: of the run, judged or not. Of several records of a case, the last counts.
+        ids: of all cases of the suite: a pattern that another case needs stays, with an ``except`` for the case.
+        write: whether to write the file.
+        today: the date for the entries' expiry.
 
     Returns:
-        What changes, as a unified diff; "" where nothing does. The same run changes nothing a second time.
+        The changes as a unified diff; "" if there are none. The same run changes nothing a second time.
 
     Raises:
-        UsageError: it is no file of expected failures, or its entries are not written as ``[[compile]]``, ``[[run]]``.
-        StorageError: it cannot be written.
+        UsageError: the file is invalid, or its entries are not written as ``[[compile]]``, ``[[run]]``.
+        StorageError: the file cannot be written.
     """
     before = read_text(path)
     after = updated(before, path, records, ids=ids, today=today or date.today())
@@ -77,53 +86,53 @@ def update(
 
 
 def updated(text: str, path: Path, records: Iterable[CaseRecord], *, ids: Collection[str], today: date) -> str:
-    """The new text of a file; see :func:`update`."""
+    """Return the new text of a file; see :func:`update`."""
     last = {record.id: record for record in records}
-    told = [record for _, record in sorted(last.items()) if _tells(record)]
+    judged = [record for _, record in sorted(last.items()) if _is_conclusive(record)]
     old = Expectations(path, parse(text, path), today)
-    known = _without_surprises(old, told, frozenset({*ids, *last}))
-    entries, new = _with(known, [record for record in told if _unforeseen(known, record)])
+    known = _without_surprises(old, judged, frozenset({*ids, *last}))
+    entries, new = _with(known, [record for record in judged if _is_unexpected(known, record)])
     if entries == old.entries and not new:
         return text
     return _rewritten(text, path, old.entries, entries, new)
 
 
-def _tells(record: CaseRecord) -> bool:
-    """Whether a record says something about its case."""
-    return (record.ended == Outcome.PASS.value or bool(table_of(record))) and record.confirmed not in _FICKLE
+def _is_conclusive(record: CaseRecord) -> bool:
+    """Return whether a record says something about its case."""
+    return (record.ended == Outcome.PASS.value or bool(table_of(record))) and record.confirmed not in _UNSTABLE
 
 
-def _unforeseen(known: Expectations, record: CaseRecord) -> bool:
-    """Whether a failure needs an entry."""
+def _is_unexpected(known: Expectations, record: CaseRecord) -> bool:
+    """Return whether a failure needs an entry."""
     return (
         record.ended != Outcome.PASS.value
         and known.find(record) is None
-        and not any(old.speaks_of(record) and old.foresees(record) for old in known.expired())
+        and not any(old.applies_to(record) and old.expects(record) for old in known.expired())
     )
 
 
-def _without_surprises(known: Expectations, told: Sequence[CaseRecord], ids: frozenset[str]) -> Expectations:
-    """Take each case out of every entry that foresees another end. An entry that is left without cases stays, empty."""
+def _without_surprises(known: Expectations, judged: Sequence[CaseRecord], ids: frozenset[str]) -> Expectations:
+    """Remove each case from every entry that expects another end; an entry may be left without cases."""
     while True:
         gone: defaultdict[Expectation, set[str]] = defaultdict(set)
-        for record in told:
+        for record in judged:
             found = known.find(record)
-            if found and not found.foresees(record):
+            if found and not found.expects(record):
                 gone[found].add(record.id)
             if record.ended == Outcome.PASS.value:
                 for old in known.expired():
-                    if old.speaks_of(record):
+                    if old.applies_to(record):
                         gone[old].add(record.id)
         if not gone:
             return known
-        # What stood behind an entry may count now, so look again.
+        # Another entry may apply now, so look again.
         known = replace(
             known, entries=tuple(_without(one, gone[one], ids) if one in gone else one for one in known.entries)
         )
 
 
 def _without(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> Expectation:
-    """An entry that speaks no more of some cases; a pattern that some other case needs stays, with exceptions."""
+    """Return an entry without some cases; a pattern that another case needs stays, with exceptions."""
 
     def needed(pattern: str) -> bool:
         covered = {name for name in ids if matches((pattern,), name) and not matches(entry.without, name)}
@@ -135,18 +144,18 @@ def _without(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> 
 
 
 def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expectation, ...], list[Expectation]]:
-    """The entries with what failed in them where one fits, and new ones for the others."""
+    """Return the entries, with failed cases added where one fits, and new entries for the others."""
     groups: defaultdict[tuple[str, str, str, str, str], list[CaseRecord]] = defaultdict(list)
     for record in failed:
         groups[table_of(record), record.ended, record.flow, record.hw_type, _likeness(record)].append(record)
     entries, new = list(known.entries), []
     for (table, outcome, flow, hw_type, likeness), records in groups.items():
         names = tuple(record.id for record in records)
-        for place, entry in enumerate(entries):
-            if _takes(entry, records, likeness):
+        for index, entry in enumerate(entries):
+            if _fits(entry, records, likeness):
                 left = tuple(one for one in entry.without if one not in names)
                 more = [name for name in names if not matches(entry.cases, name)]
-                entries[place] = replace(entry, cases=_inserted(entry.cases, more), without=left)
+                entries[index] = replace(entry, cases=_inserted(entry.cases, more), without=left)
                 break
         else:
             board = (hw_type,) if hw_type else ()
@@ -154,14 +163,14 @@ def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expe
     return tuple(entries), new
 
 
-def _takes(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> bool:
-    """Whether an entry is one for some failures, going by what it says of others."""
+def _fits(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> bool:
+    """Return whether an entry can hold some failures: same outcome and like reason."""
     return (
         bool(entry.cases)
         and entry.until is None
         and len(entry.outcomes) == 1
         and alike(entry.reason) == likeness
-        and all(entry.foresees(record) and entry.in_scope(record) for record in records)
+        and all(entry.expects(record) and entry.in_scope(record) for record in records)
         and not any(matches(tuple(filter(is_wild, entry.without)), record.id) for record in records)
     )
 
@@ -174,9 +183,9 @@ def _inserted(cases: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def alike(message: str) -> str:
-    """What messages of one kind have in common, in a line, cut.
+    """Return what messages of one kind have in common, in one line, cut.
 
-    Where one speaks of its own case stands an ellipsis; what was measured of a mismatch is left out.
+    An ellipsis replaces what belongs to one case; measurements of a mismatch are removed.
     """
     first = message.strip().splitlines()[0].strip() if message.strip() else ""
     text, before = first, ""
@@ -194,14 +203,14 @@ def _likeness(record: CaseRecord) -> str:
 
 
 def _reason(records: Sequence[CaseRecord]) -> str:
-    """The message of failures that are alike: as it is where they all have the same, and it is short.
+    """Return a reason for failures that are alike: their message if they share a short one, else their likeness.
 
-    A mismatch tells of numbers, and these may be others in the next run: it is always told by its kind.
+    A mismatch is always described by its likeness: its numbers may differ in the next run.
     """
-    said = {message_of(record).strip().partition("\n")[0] for record in records}
+    messages = {message_of(record).strip().partition("\n")[0] for record in records}
     likeness = _likeness(records[0])
-    first = said.pop()
-    plain = not said and len(first) <= _LONGEST and alike(first) == likeness
+    first = messages.pop()
+    plain = not messages and len(first) <= _LONGEST and alike(first) == likeness
     return first if plain and records[0].ended != Outcome.FAIL.value else likeness
 
 
@@ -219,11 +228,135 @@ def _rewritten(
             after.append(block)
         elif entry.cases:
             after.append(edited(block, entry))
-        elif block.tail.strip():  # a comment that is not the entry's own
+        elif block.tail.strip():  # a comment that does not belong to the entry
             after.append(Block("", "", block.tail))
     for entry in new:
         tables = [block.table for block in after]
-        beside = [place for place, table in enumerate(tables) if table == entry.table]
+        same = [index for index, table in enumerate(tables) if table == entry.table]
         default = 0 if entry.table == next(iter(TABLES)) else len(after)
-        after.insert(beside[-1] + 1 if beside else default, new_block(entry))
+        after.insert(same[-1] + 1 if same else default, new_block(entry))
     return join(head, after)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The text of an entry.
+
+    Attributes:
+        table: ``compile`` or ``run``.
+        body: the comment right above it, its header and its keys.
+        tail: blank lines and comments that follow, up to the next block.
+        new: whether it is not yet in the file; empty lines then separate it.
+    """
+
+    table: str
+    body: str
+    tail: str = ""
+    new: bool = False
+
+
+def split(text: str, path: Path) -> tuple[str, list[Block]]:
+    """Split a text into what precedes the first entry, and the entries in order; joined, they are the text again.
+
+    Raises:
+        UsageError: an entry does not begin with a header line.
+    """
+    lines = text.splitlines(keepends=True)
+    headers = [(number, found[1]) for number, line in enumerate(lines) if (found := _HEADER.match(line))]
+    starts = [_with_comment(lines, number) for number, _ in headers]
+    blocks = []
+    for start, stop, (_, table) in zip(starts, [*starts[1:], len(lines)][: len(starts)], headers, strict=True):
+        end = stop
+        while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
+            end -= 1
+        blocks.append(Block(table, "".join(lines[start:end]), "".join(lines[end:stop])))
+    _check(text, path, blocks)
+    return "".join(lines[: starts[0]] if starts else lines), blocks
+
+
+def _with_comment(lines: Sequence[str], number: int) -> int:
+    while number and lines[number - 1].lstrip().startswith("#"):
+        number -= 1
+    return number
+
+
+def _check(text: str, path: Path, blocks: Sequence[Block]) -> None:
+    """Check that headers were found by line: strings of several lines may look like one, and tables may be inline."""
+    try:
+        apart = [entry for block in blocks for entry in parse(block.body, path)]
+    except UsageError:
+        apart = []
+    numbered = [replace(entry, number=0) for entry in parse(text, path)]
+    if [replace(entry, number=0) for entry in sorted(apart, key=lambda entry: entry.table)] != numbered:
+        raise UsageError(
+            f"{path} is written in a way that cannot be rewritten",
+            hint="begin each entry with a line of its own, [[compile]] or [[run]], and let no text look like one",
+        )
+
+
+def join(head: str, blocks: Sequence[Block]) -> str:
+    """Join the blocks of a file to its text."""
+    text, last_new = head, False
+    for block in blocks:
+        if text and not text.endswith("\n"):
+            text += "\n"
+        if text and not text.endswith("\n\n") and (block.new or last_new):
+            text += "\n"
+        text, last_new = text + block.body + block.tail, block.new
+    return f"{text.rstrip()}\n" if text.strip() else ""
+
+
+def edited(block: Block, entry: Expectation) -> Block:
+    """Return a block with an entry's cases and exceptions in place of its own; the rest stays."""
+    import tomlkit
+
+    document = tomlkit.parse(block.body)
+    row = document[block.table][0]
+    _set(row, "cases", entry.cases)
+    _set(row, "except", entry.without)
+    return replace(block, body=tomlkit.dumps(document))
+
+
+def new_block(entry: Expectation) -> Block:
+    """Make a block for an entry."""
+    import tomlkit
+
+    row = tomlkit.table()
+    _set(row, "cases", entry.cases)
+    _set(row, "except", entry.without)
+    for key, value in (("outcome", entry.outcomes), ("reason", (entry.reason,)), ("flow", entry.flow)):
+        row.add(key, value[0] if len(value) == 1 else list(value))
+    if entry.board:
+        row.add("board", entry.board[0])
+    tables = tomlkit.aot()
+    tables.append(row)
+    document = tomlkit.document()
+    document.add(entry.table, tables)
+    return Block(entry.table, tomlkit.dumps(document), new=True)
+
+
+def _set(row: Table, key: str, wanted: Sequence[str]) -> None:
+    import tomlkit
+    from tomlkit.items import Array
+
+    if not wanted:
+        row.pop(key, None)
+        return
+    there = row.get(key)
+    if isinstance(there, Array):
+        _change(there, wanted)
+    elif wanted == ([there] if there else ()):
+        return
+    else:
+        there = row[key] = tomlkit.item(wanted[0] if len(wanted) == 1 else list(wanted))
+    if isinstance(there, Array) and "\n" not in there.as_string() and len(there.as_string()) + len(key) > _WIDEST:
+        there.multiline(True)
+
+
+def _change(there: Array, wanted: Sequence[str]) -> None:
+    """Change an array item by item, so that the comments beside the others stay."""
+    for one in [one for one in there if one not in wanted]:
+        there.remove(one)
+    for index, one in enumerate(wanted):
+        if index == len(there) or there[index] != one:
+            there.insert(index, one)

@@ -1,7 +1,7 @@
 """The ONNX backend node tests of the installed ``onnx`` package: each with its inputs, expected outputs and tolerance.
 
-The package makes them in five seconds of computing. That is done once for each version of it, in a process of its own;
-the cache keeps them, in one archive, as numpy's own arrays, so that using them needs no ``onnx``.
+The package computes them in five seconds, once for each version of it, in a process of its own. The cache keeps them in
+one archive, as numpy arrays: using them needs no ``onnx``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name, save_npy, typed
 
 MAKE_TIMEOUT_S = 600.0
-# Raise this when what is kept of the tests changes.
+# Increase this when what is kept of the tests changes.
 _VERSION = 1
 _ARCHIVE = "tests.zip"
 _INDEX = "index.json"
@@ -39,11 +39,11 @@ class NodeTest:
     """One data set of a node test.
 
     Attributes:
-        id: the test's name without ``test_``; with ``.0``, ``.1`` where the test has several data sets.
+        id: the test's name without ``test_``; with ``.0``, ``.1`` if the test has several data sets.
         op: the operator; ``Gelu (expanded)`` for the test of a function's body.
         model: the model's name in the archive.
-        inputs, outputs: (name, dtype, name in the archive) of each tensor. What is none (a sequence, an absent
-            optional) is left out.
+        inputs, outputs: (name, dtype, name in the archive) of each tensor; other values (a sequence, an absent
+            optional) are left out.
         rtol, atol: the test's tolerance.
     """
 
@@ -64,7 +64,7 @@ class NodeTests:
 
     Attributes:
         tests: all of them.
-        key: another one for other tests.
+        key: identifies these tests.
     """
 
     def __init__(self, shop: Workshop) -> None:
@@ -92,7 +92,7 @@ class NodeTests:
         return path
 
     def tensors(self, entries: Sequence[tuple[str, str, str]]) -> dict[str, Array]:
-        """A test's inputs or outputs by name."""
+        """Read a test's inputs or outputs by name."""
         return {name: self._array(member, dtype) for name, dtype, member in entries}
 
     def _array(self, member: str, dtype: str) -> Array:
@@ -100,10 +100,10 @@ class NodeTests:
 
 
 def operator_cases(flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
-    """A case for each data set of each node test, by name.
+    """Return a case for each data set of each node test, by name.
 
     Args:
-        flow: its recipe is applied to each model; what the test expects is then compared as the plain model's answer.
+        flow: its recipe is applied to each model; the expected outputs are then those of the plain model.
         shop: the cache, and a process to make the tests in.
 
     Raises:
@@ -128,7 +128,7 @@ def _make(kept: NodeTests, test: NodeTest, flow: Flow, shop: Workshop, folder: P
 
 
 def write_archive(out: str) -> None:
-    """Make the tests and write them into one archive. Runs in a process of its own."""
+    """Make the tests and write them to one archive. Runs in a process of its own."""
     with (
         temporary_folder("hil-node-tests-") as scratch,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
@@ -141,7 +141,7 @@ def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
-        # Making its expected values, onnx divides by zero on purpose.
+        # onnx divides by zero on purpose.
         warnings.simplefilter("ignore", RuntimeWarning)
         found: list[Any] = sorted(load_model_tests(kind="node"), key=lambda test: test.name)
     tests = {test.name.removeprefix("test_"): test for test in found if test.model is not None and test.data_sets}
@@ -182,7 +182,7 @@ def _tensors(
 
 
 def _as_array(value: Any) -> Array | None:
-    """A test's value as numpy has it; None for what is no tensor."""
+    """Convert a test's value to an array; None if it is no tensor."""
     from onnx import TensorProto, numpy_helper
 
     if isinstance(value, TensorProto):

@@ -1,16 +1,28 @@
 """The suites ``operators`` and ``models`` for flows that start from PyTorch: the tests of ExecuTorch's backend tester.
 
-The installed ``executorch`` carries them. Each is exported by torch when its case is made, in a process of its own, and
-kept in the cache with its inputs and what the module itself makes of them.
+The installed ``executorch`` has them. Each test builds a module and its inputs and passes them to a runner; a runner of
+ours records them. torch exports each when its case is made; the cache keeps the program, the inputs and the outputs of
+the module itself. What imports torch and executorch runs in a process of its own: that takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import hashlib
+import importlib
+import inspect
+import itertools
 import json
-from collections.abc import Mapping
+import pkgutil
+import random
+import re
+import unittest
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,31 +31,38 @@ from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
+from hil.controller.storage.error_text import first_line, import_hint
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.storage.tensor_folder import load_tensors, save_tensors
 from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import installed
-from hil.controller.workloads.suites.torch_tests import EXPECTED, INPUTS, MODEL, export_test, find_tests
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import ImportFailed, StageTimeout
+from hil.errors import ImportFailed, StageTimeout, UsageError
+from hil.formats.torch_values import from_torch
 
 TORCH_RUNTIMES = ("executorch",)
 MAKE_TIMEOUT_S = 900.0
-# Rounding on the way through a hundred layers, of which XNNPACK gives 115 dB at least; atol is a share of the largest.
+# Rounding errors of a hundred layers, with XNNPACK at least 115 dB; atol is a share of the largest output.
 _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
-# Raise this when what is kept of the tests changes.
+# Increase this when what is kept of the tests changes.
 _VERSION = 1
 _TESTER = "executorch.backends.test.suite"
 _INDEX = "index.json"
-# Suite -> packages besides torch and executorch that its models are made by. The tests that lack theirs say so.
+# Suite -> packages besides torch and executorch that its models need.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {"operators": (), "models": ("torchvision", "torchaudio")}
+
+MODEL = "model.pt2"
+INPUTS = "inputs"
+EXPECTED = "expected"
+_TEST = "test_"
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._+-]")
 
 
 class LeftOut(ImportFailed):
-    """The tester itself skips this test."""
+    """ExecuTorch's tester skips this test."""
 
     outcome = "SKIP"
 
@@ -53,14 +72,13 @@ class TorchTest:
     """One model that a test of the tester lowers.
 
     Attributes:
-        id: the test's name as pytest has it, without ``test_`` and the flow: ``add_dtype-float32``; with ``.0``, ``.1``
-            where the test lowers several models.
-        op: its file's name without ``test_``.
-        module, function, choice, number: where it is: see
-            :func:`hil.controller.workloads.suites.torch_tests.find_tests`.
-        params: what the test is parametrised by.
-        depends: whether it is another model for a flow that quantises.
-        skipped: why the tester itself skips it, or "".
+        id: pytest's name of the test without ``test_`` and the flow: ``add_dtype-float32``; with ``.0``, ``.1`` if the
+            test lowers several models.
+        op: the file's name without ``test_``.
+        module, function, choice, number: of the model; see :func:`find_tests`.
+        params: parameters of the test.
+        depends: whether the model differs for a flow that quantises.
+        skipped: why the tester skips it, or "".
         problem: why there is no model, or "".
     """
 
@@ -77,21 +95,21 @@ class TorchTest:
 
 
 def starts_from_torch(flow: Flow) -> bool:
-    """Whether a flow's programs are made from PyTorch's models."""
+    """Return whether a flow's programs are made from PyTorch's models."""
     return flow.runtime in TORCH_RUNTIMES
 
 
 def quantises(flow: Flow) -> bool:
-    """Whether a flow makes a quantised program of a model."""
+    """Return whether a flow quantises its models."""
     return bool(flow.recipe)
 
 
 def torch_cases(suite: str, flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
-    """A case for each model that the tester's tests lower, by file and name. Nothing is exported yet.
+    """Return a case for each model that the tests lower, by file and name; nothing is exported yet.
 
     Args:
         suite: ``operators`` or ``models``.
-        flow: what they are for.
+        flow: of the cases.
         shop: the cache, and a process to find the tests in.
 
     Raises:
@@ -119,7 +137,7 @@ def torch_cases(suite: str, flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
 
 
 def torch_tests(suite: str, flow: Flow, shop: Workshop) -> list[TorchTest]:
-    """The models that the tester's tests lower; arguments and errors as for :func:`torch_cases`."""
+    """Return the models that the tests lower; arguments and errors as for :func:`torch_cases`."""
     quantize, versions = quantises(flow), _versions(suite)
 
     def make(folder: Path) -> None:
@@ -171,7 +189,7 @@ def _make(
 
 
 def _model_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float | None]:
-    """What a whole model may be off, measured by its largest output: those of random weights are 1e-14, or 1e11."""
+    """Return rtol and atol of a whole model by its largest output: with random weights that is 1e-14, or 1e11."""
     sizes = [
         np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in expected.values() if array.dtype.kind == "f"
     ]
@@ -180,7 +198,210 @@ def _model_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float
 
 
 def _named(specs: tuple[TensorSpec, ...], tensors: Mapping[str, Array], kind: str) -> dict[str, Array]:
-    """Tensors under the names that the exported program has for them; both are in the order of the call."""
+    """Name tensors as the exported program does; both are in the order of the call."""
     if len(specs) != len(tensors):
         raise ImportFailed(f"the exported program has {len(specs)} {kind}, the module {len(tensors)}")
     return {spec.name: array for spec, array in zip(specs, tensors.values(), strict=True)}
+
+
+@dataclass(frozen=True)
+class _Lowering:
+    """What a test passes to the runner."""
+
+    model: Any
+    inputs: tuple[Any, ...]
+    random_inputs: bool
+    dynamic_shapes: Any
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A test function with one choice of its parameters, and pytest's ids of these."""
+
+    function: str
+    choice: int
+    params: Mapping[str, Any]
+    ids: tuple[str, ...]
+
+
+class _Enough(Exception):
+    """The wanted model was recorded."""
+
+
+class _Runner:
+    """Replaces the tester's runner: it records what it should lower, and lowers nothing.
+
+    Args:
+        quantize: whether the flow quantises; some tests build another model then.
+        wanted: leave the test at the call of this number, from 0; None: run it to its end.
+
+    Attributes:
+        was_read: whether the test read :attr:`quantize`.
+        calls: number of models so far.
+        last: the last of them.
+    """
+
+    def __init__(self, quantize: bool, wanted: int | None = None) -> None:
+        self._quantize = quantize
+        self._wanted = wanted
+        self.was_read = False
+        self.calls = 0
+        self.last: _Lowering | None = None
+
+    @property
+    def _flow(self) -> _Runner:
+        return self
+
+    @property
+    def quantize(self) -> bool:
+        """Whether the flow quantises; an attribute of the tester's flows."""
+        self.was_read = True
+        return self._quantize
+
+    def lower_and_run_model(
+        self, model: Any, inputs: Any, generate_random_test_inputs: bool = True, dynamic_shapes: Any = None
+    ) -> None:
+        """Record a model; the tests call this."""
+        self.last = _Lowering(model, tuple(inputs), generate_random_test_inputs, dynamic_shapes)
+        self.calls += 1
+        if self._wanted is not None and self.calls > self._wanted:
+            raise _Enough
+
+
+def find_tests(package: str, quantize: bool) -> list[dict[str, Any]]:
+    """Return the tests of a package of the tester by name; called in the isolated process.
+
+    Args:
+        package: ``executorch.backends.test.suite.operators`` or ``...models``.
+        quantize: whether they are for a flow that quantises.
+
+    Returns:
+        For each model that a test lowers the fields of :class:`TorchTest`; ``choice`` is the index of its parameters,
+        ``number`` of the model in its test. A test that lowers none has ``skipped`` or ``problem``.
+
+    Raises:
+        UsageError: the package cannot be imported.
+    """
+    try:
+        root = importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(f"{package} cannot be imported: {error}", hint=import_hint(error)) from error
+    found: list[dict[str, Any]] = []
+    for name in sorted(one.name for one in pkgutil.iter_modules(root.__path__) if one.name.startswith(_TEST)):
+        found += _tests_of(f"{package}.{name}", quantize)
+    return found
+
+
+def _tests_of(module: str, quantize: bool) -> Iterator[dict[str, Any]]:
+    op = module.rpartition(".")[2].removeprefix(_TEST)
+    about: dict[str, Any] = {"op": op, "module": module, "function": "", "params": {}, "choice": 0, "number": 0}
+    about |= {"depends": False, "skipped": "", "problem": ""}
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:  # torchvision beside a torch that it was not built for raises a RuntimeError
+        problem = f"{module} cannot be imported: {error}"
+        yield {**about, "id": op, "problem": "; ".join(filter(None, (problem, import_hint(error))))}
+        return
+    for variant in _variants(found):
+        about |= {"function": variant.function, "choice": variant.choice}
+        about["params"] = {name: str(value).removeprefix("torch.") for name, value in variant.params.items()}
+        name = _NOT_IN_IDS.sub("_", "-".join([variant.function.removeprefix(_TEST), *variant.ids]))
+        runner, ends = _Runner(quantize), {}
+        try:
+            _run(found, variant, runner)
+        except unittest.SkipTest as skip:
+            ends = {"skipped": str(skip)}
+        except Exception as error:
+            ends = {"problem": f"the test {variant.function} raises {type(error).__name__}: {error}"}
+        about["depends"] = runner.was_read
+        several = runner.calls + len(ends) > 1
+        for number in range(runner.calls):
+            yield {**about, "id": f"{name}.{number}" if several else name, "number": number}
+        if ends:
+            yield {**about, **ends, "id": f"{name}.{runner.calls}" if several else name}
+
+
+def _variants(module: ModuleType) -> Iterator[_Variant]:
+    """Yield a module's test functions with every choice of the parameters in their pytest marks."""
+    for name, function in sorted(vars(module).items()):
+        if not name.startswith(_TEST) or not inspect.isfunction(function):
+            continue
+        marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "parametrize"]
+        for choice, picked in enumerate(itertools.product(*map(_values, marks))):
+            params = {mark.args[0]: value for mark, (value, _) in zip(marks, picked, strict=True)}
+            yield _Variant(name, choice, params, tuple(name for _, name in picked))
+
+
+def _values(mark: Any) -> list[tuple[Any, str]]:
+    """Return a mark's values with pytest's ids."""
+    names, values = mark.kwargs.get("ids"), mark.args[1]
+    if names is None:
+        return [(value, str(value)) for value in values]
+    return [(value, str(names(value) if callable(names) else names[index])) for index, value in enumerate(values)]
+
+
+def _run(module: ModuleType, variant: _Variant, runner: _Runner) -> None:
+    """Run a test with seeds that depend only on its name."""
+    import torch
+
+    seed = int.from_bytes(hashlib.sha256(f"{module.__name__}.{variant.function}".encode()).digest()[:4], "little")
+    random.seed(seed)
+    torch.manual_seed(seed)
+    getattr(module, variant.function)(runner, **variant.params)
+
+
+def export_test(module: str, function: str, choice: int, number: int, quantize: bool, folder: str) -> None:
+    """Export a model that a test lowers; called in the isolated process.
+
+    Args:
+        module, function, choice, number: of :func:`find_tests`.
+        quantize: whether the flow quantises.
+        folder: gets ``model.pt2``, the ``inputs``, and the outputs of the module itself, ``expected``.
+
+    Raises:
+        ImportFailed: the module does not run, or torch.export refuses it; the message is torch's own.
+    """
+    import torch
+
+    lowering = lowering_of(module, function, choice, number, quantize)
+    model = lowering.model.eval()
+    inputs = _random_like(lowering.inputs) if lowering.random_inputs else lowering.inputs
+    with torch.no_grad():
+        try:
+            expected = model(*copy.deepcopy(inputs))
+        except Exception as error:
+            raise ImportFailed(f"the module does not run: {first_line(error)}", detail=str(error)) from error
+        try:
+            # Strict, as in the tester.
+            program = torch.export.export(
+                model, copy.deepcopy(lowering.inputs), dynamic_shapes=lowering.dynamic_shapes, strict=True
+            )
+        except Exception as error:
+            raise ImportFailed(f"torch.export refuses it: {first_line(error)}", detail=str(error)) from error
+    try:
+        torch.export.save(program, Path(folder) / MODEL)
+    except Exception as error:
+        raise ImportFailed(f"torch.export.save refuses it: {first_line(error)}", detail=str(error)) from error
+    for name, values in ((INPUTS, inputs), (EXPECTED, expected)):
+        leaves = torch.utils._pytree.tree_leaves(values)
+        tensors = [from_torch(one) for one in leaves if isinstance(one, torch.Tensor)]
+        save_tensors(Path(folder) / name, {str(position): array for position, array in enumerate(tensors)})
+
+
+def lowering_of(module: str, function: str, choice: int, number: int, quantize: bool) -> _Lowering:
+    """Return the module and inputs of a test, with the same weights and values each time."""
+    found = importlib.import_module(module)
+    runner = _Runner(quantize, wanted=number)
+    variant = next(one for one in _variants(found) if (one.function, one.choice) == (function, choice))
+    with contextlib.suppress(_Enough):
+        _run(found, variant, runner)
+    if runner.last is None:
+        raise ImportFailed(f"the test {function} lowers no model")
+    return runner.last
+
+
+def _random_like(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return normal values of the inputs' shapes and dtypes, drawn as in the tester."""
+    import torch
+
+    return tuple(torch.randn(one.shape).to(one.dtype) for one in inputs)

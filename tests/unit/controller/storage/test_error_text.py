@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.storage.error_text import first_line, import_hint
-from hil.controller.workloads.suites.torch_tests import find_tests
+from hil.controller.workloads.suites.torch_cases import find_tests
 
 
 @pytest.mark.parametrize(

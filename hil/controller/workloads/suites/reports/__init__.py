@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hil.controller.workloads.suites.reports.diff import RunDiff, diff_runs
-from hil.controller.workloads.suites.reports.diff_texts import diff_markdown, print_diff
-from hil.controller.workloads.suites.reports.load import SuiteResults, load_run
-from hil.controller.workloads.suites.reports.terminal import print_summary
+from hil.controller.workloads.suites.reports.diff import RunDiff, diff_markdown, diff_runs, print_diff
+from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
+from hil.controller.workloads.suites.reports.summary import print_summary
 
 __all__ = [
     "RunDiff",
@@ -36,8 +35,8 @@ def write_reports(folder: Path) -> None:
     """
     from hil.controller.storage.texts import write_text
     from hil.controller.workloads.suites.reports.junit import junit_xml
-    from hil.controller.workloads.suites.reports.markdown import summary_markdown
     from hil.controller.workloads.suites.reports.page import report_html
+    from hil.controller.workloads.suites.reports.summary import summary_markdown
     from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
 
     run = load_run(folder)

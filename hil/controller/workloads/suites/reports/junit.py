@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 from hil.controller.storage.texts import line, plain, shortened
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.reports.load import SuiteResults
-from hil.controller.workloads.suites.reports.totals import EXPECTED, host_seconds, kind_of
+from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResults, host_seconds, kind_of
 
 
 def junit_xml(run: SuiteResults) -> str:

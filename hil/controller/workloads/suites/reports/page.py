@@ -1,4 +1,4 @@
-"""One HTML file that holds everything it needs: it opens from a disk, offline, years later."""
+"""Write a run as one HTML file that holds everything it needs and opens offline, years later."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from string import Template
 from typing import Any
 
 from hil.controller.storage.texts import plain, shortened
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.reports.delegation import Delegation, lowering_words
-from hil.controller.workloads.suites.reports.load import SuiteResults
-from hil.controller.workloads.suites.reports.totals import WHOLE_MODEL, Totals, host_seconds, kind_of, worst
+from hil.controller.workloads.suites.reports.results import (
+    WHOLE_MODEL,
+    Delegation,
+    SuiteResults,
+    Totals,
+    host_seconds,
+    kind_of,
+    lowering_text,
+    worst,
+)
+from hil.controller.workloads.suites.reports.tables import Column, columns_of
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
 
@@ -41,9 +49,9 @@ _SHOWN = (
 
 
 def report_html(run: SuiteResults) -> str:
-    """The run as a page: totals, plots, and a table of cases that filters, sorts and unfolds.
+    """Return the page: totals, plots, and a table of cases that can be filtered, sorted and unfolded.
 
-    It fetches nothing, and its policy lets no script run but its own: what models, tools and boards said is data.
+    The page fetches nothing and its policy allows no script but its own: texts of models, tools and boards are data.
     """
     style = _part("page.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
@@ -64,13 +72,14 @@ def _digest(text: str) -> str:
 
 
 def _embedded(data: Any) -> str:
-    """JSON that nothing can end from within: no tag, comment or entity is left in it."""
+    """Return JSON without any character that HTML could take for a tag, a comment or an entity."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _data(run: SuiteResults) -> Any:
     totals = Totals.of(run)
+    columns = [column for column in columns_of(run) if column.title]
     whole = {
         "title": run.title,
         "facts": {
@@ -87,23 +96,23 @@ def _data(run: SuiteResults) -> Any:
         "started": run.started,
         "finished": run.finished,
         "notes": run.notes,
-        "words": totals.words,
+        "remarks": totals.remarks,
         "failing": len(totals.failing),
         "byOp": list(totals.by_op.items()),
         "byStage": list(totals.by_stage.items()),
         "runByOp": totals.run_by_op,
         "wholeModel": WHOLE_MODEL,
         "outcomes": [one.value for one in Outcome],
-        "kinds": {word: kind_of(word) for word in totals.outcomes},
+        "kinds": {outcome: kind_of(outcome) for outcome in totals.outcomes},
         "stages": [one.value for one in Stage],
-        "cases": [_case(record) for record in run.records],
+        "columns": [{"name": one.name, "title": one.title, "unit": one.unit} for one in columns],
+        "cases": [_case(record, columns) for record in run.records],
     }
     return _clean(jsonable(whole))
 
 
-def _case(record: CaseRecord) -> dict[str, Any]:
-    place, plain_place = worst(record.outputs), worst(record.plain_outputs)
-    shared = Delegation.of(record)
+def _case(record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
+    delegation = Delegation.of(record)
     found: dict[str, Any] = {
         **{
             name: getattr(record, name)
@@ -125,8 +134,8 @@ def _case(record: CaseRecord) -> dict[str, Any]:
             )
         },
         **{name: getattr(record, name) for name in ("expectation", "attempts", "cached", "started", "params")},
-        "delegated": "" if shared is None else shared.words,
-        "lowering": lowering_words(record),
+        "delegated": "" if delegation is None else delegation.text,
+        "lowering": lowering_text(record),
         "ended": record.ended if record.ended != record.outcome else "",
         "plainAgainst": record.plain_against,
         "detail": shortened(record.detail),
@@ -136,8 +145,9 @@ def _case(record: CaseRecord) -> dict[str, Any]:
         "timings": {key.removesuffix("_s"): value for key, value in record.timings.items() if value is not None},
         "outputs": [_output(one) for one in record.outputs],
         "plainOutputs": [_output(one) for one in record.plain_outputs],
-        "worst": place,
-        "plainWorst": plain_place,
+        "worst": worst(record.outputs),
+        "plainWorst": worst(record.plain_outputs),
+        "cells": {one.name: value for one in columns if (value := one.value(record)) not in (None, "")},
     }
     return {key: value for key, value in found.items() if value not in (None, "", (), [], {})}
 
@@ -147,7 +157,7 @@ def _output(output: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """The value with every text made fit to be shown."""
+    """Return the value with every string made printable."""
     if isinstance(value, dict):
         return {plain(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list):

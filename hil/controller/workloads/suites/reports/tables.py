@@ -1,24 +1,21 @@
-"""CSV: a row a case, and a row an output."""
+"""The tables of a suite's run: the columns of its cases, and the files results.csv and outputs.csv."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from hil.controller.storage.spreadsheet import as_text
 from hil.controller.storage.texts import plain
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.reports.delegation import COLUMNS, cells, is_told
-from hil.controller.workloads.suites.reports.load import SuiteResults
-from hil.controller.workloads.suites.reports.totals import worst
+from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst
 from hil.core.results import Timings
 
-_WHAT = ("id", "suite", "model", "layer", "op", "flow", "runtime", "board", "hw_type", "outcome", "ended", "stage")
-_TIMINGS = tuple(one.name for one in fields(Timings))
-_STATISTICS = ("max_abs", "max_rel", "max_ulp", "rmse", "cosine", "sqnr_db", "mismatches")
 _OUTPUT = ("name", "passed", "reason", "dtype", "shape", "reference_dtype", "reference_shape")
 _OUTPUT_STATISTICS = (
     "elements",
@@ -38,36 +35,101 @@ _OUTPUT_STATISTICS = (
 )
 
 
-def cases_csv(run: SuiteResults) -> str:
-    """A row a case: what it was, where it ended, seconds of each stage, and the statistics of its worst output.
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of cases.
 
-    Where compilers told of their work, or tests have parameters, those columns come last:
-    :data:`hil.controller.workloads.suites.reports.delegation.COLUMNS`.
+    Attributes:
+        name: header in results.csv.
+        value: what a case's cell holds, as JSON; None for an empty cell.
+        title: header in report.html's table; "" if the column is only in results.csv.
+        unit: how report.html shows the value: ``text``, ``number``, ``bytes`` or ``seconds``.
     """
-    told = is_told(run.records)
-    header = (
-        *_WHAT,
-        *_TIMINGS,
-        "device_p50_ms",
-        "device_p90_ms",
-        "iterations",
-        "cold",
-        "agentless",
-        "artifact_bytes",
-        "cached",
-        "worst_output",
-        *_STATISTICS,
+
+    name: str
+    value: Callable[[CaseRecord], Any]
+    title: str = ""
+    unit: str = "text"
+
+
+def _fields(*names: str) -> list[Column]:
+    return [Column(name, attrgetter(name)) for name in names]
+
+
+def _timing(name: str) -> Column:
+    return Column(name, lambda record: record.timings.get(name))
+
+
+def _of_worst_output(name: str, statistic: str) -> Column:
+    return Column(name, lambda record: _output_at(record.outputs, worst(record.outputs)).get(statistic))
+
+
+def _note(name: str) -> Column:
+    return Column(name, lambda record: record.notes.get(name))
+
+
+def _of_delegation(name: str, value: Callable[[Delegation], Any]) -> Column:
+    return Column(name, lambda record: None if (found := Delegation.of(record)) is None else value(found))
+
+
+def _of_output(index: int, statistic: str) -> Column:
+    return Column(f"output_{index}_{statistic}", lambda record: _output_at(record.outputs, index).get(statistic))
+
+
+COLUMNS: tuple[Column, ...] = (
+    *_fields("id", "suite", "model", "layer", "op", "flow", "runtime", "board", "hw_type", "outcome", "ended", "stage"),
+    *(_timing(one.name) for one in fields(Timings)),
+    Column("device_p50_ms", lambda record: _ms(record.device_p50_ns)),
+    Column("device_p90_ms", lambda record: _ms(record.device_p90_ns)),
+    Column("iterations", lambda record: record.iterations or None),
+    Column("cold", lambda record: record.cold if record.iterations else None),
+    *_fields("agentless"),
+    Column("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
+    *_fields("cached"),
+    _of_worst_output("worst_output", "name"),
+    *(
+        _of_worst_output(name, name)
+        for name in ("max_abs", "max_rel", "max_ulp", "rmse", "cosine", "sqnr_db", "mismatches")
+    ),
+    Column(
         "plain_sqnr_db",
-        "confirmed",
-        "attempts",
-        "message",
-        *(COLUMNS if told else ()),
-    )
-    return _csv(header, ([*_case(record), *(cells(record) if told else ())] for record in run.records))
+        lambda record: _output_at(record.plain_outputs, worst(record.plain_outputs)).get("sqnr_db"),
+    ),
+    *_fields("confirmed"),
+    Column("attempts", lambda record: len(record.attempts)),
+    *_fields("message"),
+)
+# What compilers report of their work, and parameters of tests: only in the reports of runs that have any.
+COMPILER_COLUMNS: tuple[Column, ...] = (
+    Column("params", lambda record: _json(record.params)),
+    _of_delegation("delegated", lambda found: found.delegated_nodes > 0),
+    _note("quantise_s"),
+    _note("lower_s"),
+    _of_delegation("delegated_nodes", lambda found: found.delegated_nodes),
+    _of_delegation("undelegated_nodes", lambda found: found.undelegated_nodes),
+    _of_delegation("delegated_ops", lambda found: _json(found.delegated)),
+    _of_delegation("undelegated_ops", lambda found: _json(found.undelegated)),
+    _note("program_bytes"),
+    # outputs.csv has the statistics of all outputs.
+    *(_of_output(index, statistic) for index in range(2) for statistic in ("max_abs", "mean_abs", "sqnr_db")),
+)
+
+
+def columns_of(run: SuiteResults) -> tuple[Column, ...]:
+    """Return the columns of a run's cases."""
+    has_notes = any(record.notes or record.params for record in run.records)
+    return COLUMNS + (COMPILER_COLUMNS if has_notes else ())
+
+
+def cases_csv(run: SuiteResults) -> str:
+    """Write a row per case: :func:`columns_of`."""
+    columns = columns_of(run)
+    rows = ([column.value(record) for column in columns] for record in run.records)
+    return _csv([column.name for column in columns], rows)
 
 
 def outputs_csv(run: SuiteResults) -> str:
-    """A row an output: beside the flow's own reference, and beside that of the model before the flow's recipe."""
+    """Write a row per output and reference: the flow's own, and that of the model before the flow's recipe."""
     header = ("id", "beside", "against", *_OUTPUT, "rtol", "atol", *_OUTPUT_STATISTICS)
     rows = (
         _output(record, beside, against, output)
@@ -79,27 +141,6 @@ def outputs_csv(run: SuiteResults) -> str:
         for output in outputs
     )
     return _csv(header, rows)
-
-
-def _case(record: CaseRecord) -> list[Any]:
-    place, plain_place = worst(record.outputs), worst(record.plain_outputs)
-    shown: Mapping[str, Any] = {} if place is None else record.outputs[place]
-    return [
-        *(getattr(record, name) for name in _WHAT),
-        *(record.timings.get(name) for name in _TIMINGS),
-        *(None if value is None else value / 1e6 for value in (record.device_p50_ns, record.device_p90_ns)),
-        record.iterations or None,
-        record.cold if record.iterations else None,
-        record.agentless,
-        record.artifact_bytes,
-        record.cached,
-        shown.get("name"),
-        *(shown.get(name) for name in _STATISTICS),
-        None if plain_place is None else record.plain_outputs[plain_place].get("sqnr_db"),
-        record.confirmed,
-        len(record.attempts),
-        record.message,
-    ]
 
 
 def _output(record: CaseRecord, beside: str, against: str, output: Mapping[str, Any]) -> list[Any]:
@@ -124,7 +165,7 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """What csv writes: no half-words for True and None, lists with spaces, and no text that a spreadsheet would run."""
+    """Convert a value for csv: "yes", "no" or "" for True, False and None, no text that a spreadsheet would execute."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, (list, tuple)):
@@ -132,3 +173,15 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str) or value in ("inf", "-inf", "nan"):
         return value
     return as_text(plain(value))
+
+
+def _output_at(outputs: Sequence[Mapping[str, Any]], index: int | None) -> Mapping[str, Any]:
+    return {} if index is None or index >= len(outputs) else outputs[index]
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(dict(sorted(value.items()))) if value else ""

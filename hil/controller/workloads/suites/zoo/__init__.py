@@ -1,62 +1,64 @@
-"""Small but true architectures: their graphs are built in code, their weights are random, the same in every run."""
+"""Small models of real architectures: graphs built in code, with random weights that are the same in every run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.tensor_files import load_npz
 from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.model_cases import SuiteModel
-from hil.controller.workloads.suites.zoo import dtypes, language, sequences, vision
+from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 
 MAKE_TIMEOUT_S = 300.0
 _HERE = Path(__file__).parent
-# In a checkout the digits' models lie with the examples; in a wheel they lie inside it.
+# The digits' models: in a wheel they lie beside this file, in a checkout with the examples.
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
-# Name -> function that builds it, in the suite's order. Those of the digits are files: they were trained.
-BUILDERS: Mapping[str, Callable[[], Any]] = {
-    "mlp": language.mlp,
-    "resnet": vision.resnet,
-    "mobilenet": vision.mobilenet,
-    "squeeze_excite": vision.squeeze_excite,
-    "unet": vision.unet,
-    "pooling_mix": vision.pooling_mix,
-    "siamese": vision.siamese,
-    "quantised_cnn": vision.quantised_cnn,
-    "transformer": language.transformer,
-    "decoder": language.decoder,
-    "mixer": language.mixer,
-    "recommender": language.recommender,
-    "dynamic_attention": language.dynamic_attention,
-    "lstm": sequences.lstm,
-    "gru": sequences.gru,
-    "bidirectional_lstm": sequences.bidirectional_lstm,
-    "wavenet": sequences.wavenet,
-    "branches": sequences.branches,
-    "loop": sequences.loop,
-    "scan": sequences.scan,
-    "half": dtypes.half,
-    "bfloat16": dtypes.bfloat16,
-    "double": dtypes.double,
-    "integers": dtypes.integers,
-    "beam_step": dtypes.beam_step,
+# Name -> function that builds the model, in the suite's order.
+BUILDERS = {
+    one.__name__: one
+    for one in (
+        networks.mlp,
+        networks.resnet,
+        networks.mobilenet,
+        networks.squeeze_excite,
+        networks.unet,
+        networks.pooling_mix,
+        networks.siamese,
+        networks.quantised_cnn,
+        networks.transformer,
+        networks.decoder,
+        networks.mixer,
+        networks.recommender,
+        networks.dynamic_attention,
+        networks.lstm,
+        networks.gru,
+        networks.bidirectional_lstm,
+        networks.wavenet,
+        networks.branches,
+        networks.loop,
+        networks.scan,
+        networks.half,
+        networks.bfloat16,
+        networks.double,
+        networks.integers,
+        networks.beam_step,
+    )
 }
 DIMS: Mapping[str, Mapping[str, int]] = {"dynamic_attention": {"batch": 2, "time": 7}, "digits_cnn_batch": {"N": 4}}
-# What a whole model of few bits may differ by: where its sums come out near zero, rounding is all that is left of them.
+# Tolerances of whole models of few bits: sums near zero consist of rounding errors.
 ATOL = {"half": 4e-3, "bfloat16": 3e-2}
 _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 
 
 def zoo_models(shop: Workshop) -> list[SuiteModel]:
-    """The models of the suite ``models``, in order; those that are built are built once and kept in the cache.
+    """Return the models of the suite ``models``, in order; the built ones are kept in the cache.
 
     Args:
         shop: the cache, and a process to build them in.
@@ -78,7 +80,7 @@ def zoo_models(shop: Workshop) -> list[SuiteModel]:
 
 
 def build(folder: str) -> None:
-    """Write every model that is built as ``<name>.onnx`` into a folder. Runs in a process of its own."""
+    """Write every built model as ``<name>.onnx`` to a folder. Runs in a process of its own."""
     import onnx
 
     for name, builder in BUILDERS.items():

@@ -17,13 +17,13 @@ _Random = np.random.RandomState
 
 
 class Graph:
-    """A graph in the making. Tensors are called by name; weights are random, the same for the same model's name.
+    """A graph being built. Tensors are named by strings; random weights depend only on the model's name.
 
     Args:
-        name: the model's.
+        name: of the model.
         opset: of the operators.
-        dtype: of weights and inputs where nothing else is said.
-        outer: the graph that this is the body of: its tensors may be used here, and its names are not used again.
+        dtype: default of weights and inputs.
+        outer: the graph that this is the body of; its tensors may be used here, and names are unique in both.
     """
 
     def __init__(self, name: str, *, opset: int = 17, dtype: str = "float32", outer: Graph | None = None) -> None:
@@ -38,7 +38,7 @@ class Graph:
         self._outputs: list[Any] = []
 
     def input(self, name: str, *shape: int | str, dtype: str = "") -> str:
-        """Declare an input; a dimension that is a text is symbolic."""
+        """Declare an input; a string is a symbolic dimension."""
         self._inputs.append(self._info(name, dtype, shape))
         return name
 
@@ -47,13 +47,13 @@ class Graph:
         self._outputs.append(self._info(name, dtype, shape))
 
     def weight(self, *shape: int, scale: float | None = None) -> str:
-        """Random weights of a uniform distribution; without a scale, such that the layer keeps its input's variance."""
+        """Add uniform random weights; the default scale keeps the variance of the layer's input."""
         fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else shape[0]
         limit = (3.0 / max(fan_in, 1)) ** 0.5 if scale is None else scale
         return self.const(self._random.uniform(-limit, limit, shape).astype(dtype_of(self._dtype)), "w")
 
     def const(self, value: Any, name: str = "c") -> str:
-        """A constant: an array, or a number or list in the graph's dtype (ints in int64)."""
+        """Add a constant: an array, or a number or list, which gets the graph's dtype (int64 for ints)."""
         from onnx import helper
 
         array = np.asarray(value)
@@ -65,11 +65,11 @@ class Graph:
         return name
 
     def op(self, kind: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Add a node of one output and return that; ``out`` is its name where that matters."""
+        """Add a node with one output and return its name: ``out``, or a generated one."""
         return self.ops(kind, *inputs, out=(out,), **attributes)[0]
 
     def ops(self, kind: str, *inputs: str, out: Sequence[str], **attributes: Any) -> tuple[str, ...]:
-        """Add a node of several outputs and return their names: those given, made up where one is ""."""
+        """Add a node with several outputs and return their names; "" is replaced by a generated one."""
         from onnx import helper
 
         node = self._name(kind)
@@ -78,17 +78,17 @@ class Graph:
         return outputs
 
     def body(self, name: str) -> Graph:
-        """A graph for a control-flow node's attribute; :meth:`proto` is its value."""
+        """Make a graph for an attribute of a control-flow node; :meth:`proto` is its value."""
         return Graph(name, opset=self._opset, dtype=self._dtype, outer=self)
 
     def proto(self) -> Any:
-        """The graph as ONNX has it."""
+        """Return the GraphProto."""
         from onnx import helper
 
         return helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, self._weights)
 
     def model(self) -> Any:
-        """The model, checked, with its shapes inferred."""
+        """Return the ModelProto, checked, with shapes inferred."""
         import onnx
         from onnx import helper
 

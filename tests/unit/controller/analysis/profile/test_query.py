@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 from support.traces import HAS_QUERIES, trace_bytes, write_trace_file
 
-from hil.controller.analysis.profile.query import SqlError, Table, TraceProcessor, query
-from hil.controller.analysis.profile.query_text import table_text
+from hil.controller.analysis.profile.query import SqlError, Table, TraceProcessor, query, table_text
 from hil.controller.cli.profile import profile as command
 from hil.errors import UsageError
 

@@ -14,9 +14,8 @@ from rich.console import Console
 from support.shown_profile import US, example
 
 from hil.controller.analysis.profile.show import print_profile, profile_record, si
-from hil.controller.analysis.profile.show_find import find_profile, folder_of, title_of, trace_of
-from hil.controller.analysis.profile.show_totals import run_times, totals, typical_iteration
-from hil.controller.analysis.profile.store import write_profile
+from hil.controller.analysis.profile.store import find_profile, folder_of, title_of, trace_of, write_profile
+from hil.controller.analysis.profile.totals import run_times, totals, typical_iteration
 from hil.controller.cli.profile import profile as command
 from hil.controller.storage.runs import RunStore
 from hil.errors import UsageError
@@ -123,7 +122,7 @@ def test_the_terminal_shows_head_totals_estimates_and_notes():
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "digits_cnn on sim, iree 3.13.0 on local-task"
     assert lines[1] == "timed run p50 100 us"
-    assert lines[2] == "profiled run p50 100 us of 3 iterations, +0.0% beside the timed run"
+    assert lines[2] == "profiled run p50 100 us of 3 iterations, +0.0% compared with the timed run"
     assert "matmul_0 60 us 60.0% ████████ 1 60 us 60 us 2.00" in lines
     assert "matmul_1 30 us 30.0% ████ 2 15 us 15 us 1.00" in lines
     assert "matmul_0 2 Gop/s 100 MB/s 20 compute" in lines
@@ -135,10 +134,10 @@ def test_the_terminal_shows_head_totals_estimates_and_notes():
 def test_what_the_profiler_distorts_is_told_beside_each_figure():
     text = shown(example(timed_ns=25 * US), width=150)
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "profiled run p50 100 us of 3 iterations, +300.0% beside the timed run" in lines
+    assert "profiled run p50 100 us of 3 iterations, +300.0% compared with the timed run" in lines
     assert "matmul_0 60 us (+300%) 60.0% ████████████████ 1 60 us (+300%) 60 us (+300%) 2.00" in lines
     assert "matmul_0 2 Gop/s (+300%) 100 MB/s (+300%) 20 compute" in lines
-    assert "(+300%): measured under a profiler that adds so much to a run." in text
+    assert "(+300%): the profiler adds this much to a run." in text
     assert "(+" not in shown(example(timed_ns=90 * US), width=150).replace("+11", "")
 
 
@@ -269,7 +268,7 @@ def test_a_trace_beside_its_rows_leads_to_them_and_a_trace_alone_does_not(writte
     alone = tmp_path / "alone.pftrace.gz"
     alone.write_bytes(trace.read_bytes())
     assert (trace_of(alone), title_of(alone)) == (alone, "alone.pftrace.gz")
-    with pytest.raises(UsageError, match="is a trace alone"):
+    with pytest.raises(UsageError, match="is only a trace"):
         folder_of(alone)
     with pytest.raises(UsageError, match="nothing to choose from"):
         find_profile(str(alone), "digits")
@@ -348,7 +347,7 @@ def test_diff_compares_no_times_of_different_profilers(tmp_path):
     assert "slower" not in shown and "their share of their own run" in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("fc1;relu1")]
     assert line.split() == ["fc1;relu1", "60.0%", "60.0%", "60", "us", "60", "us", "(+300%)"]
-    assert "(+300%): of B, measured under a profiler" in shown
+    assert "(+300%): the profiler adds this much to a run of B." in shown
     document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
     assert (document["timed"]["change"], document["ops"][0]["ratio"]) == ("faster", None)
     assert document["b_overhead"] == pytest.approx(3.0)

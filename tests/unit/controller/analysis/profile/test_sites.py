@@ -11,9 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS
 from support.profiles import HOST, profile_iree
 
-from hil.controller.analysis.profile.iree_events import read_ireeprof
-from hil.controller.analysis.profile.op_rows import iree_rows
-from hil.controller.analysis.profile.sites import Region, Site, Sites, dispatch_sites
+from hil.controller.analysis.profile.collect import iree_rows
+from hil.controller.analysis.profile.iree_profile import read_ireeprof
+from hil.controller.analysis.profile.sites import Region, Site, Sites, dispatch_sites, names_in
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.workloads.suites.zoo import zoo_models
@@ -224,3 +224,21 @@ def test_every_dispatch_of_every_model_of_the_zoo_has_its_nodes(
         assert not [row.op for row in rows if "" in row.op_types], model.name
         profiled += 1
     assert profiled > 20
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ('loc("fc1")', ["fc1"]),
+        ('loc(fused["conv1", "relu1", "conv1"])', ["conv1", "relu1"]),
+        ('loc("layer"("model.mlir":3:5))', ["layer"]),
+        ('loc("model.mlir":12:3)', ["line 12"]),
+        ('loc(fused["a.mlir":2:3, "a.mlir":4:7])', ["line 2", "line 4"]),
+        ('loc(callsite("inner" at "outer"))', ["inner", "outer"]),
+        (r'loc("say \22hi\22 \\ there")', ['say "hi" \\ there']),
+        (r'loc("\E7\95\B3\E3\81\BF")', ["畳み"]),
+        ("loc(unknown)", []),
+    ],
+)
+def test_names_in_locations(location: str, expected: list[str]) -> None:
+    assert names_in(location) == expected

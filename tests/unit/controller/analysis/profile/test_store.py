@@ -73,7 +73,7 @@ def test_a_profile_that_was_cut_off_is_told(folder):
     whole = (folder / HEAD).read_bytes()
     for size in range(0, len(whole) - 1, 7):
         (folder / HEAD).write_bytes(whole[:size])
-        with pytest.raises(UsageError, match="not whole"):
+        with pytest.raises(UsageError, match="is damaged"):
             read_profile(folder)
 
 

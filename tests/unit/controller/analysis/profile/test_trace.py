@@ -14,13 +14,11 @@ import pytest
 from support.made_profiles import BEGIN, MS, US, profile, row, run_on
 from support.traces import HAS_QUERIES
 
-from hil.controller.analysis.profile import trace_board
 from hil.controller.analysis.profile.compile_time import CompileProfile
 from hil.controller.analysis.profile.query import TraceProcessor
 from hil.controller.analysis.profile.rows import join_list, read_csv
 from hil.controller.analysis.profile.store import TABLE, TRACE, write_profile
-from hil.controller.analysis.profile.trace import write_comparison, write_trace
-from hil.controller.analysis.profile.trace_board import STEP_NS
+from hil.controller.analysis.profile.trace import STEP_NS, write_comparison, write_trace
 from hil.core.clock import ClockFit
 from hil.core.timeline import Call, Profile, Span
 from hil.errors import HilError, StorageError
@@ -284,7 +282,7 @@ def test_operations_are_shown_by_type_besides_where_they_are_not_too_many(traced
 def test_a_trace_of_very_many_names_is_whole_and_shows_each_operation_once(traced, monkeypatch):
     """So many that the writer forgets them on its way, and few of what is many for a trace."""
     rows = [row(f"op {number}", 100 * number, 50) for number in range(30_000)]
-    monkeypatch.setattr(trace_board, "BY_TYPE_LIMIT", len(rows) - 1)
+    monkeypatch.setattr("hil.controller.analysis.profile.trace.BY_TYPE_LIMIT", len(rows) - 1)
     ask = traced(profile(rows))
     assert ask("SELECT COUNT(*) AS n, COUNT(DISTINCT name) AS names FROM slice WHERE category = 'Conv'") == [
         {"n": len(rows), "names": len(rows)}

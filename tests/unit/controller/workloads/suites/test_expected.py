@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.workloads.suites.expected import Expectations, message_of
-from hil.controller.workloads.suites.expected_file import TABLES
+from hil.controller.workloads.suites.expected import TABLES, Expectations, message_of
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError
@@ -195,7 +194,7 @@ def test_an_entry_counts_until_its_day_is_over_and_then_says_so(tmp_path: Path) 
     assert not late.selects("a", "iree", "sim", "iree")
     assert [one.number for one in late.expired()] == [1]
     [remark] = late.remarks(["a"], flow="iree", runtime="iree")
-    assert "[[run]] entry 1: counted until 2026-11-21, which is over" in remark
+    assert "[[run]] entry 1: expired after 2026-11-21" in remark
 
 
 def test_another_entry_may_count_once_the_day_of_one_is_over(tmp_path: Path) -> None:
@@ -253,8 +252,8 @@ def test_hundreds_of_entries_for_thousands_of_cases_are_quick(tmp_path: Path) ->
         (entry(board="1"), "board must be a text or a list", ""),
         (entry(outcome='"FIAL"'), "unknown outcome 'FIAL'", "did you mean 'FAIL'?"),
         (entry(outcome='"load_error"'), "unknown outcome 'load_error'", "did you mean 'LOAD_ERROR'"),
-        (entry("compile", outcome='"FAIL"'), "[[compile]] entry 1: nothing ends in FAIL there", "[[run]]"),
-        (entry(outcome='["FAIL", "COMPILE_CRASH"]'), "nothing ends in COMPILE_CRASH there", "[[compile]]"),
+        (entry("compile", outcome='"FAIL"'), "[[compile]] entry 1: no case of this table ends in FAIL", "[[run]]"),
+        (entry(outcome='["FAIL", "COMPILE_CRASH"]'), "no case of this table ends in COMPILE_CRASH", "[[compile]]"),
         (entry(outcome='"BOARD_LOST"'), "BOARD_LOST cannot be expected", "one of FAIL"),
         (entry(outcome='"PASS"'), "PASS cannot be expected alone", "one of FAIL"),
         (entry(outcome='["PASS", "PASS"]'), "PASS cannot be expected alone", "one of FAIL"),

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hil.compare.verdict import compare
-from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.expected_file import TABLES, Expectation, parse
+from hil.controller.workloads.suites.expected import TABLES, Expectation, Expectations, parse
 from hil.controller.workloads.suites.expected_update import alike, update, updated
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.results import Outcome, RunResult
@@ -408,7 +407,7 @@ def test_after_an_update_the_run_is_as_expected_and_all_else_as_before(text: str
     assert updated(after, path, run, ids=NAMES, today=TODAY) == after
     before, now = (Expectations(path, parse(one, path), TODAY) for one in (text, after))
     for one in run:
-        overdue = any(old.speaks_of(one) and old.foresees(one) for old in now.expired())
+        overdue = any(old.applies_to(one) and old.expects(one) for old in now.expired())
         if one.ended == "BOARD_LOST":
             assert now.judge(one) == one
         elif not overdue or now.find(one):

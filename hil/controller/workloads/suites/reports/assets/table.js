@@ -4,6 +4,8 @@ const STEP = 200;
 const differs = field => new Set(DATA.cases.map(one => one[field]).filter(Boolean)).size > 1;
 const groups = field => differs(field) && new Set(DATA.cases.map(one => one[field])).size < DATA.cases.length;
 const allCold = () => DATA.cases.every(one => one.cold || !one.p50);
+// How the columns that hil/controller/workloads/suites/reports/tables.py titles are shown.
+const UNITS = { text: value => value ?? "", number: value => digits(value), bytes, seconds: duration };
 const COLUMNS = [
   { name: "id", title: "Case", of: one => one.id },
   { name: "outcome", title: "Outcome", of: one => one.rank },
@@ -17,7 +19,8 @@ const COLUMNS = [
   { name: "p50", title: allCold() ? "Device, cold" : "Device p50", css: "wide number", of: one => one.p50 ?? null,
     show: one => duration(one.p50 && one.p50 / 1e9) + (one.cold && !allCold() ? " cold" : "") },
   { name: "host", title: "Host", css: "wide late number", of: one => one.host ?? null, show: one => duration(one.host) },
-  { name: "size", title: "Size", css: "wide last number", of: one => one.bytes ?? null, show: one => bytes(one.bytes) },
+  ...DATA.columns.map(column => ({ name: column.name, title: column.title, css: `wide last${column.unit === "text" ? "" : " number"}`,
+    of: one => one.cells?.[column.name] ?? null, show: one => UNITS[column.unit](one.cells?.[column.name]) })),
   { name: "place", title: "#", css: "wide last number", of: one => one.place, show: one => one.place + 1 },
 ].filter(column => !column.keep || column.keep());
 
@@ -139,7 +142,7 @@ function begin() {
   $("versions").append(...Object.entries(DATA.facts).filter(([, value]) => value !== null && value !== "")
     .map(([name, value]) => [el("dt", {}, name), el("dd", {}, name === "resume" ? el("code", {}, value) : String(value))]).flat());
   $("notes").replaceChildren(...DATA.notes.map(note => el("p", { class: "note" }, note)));
-  $("words").replaceChildren(...DATA.words.map(words => el("li", {}, words)));
+  $("remarks").replaceChildren(...DATA.remarks.map(remark => el("li", {}, remark)));
   fillFilters();
   errorChoices();
   readAddress();

@@ -8,7 +8,7 @@ import pytest
 from support.suite_runs import case, large_run, suite_run
 
 from hil.controller.workloads.suites.reports.junit import junit_xml
-from hil.controller.workloads.suites.reports.load import load_run
+from hil.controller.workloads.suites.reports.results import load_run
 
 KNOWN = {"outcome": "FAIL", "reason": "tanh is approximated", "issue": "https://example.com/17"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -9,8 +11,9 @@ from html.parser import HTMLParser
 import pytest
 from support.suite_runs import case, comparison, large_run, suite_run
 
-from hil.controller.workloads.suites.reports.load import load_run
 from hil.controller.workloads.suites.reports.page import report_html
+from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.reports.tables import COLUMNS, Column, cases_csv
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -80,3 +83,15 @@ def test_infinities_reach_the_page_as_texts(tmp_path):
 def test_a_tools_long_words_do_not_make_the_page_large(tmp_path):
     page = parsed(tmp_path, *(case(f"c{n}", "COMPILE_ERROR", detail="x" * 300_000) for n in range(20)))
     assert len(page.data) < 200_000
+
+
+def test_a_column_with_a_title_is_in_the_csv_file_and_on_the_page(tmp_path, monkeypatch):
+    hint = Column("hint", lambda record: record.hint, title="Hint")
+    monkeypatch.setattr("hil.controller.workloads.suites.reports.tables.COLUMNS", (*COLUMNS, hint))
+    run = load_run(suite_run(tmp_path, [case("a", hint="lower the limit"), case("b")]))
+    assert [row["hint"] for row in csv.DictReader(io.StringIO(cases_csv(run)))] == ["lower the limit", ""]
+    tags = Tags()
+    tags.feed(report_html(run))
+    data = json.loads(tags.data)
+    assert data["columns"][-1] == {"name": "hint", "title": "Hint", "unit": "text"}
+    assert [one["cells"].get("hint") for one in data["cases"]] == ["lower the limit", None]

@@ -8,9 +8,8 @@ import io
 import pytest
 from support.suite_runs import case, comparison, suite_run
 
-from hil.controller.workloads.suites.reports.load import load_run
+from hil.controller.workloads.suites.reports.results import load_run, worst
 from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
-from hil.controller.workloads.suites.reports.totals import worst
 
 
 def rows(make, folder, *records):

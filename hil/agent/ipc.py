@@ -1,0 +1,219 @@
+"""How the agent and its own processes talk: messages over a socket, and memory that both map.
+
+A message is JSON with its length in front. The other side may run a program that means harm: no message is larger,
+holds more values or takes longer than the receiver allows.
+
+Tensors pass through an :class:`Arena`: an unlinked file, so that nothing is left behind whoever is killed. It is a
+memfd where there is one (no size limit of a tmpfs mount applies), else a temporary file. The descriptor is handed to
+the other process, which maps it for itself. A memfd is sealed so that it only grows: a process that reads memory beyond
+a file's end is killed by SIGBUS, and the worker, which has the descriptor as well, may cut it. A temporary file cannot
+be sealed: there (macOS, Linux before 3.17) a program that cuts it ends the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import tempfile
+import time
+from typing import Any
+
+from hil.errors import RunFailed
+
+# Room for the names and shapes of 20,000 tensors.
+MOST_BYTES = 4 << 20
+MOST_VALUES = 200_000
+_LENGTH = struct.Struct("<I")
+_PIECE = 1 << 16
+_ROUND = 1 << 16
+ALIGN = 64
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Late(Exception):
+    """The other side did not answer in time."""
+
+
+class Garbled(Exception):
+    """What the other side sent is no message."""
+
+
+def decode(body: bytes, most_values: int = MOST_VALUES) -> Any:
+    """What a message's bytes say.
+
+    Raises:
+        Garbled: they are no JSON in UTF-8, or hold more values than that.
+    """
+    # Each value that JSON can hold has one of these before it, but for the first: read, it takes many times its bytes.
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most_values:
+        raise Garbled(f"it holds more than {most_values} values")
+    try:
+        return json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise Garbled(f"it is no JSON: {error}") from error
+
+
+class Channel:
+    """One end of a socket that carries messages, either way, in order."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray()
+
+    def send(self, message: Any, fds: list[int] | None = None, timeout: float | None = None) -> None:
+        """Send one message, with descriptors if any.
+
+        Args:
+            timeout: most seconds until all of it is taken; None leaves the socket's time limit as it is. With a
+                limit, nobody else may use the socket meanwhile.
+
+        Raises:
+            Closed: the other side is gone.
+            Late: the other side did not take it in time.
+        """
+        body = json.dumps(message, separators=(",", ":")).encode()
+        data = _LENGTH.pack(len(body)) + body
+        try:
+            if timeout is not None:
+                self.sock.settimeout(timeout)
+            if fds:
+                sent = socket.send_fds(self.sock, [data], fds)
+                data = data[sent:]
+            self.sock.sendall(data)
+        except TimeoutError:
+            raise Late from None
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def receive(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> Any:
+        """What the next message says; raises as :meth:`receive_bytes`, and :class:`Garbled` where it says nothing."""
+        return decode(self.receive_bytes(timeout, most_bytes))
+
+    def receive_bytes(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> bytes:
+        """The bytes of the next message.
+
+        Args:
+            timeout: most seconds to wait for all of it, None is for ever.
+            most_bytes: most that it may have.
+
+        Raises:
+            Closed: the other side is gone.
+            Late: it was not there within ``timeout`` seconds.
+            Garbled: it is larger.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while (end := self._end(most_bytes)) > len(self._buffer):
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Late
+                self.sock.settimeout(left)
+                piece = self.sock.recv(_PIECE)
+                if not piece:
+                    raise Closed("end of stream")
+                self._buffer += piece
+        except TimeoutError:
+            raise Late from None
+        except OSError as error:
+            raise Closed(str(error)) from error
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
+    def receive_fds(self, most: int) -> tuple[Any, list[int]]:
+        """The next message and the descriptors that came with it; there is only one such message under way at a time.
+
+        Raises:
+            Closed: the other side is gone.
+            Garbled: what it sent is no message.
+        """
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, _PIECE, most)
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not data:
+            raise Closed("end of stream")
+        self._buffer += data
+        return self.receive(), fds
+
+    def close(self) -> None:
+        """Hang up."""
+        self.sock.close()
+
+    def _end(self, most_bytes: int) -> int:
+        """Where the next message ends in the buffer, as far as is known."""
+        if len(self._buffer) < _LENGTH.size:
+            return _LENGTH.size
+        size: int = _LENGTH.unpack_from(self._buffer)[0]
+        if size > most_bytes:
+            raise Garbled(f"it has {size} bytes, more than the {most_bytes} that it may have")
+        return _LENGTH.size + size
+
+
+def aligned(size: int) -> int:
+    """A size rounded up to where the next tensor may start."""
+    return (size + ALIGN - 1) // ALIGN * ALIGN
+
+
+class Arena:
+    """Shared memory behind a descriptor; either side may grow it and the other maps what it needs of it."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = _anonymous_file() if fd is None else fd
+        self._map: mmap.mmap | None = None
+
+    def view(self, size: int, *, grow: bool) -> memoryview:
+        """The first ``size`` bytes.
+
+        Args:
+            size: bytes needed.
+            grow: make the file as large as needed; otherwise it must be already.
+
+        Raises:
+            RunFailed: there is not so much memory, or the other side's file is shorter than it said.
+        """
+        if size == 0:
+            return memoryview(bytearray())
+        if self._map is None or len(self._map) < size:
+            try:
+                actual = os.fstat(self.fd).st_size
+                wanted = (size + _ROUND - 1) // _ROUND * _ROUND
+                if actual < size:
+                    if not grow:
+                        raise RunFailed(f"{size} bytes of tensors were announced, {actual} are there")
+                    actual = wanted
+                    os.ftruncate(self.fd, actual)
+                # Not the whole file, which may be of any size. Views of the old map may still be alive: it is dropped,
+                # not closed.
+                self._map = mmap.mmap(self.fd, min(actual, wanted))
+            except (OSError, ValueError, OverflowError) as error:
+                raise RunFailed(f"no memory for {size} bytes of tensors: {error}") from error
+        return memoryview(self._map)[:size]
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with the last view of it."""
+        self._map = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_file() -> int:
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # of a kernel that has none
+            fd = os.memfd_create("hil", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # And no seal more: one against growing or writing would be the other side's to set.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            return fd
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

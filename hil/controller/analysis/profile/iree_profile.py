@@ -1,0 +1,433 @@
+"""Read IREE's profiles: what happened on the device, in which run, and in which dispatch of the program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
+from hil.core.clock import by_pairs
+from hil.core.timeline import Sample
+from hil.errors import RunFailed, StageTimeout, UsageError
+from hil.formats.iree_command import own_tool
+
+DISPATCH = "dispatch"
+_BATCH = 1 << 14
+
+EVENTS = "events.bin"
+MEMORY = "memory.bin"
+# What IREE writes where there is no number to give.
+NONE = 0xFFFFFFFF
+# A row an event, and one a change of the memory in use: a tenth of what the lines of JSON take.
+EVENT = np.dtype(
+    [
+        ("start", "<i8"),
+        ("duration", "<i8"),
+        ("tile_time", "<i8"),
+        ("bytes", "<i8"),
+        ("submission", "<i8"),
+        ("queue", "<i8"),
+        ("executable", "<i8"),
+        ("command", "<u4"),
+        ("function", "<u4"),
+        ("tiles", "<i4"),
+        ("op", "<i4"),
+        ("key", "<i4"),
+        ("workgroups", "<u4", (3,)),
+    ]
+)
+MEMORY_SAMPLE = np.dtype([("at", "<i8"), ("reserved", "<i8")])
+
+SETUP = -1
+
+_BATCH = 1 << 14
+
+
+class IreeEvent(NamedTuple):
+    """Something the device did for the host: a dispatch, a copy, an allocation.
+
+    Attributes:
+        iteration: which run it belongs to, from 0; ``SETUP`` (-1) where to none: warm-up, initialisation.
+        op: ``dispatch``, ``fill``, ``copy``, ``execute``, ``alloca``, ``dealloca``, ``barrier``, ...
+        key: the dispatch's name, as the program calls it; "" of what is none.
+        start_ns, duration_ns: by the clock that the pairs lead to.
+        submission: which of its iteration's, from 0: what was handed to the queue at once.
+        place: which of its submission's dispatches, from 0; None of what is no dispatch.
+        command: its place in the command buffer, barriers counted; None where the driver does not tell.
+        executable, function: the program's numbers; None of what is no dispatch.
+        tiles: workgroups that it was cut into; None where the driver does not tell.
+        tile_time_ns: what all of them took together, with ``tiles``.
+        workgroups: how many in x, y and z.
+        bytes: what it allocates, fills or copies; 0 of others.
+    """
+
+    iteration: int
+    op: str
+    key: str
+    start_ns: int
+    duration_ns: int
+    submission: int
+    place: int | None
+    command: int | None
+    executable: int | None
+    function: int | None
+    tiles: int | None
+    tile_time_ns: int | None
+    workgroups: tuple[int, int, int]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class IreeEvents:
+    """A profile of IREE's. It lies in files, 88 bytes an event, and is read whenever it is gone through.
+
+    Attributes:
+        folder: where those files are.
+        names: what ``op`` and ``key`` are numbers of, there.
+        order: [events] the events in the order of their start.
+        iteration: [events] which each belongs to.
+        submission: [events] which of its iteration's.
+        place: [events] which of its submission's dispatches; -1 of others.
+        iterations: how many runs it holds.
+        clock: pairs of (profile's time, board's time), ns.
+        notes: what is uncertain or missing, a line each.
+    """
+
+    folder: Path
+    names: Sequence[str]
+    order: NDArray[np.int64]
+    iteration: NDArray[np.int64]
+    submission: NDArray[np.int64]
+    place: NDArray[np.int64]
+    iterations: int
+    clock: Sequence[tuple[int, int]]
+    notes: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def events(self) -> Iterator[IreeEvent]:
+        """Every event in the order of its start, those of no iteration too."""
+        rows = mapped_rows(self.folder / EVENTS, EVENT)
+        dispatch = self.names.index(DISPATCH) if DISPATCH in self.names else -1
+        for first in range(0, len(self.order), _BATCH):
+            batch = self.order[first : first + _BATCH]
+            where = (array[batch].tolist() for array in (self.iteration, self.submission, self.place))
+            for row, iteration, submission, place in zip(rows[batch].tolist(), *where, strict=True):
+                yield self._event(row, iteration, submission, place, is_dispatch=row[10] == dispatch)
+
+    def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
+        """What the iterations submitted: the dispatches' names of each submission, in order.
+
+        Returns:
+            Those that differ, as a rule one, and for each iteration which of them it is.
+        """
+        rows = mapped_rows(self.folder / EVENTS, EVENT)
+        own = np.flatnonzero((self.iteration >= 0) & (self.place >= 0))
+        own = own[np.lexsort((self.place[own], self.submission[own], self.iteration[own]))]
+        pairs = np.stack([self.submission[own], rows["key"][own]], 1)
+        firsts = np.searchsorted(self.iteration[own], np.arange(self.iterations + 1))
+        counts = np.zeros(self.iterations, np.int64)
+        np.maximum.at(counts, self.iteration[self.iteration >= 0], self.submission[self.iteration >= 0] + 1)
+        known: dict[tuple[int, bytes], int] = {}
+        found: list[list[tuple[str, ...]]] = []
+        which: list[int] = []
+        for iteration, count in enumerate(counts.tolist()):
+            part = pairs[firsts[iteration] : firsts[iteration + 1]]
+            which.append(known.setdefault((count, part.tobytes()), len(found)))
+            if which[-1] == len(found):
+                keys: list[list[str]] = [[] for _ in range(count)]
+                for submission, key in part.tolist():
+                    keys[submission].append(self.names[key])
+                found.append([tuple(each) for each in keys])
+        return found, which
+
+    def memory(self) -> Iterator[Sample]:
+        """Bytes that the program has reserved of the device's memory, at every change."""
+        samples = mapped_rows(self.folder / MEMORY, MEMORY_SAMPLE)
+        order = np.argsort(samples["at"], kind="stable")
+        for at, reserved in zip(samples["at"][order], samples["reserved"][order], strict=True):
+            yield Sample(by_pairs(int(at), self.clock), "IREE memory reserved", float(reserved), "bytes")
+
+    def _event(
+        self, row: tuple[Any, ...], iteration: int, submission: int, place: int, *, is_dispatch: bool
+    ) -> IreeEvent:
+        start, duration, tile_time, size, _, _, executable, command, function, tiles, op, key, groups = row
+        begin = by_pairs(start, self.clock)
+        has_tiles = is_dispatch and tiles > 0
+        return IreeEvent(
+            iteration,
+            self.names[op],
+            self.names[key],
+            begin,
+            by_pairs(start + duration, self.clock) - begin,
+            submission,
+            place if is_dispatch else None,
+            command if command != NONE else None,
+            executable if is_dispatch else None,
+            function if is_dispatch else None,
+            tiles if has_tiles else None,
+            tile_time if has_tiles else None,
+            tuple(groups),
+            size,
+        )
+
+
+def read_ireeprof(
+    path: Path,
+    *,
+    folder: Path,
+    isolated: Isolated,
+    timeout: float | None,
+    log: Path,
+    warmup: int = 0,
+    iterations: int | None = None,
+    clock: Sequence[tuple[int, int]] = (),
+) -> IreeEvents:
+    """Read a ``.ireeprof`` file.
+
+    Args:
+        path: the file.
+        folder: an existing one for the events, to be kept while they are used.
+        isolated: where ``iree-profile`` runs.
+        timeout: seconds that it may take.
+        log: what it prints is appended here.
+        warmup: so many runs come before them.
+        iterations: how many runs of the same inputs the profile ends with, where that is known.
+        clock: pairs of (profile's time, board's time): linear, through the first and the last; none: they are the same.
+
+    Raises:
+        RunFailed: it is no profile of IREE's, is cut off, or holds nothing.
+        UsageError: ``iree-profile`` is not installed.
+        StageTimeout: the limit was reached.
+    """
+    tool = own_tool("iree-profile")
+    if tool is None:
+        raise UsageError("iree-profile is not installed", hint="pip install iree-base-runtime")
+    if not path.is_file():
+        raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
+    try:
+        said = isolated.call(
+            export,
+            {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())},
+            timeout=timeout,
+            log=log,
+        )
+    except IsolatedTimeout as error:
+        raise StageTimeout(f"reading IREE's profile {error.message}", detail=error.detail) from error
+    except IsolatedError as error:
+        raise RunFailed(
+            f"IREE's profile {path.name} cannot be read: {error.message}", detail=error.detail, hint="it is damaged"
+        ) from error
+    rows = mapped_rows(folder / EVENTS, EVENT)
+    if not len(rows):
+        raise RunFailed(
+            f"IREE's profile {path.name} holds no events", hint="its device has no profiling, or nothing was run"
+        )
+    notes = [f"{said['lost']} events of IREE's profile were not valid and are left out"] if said["lost"] else []
+    names: list[str] = said["names"]
+    dispatch = names.index(DISPATCH) if DISPATCH in names else -1
+    places = places_of(rows, dispatch)
+    numbers, kinds = submissions_of(rows, places)
+    per_submission, doubt = by_repetition(kinds, None if iterations is None else warmup + iterations)
+    notes += [doubt] if doubt else []
+    if per_submission.max(initial=SETUP) + 1 > warmup:
+        per_submission = np.maximum(per_submission - warmup, SETUP)
+    return IreeEvents(
+        folder,
+        names,
+        np.argsort(rows["start"], kind="stable"),
+        per_submission[numbers],
+        within(per_submission)[numbers],
+        places,
+        int(per_submission.max(initial=SETUP)) + 1,
+        tuple(clock),
+        tuple(notes),
+    )
+
+
+def mapped_rows(path: Path, dtype: Any) -> NDArray[Any]:
+    """A file's rows, mapped: they need no memory of ours."""
+    if not path.stat().st_size:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, "r")
+
+
+def places_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
+    """[events] which of its submission's dispatches each one is, by command where the driver tells it; else -1."""
+    own = np.flatnonzero(rows["op"] == dispatch)
+    # Where all commands are alike (unknown), the file's own order, in which they were executed, stays.
+    own = own[np.lexsort((rows["command"][own], rows["submission"][own], rows["queue"][own]))]
+    places = np.full(len(rows), -1, np.int64)
+    places[own] = _counted(rows["queue"][own], rows["submission"][own])
+    return places
+
+
+def submissions_of(rows: NDArray[Any], places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[events] each one's submission by number in their order; [submissions] their kind."""
+    pairs = np.stack([rows["queue"], rows["submission"]], 1)
+    unique, numbers = np.unique(pairs, axis=0, return_inverse=True)
+    numbers = numbers.reshape(-1)
+    # What a submission does: its operations and dispatches, in order, summed up with factors that make the order count.
+    weights = (rows["op"].astype(np.int64) * 1_000_003 + rows["key"] + 1) * (2 * places + 5)
+    kinds = np.zeros(len(unique), np.int64)
+    np.add.at(kinds, numbers, weights * weights)
+    return numbers, kinds
+
+
+def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[submissions] which of its iteration's each one is."""
+    order = np.argsort(per_submission, kind="stable")
+    within = np.empty(len(per_submission), np.int64)
+    within[order] = _counted(per_submission[order])
+    return within
+
+
+def _counted(*keys: NDArray[Any]) -> NDArray[np.int64]:
+    """[n] how many equal ones stand before each, in arrays whose equal elements stand together."""
+    count = len(keys[0])
+    if not count:
+        return np.zeros(0, np.int64)
+    new = np.ones(count, bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    firsts = np.flatnonzero(new)
+    return np.arange(count) - np.repeat(firsts, np.diff([*firsts, count]))
+
+
+def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDArray[np.int64], str]:
+    """The iteration of each submission by what is repeated.
+
+    The last submissions are ``iterations`` equal sequences, the longest that there are; without a number, as many as
+    the shortest sequence that makes up all of them.
+
+    Args:
+        kinds: [submissions] of int64: equal numbers for submissions that do the same, in the order of submission.
+        iterations: how many runs there are, where that is known.
+
+    Returns:
+        [submissions] of int64, :data:`SETUP` for those before the first; and what is uncertain of it, or "".
+    """
+    count = len(kinds)
+    alike = _alike(kinds[::-1].tolist())
+    if iterations is None:
+        period = next((p for p in range(1, count) if count % p == 0 and alike[p] == count - p), count)
+        doubt = f"how many runs there were was not told: {count // period} by what is repeated" if count else ""
+        return np.arange(count) // max(period, 1), doubt
+    for period in range(count // iterations, 0, -1):
+        if iterations == 1 or alike[period] >= period * (iterations - 1):
+            tail = period * iterations
+            setup = np.full(count - tail, SETUP)
+            return np.concatenate([setup, np.arange(tail) // period]), ""
+    if count and count % iterations == 0:
+        doubt = "the runs do not do the same: they were told apart by counting alone"
+        return np.arange(count) // (count // iterations), doubt
+    return np.zeros(count, np.int64), f"{iterations} runs cannot be told apart: all is told as one"
+
+
+def _alike(kinds: Sequence[int]) -> list[int]:
+    """How many of the first elements come again, in order, from each place on: the Z function, in linear time."""
+    found = [0] * len(kinds)
+    begin = end = 0
+    for at in range(1, len(kinds)):
+        length = min(found[at - begin], end - at) if at < end else 0
+        while at + length < len(kinds) and kinds[length] == kinds[at + length]:
+            length += 1
+        found[at] = length
+        if at + length > end:
+            begin, end = at, at + length
+    return found
+
+
+def export(path: str, tool: str, folder: str) -> dict[str, Any]:
+    """Write a profile's events and its memory into ``events.bin`` and ``memory.bin``, in the file's own order.
+
+    Args:
+        path: the ``.ireeprof`` file.
+        tool: ``iree-profile``.
+        folder: an existing one.
+
+    Returns:
+        ``names``: what ``op`` and ``key`` of an event are numbers of; ``lost``: how many events were not valid.
+
+    Raises:
+        RunFailed: it is no profile, or is cut off.
+    """
+    command = [tool, "export", "--format=ireeperf-jsonl", "--output=-", path]
+    print("$", *command, flush=True)
+    names: dict[str, int] = {}
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as process,
+        (Path(folder) / EVENTS).open("wb") as events,
+        (Path(folder) / MEMORY).open("wb") as memory,
+    ):
+        assert process.stdout is not None
+        lost = _sort_out(process.stdout, events, memory, names)
+        process.wait()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip()
+    print(said, flush=True)
+    if process.returncode:
+        raise RunFailed(
+            f"IREE's profile {Path(path).name} cannot be read: {said.rpartition(': ')[2] or 'iree-profile died'}",
+            detail=said,
+            hint="its run was ended before it was written out, or it is another kind of file",
+        )
+    return {"names": list(names), "lost": lost}
+
+
+def _sort_out(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names: dict[str, int]) -> int:
+    rows: list[tuple[Any, ...]] = []
+    samples: list[tuple[int, int]] = []
+    pools: dict[Any, int] = {}
+    lost = 0
+    for line in lines:
+        # Parsing is what takes the time, and a profile holds three times as many lines as are wanted.
+        if b'"host_execution_event"' in line:
+            record = json.loads(line)
+            if record["valid"] and not record["status_code"]:
+                rows.append(_row(record, names))
+            else:
+                lost += 1
+        elif b'"memory_event"' in line:
+            record = json.loads(line)
+            if record.get("pool_stats_available"):
+                pools[record["pool_id"]] = record["pool_bytes_reserved"]
+                samples.append((record["host_time_ns"], sum(pools.values())))
+        if len(rows) + len(samples) >= _BATCH:
+            _flush(rows, samples, events, memory)
+    _flush(rows, samples, events, memory)
+    return lost
+
+
+def _flush(rows: list[tuple[Any, ...]], samples: list[tuple[int, int]], events: BinaryIO, memory: BinaryIO) -> None:
+    events.write(np.array(rows, EVENT).tobytes())
+    memory.write(np.array(samples, MEMORY_SAMPLE).tobytes())
+    rows.clear()
+    samples.clear()
+
+
+def _row(record: Mapping[str, Any], names: dict[str, int]) -> tuple[Any, ...]:
+    return (
+        record["start_host_time_ns"],
+        record["duration_ns"],
+        record["tile_duration_sum_ns"],
+        record["payload_length"],
+        record["submission_id"],
+        record["physical_device_ordinal"] << 16 | record["queue_ordinal"],
+        record["executable_id"],
+        record["command_index"],
+        record["function_ordinal"],
+        record["tile_count"],
+        names.setdefault(record["op"], len(names)),
+        names.setdefault(record["key"] or "", len(names)),
+        tuple(record["workgroup_count"]),
+    )

@@ -1,0 +1,439 @@
+"""Read ONNX Runtime's profiles: which kernels ran, and which nodes of the model they compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hil.controller.analysis.layers.graph import prepared, reads
+from hil.controller.models.importers.onnx import nodes_of
+from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
+from hil.core.artifacts import Model
+from hil.core.clock import by_pairs
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import TensorSpec
+from hil.errors import RunFailed, StageTimeout, UsageError
+from hil.formats.iree_values import mlir_type
+from hil.formats.ort_values import dtype_of_type
+
+_KERNEL = "_kernel_time"
+_EVENT = {"name": str, "cat": str, "ts": int, "dur": int, "args": dict}
+_RUN = "model_run"
+# Kernels that hold others: their time is that of the kernels inside, which have rows of their own.
+HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+# What the optimiser puts in front of, between or behind the names that it makes its own of.
+_JOINT = re.compile(r"^fused |[/ ]")
+_ENDING = re.compile(r"(?:_token_\d+|_nchwc|_new_reshape|_nhwc|_\d+)$")
+# Kernels that only bring a value into another order or type, where they are of the optimiser's own making.
+LAYOUT = frozenset("ReorderInput ReorderOutput Reshape Transpose Cast Unsqueeze Squeeze Identity MemcpyToHost".split())
+# What the optimiser fuses something behind, never in front of.
+_HEAVY = frozenset(
+    "Conv ConvTranspose ConvInteger QLinearConv Gemm MatMul MatMulInteger QLinearMatMul MaxPool AveragePool LpPool "
+    "GlobalMaxPool GlobalAveragePool GlobalLpPool LSTM GRU RNN Attention".split()
+)
+
+
+@dataclass(frozen=True)
+class KernelEvent:
+    """One call of a kernel.
+
+    Attributes:
+        iteration: which run, from 0.
+        name: the node's, as ONNX Runtime's optimiser left it.
+        op_type: the kernel's operator, ``FusedConv`` and the like included.
+        provider: the execution provider.
+        nodes: the model's own nodes that it computes, or whose results it brings into another order.
+        computes: whether it computes them.
+        start_ns, duration_ns: by the clock that the pairs lead to; ONNX Runtime tells whole microseconds.
+        shapes: as in :class:`~hil.core.timeline.OpRow`.
+    """
+
+    iteration: int
+    name: str
+    op_type: str
+    provider: str
+    nodes: tuple[str, ...]
+    computes: bool
+    start_ns: int
+    duration_ns: int
+    shapes: str
+
+
+@dataclass(frozen=True)
+class KernelNodes:
+    """Which nodes of a model kernels compute, by the kernels' names.
+
+    Attributes:
+        kernels: of the model as it was optimised: name -> nodes.
+        named: every node and every value of the model -> the node that makes it.
+        top: (name, type) of the main graph's nodes, in order.
+        note: why ``kernels`` is empty, or "".
+    """
+
+    kernels: Mapping[str, Sequence[str]]
+    named: Mapping[str, str]
+    top: Sequence[Sequence[str]]
+    note: str = ""
+
+    def of(self, name: str, op_type: str, index: str) -> tuple[str, ...]:
+        """The nodes of a kernel; () of one that is of the optimiser's making and computes nothing.
+
+        Args:
+            name: its node's name; ONNX Runtime makes one up where the model has none.
+            op_type: its operator.
+            index: its number, which is the place of a node that was in the model from the start.
+        """
+        if name in self.kernels:
+            return tuple(self.kernels[name])
+        if name == f"{op_type}_{index}" and index.isdecimal() and self.top[int(index) :][:1]:
+            own, own_type = self.top[int(index)]
+            if own_type == op_type:
+                return (own,)
+        found = tuple(by_name(name, self.named))
+        return () if op_type in LAYOUT and name not in self.named else found
+
+
+@dataclass(frozen=True)
+class OnnxRuntimeEvents:
+    """A profile of ONNX Runtime's, read from its file whenever it is gone through: a run at a time is in memory.
+
+    Attributes:
+        path: the file.
+        nodes: which nodes its kernels compute.
+        warmup: so many of its first runs are left out.
+        iterations: how many runs follow them.
+        windows: (start, end) of each of these.
+        clock: pairs of (profile's time, board's time), ns.
+        notes: what is missing or uncertain, a line each.
+    """
+
+    path: Path
+    nodes: KernelNodes
+    warmup: int
+    iterations: int
+    windows: Sequence[tuple[int, int]]
+    clock: Sequence[tuple[int, int]]
+    notes: Sequence[str] = ()
+
+    def events(self) -> Iterator[KernelEvent]:
+        """Every kernel's call in the order of its start; those of warm-up are left out."""
+        run = -self.warmup
+        kernels: list[Mapping[str, Any]] = []
+        for record in _records(self.path):
+            if record["cat"] == "Node" and record["name"].endswith(_KERNEL):
+                kernels.append(record)
+            elif record["name"] == _RUN:
+                if 0 <= run < self.iterations:
+                    kernels.sort(key=lambda one: one["ts"])
+                    yield from self._with_layouts([self._event(run, kernel) for kernel in kernels])
+                kernels.clear()
+                run += 1
+
+    def _event(self, run: int, record: Mapping[str, Any]) -> KernelEvent:
+        args = record["args"]
+        name = record["name"].removesuffix(_KERNEL)
+        op_type = str(args.get("op_name", ""))
+        start, end = (by_pairs(time * 1000, self.clock) for time in (record["ts"], record["ts"] + record["dur"]))
+        nodes = self.nodes.of(name, op_type, str(args.get("node_index")))
+        ins, outs = (_types(args.get(key, ())) for key in ("input_type_shape", "output_type_shape"))
+        provider = str(args.get("provider", ""))
+        return KernelEvent(run, name, op_type, provider, nodes, bool(nodes), start, end - start, f"{ins} -> {outs}")
+
+    @staticmethod
+    def _with_layouts(run: Sequence[KernelEvent]) -> Iterator[KernelEvent]:
+        """A run's kernels; those that only bring a value into another order with the nodes of who made it.
+
+        Their names do not tell, and are others in every session: it is the last one that made a value of that type.
+        """
+        made: dict[str, tuple[str, ...]] = {}
+        for number, kernel in enumerate(run):
+            ins, _, outs = kernel.shapes.partition(" -> ")
+            nodes = kernel.nodes
+            if not nodes:
+                following = (later.nodes for later in run[number + 1 :] if later.nodes)
+                nodes = made.get(ins.partition(", ")[0]) or next(following, ())
+                kernel = dataclasses.replace(kernel, nodes=nodes)
+            made.update(dict.fromkeys(outs.split(", "), nodes))
+            yield kernel
+
+
+def _types(listed: Sequence[Mapping[str, Sequence[int]]]) -> str:
+    pairs = [pair for item in listed if isinstance(item, dict) for pair in item.items()]
+    return ", ".join(_type(kind, tuple(shape)) for kind, shape in pairs if isinstance(shape, list))
+
+
+def _type(kind: str, shape: tuple[int, ...]) -> str:
+    dtype = dtype_of_type(f"tensor({kind})")
+    try:
+        return mlir_type(TensorSpec("", dtype or kind, shape)).removeprefix("tensor<").removesuffix(">")
+    except UsageError:  # strings
+        return "x".join((*map(str, shape), kind))
+
+
+def read_onnxruntime(
+    path: Path,
+    model: Model,
+    *,
+    isolated: Isolated,
+    timeout: float | None,
+    log: Path,
+    optimized: Path | None = None,
+    warmup: int = 0,
+    iterations: int | None = None,
+    clock: Sequence[tuple[int, int]] = (),
+) -> OnnxRuntimeEvents:
+    """Read a profile.
+
+    Args:
+        path: the JSON file; of one that is cut off, the runs that are whole are taken.
+        model: the one that was run.
+        isolated: where the model is read and optimised.
+        timeout: seconds that it may take.
+        log: what it prints is appended here.
+        optimized: the model as ONNX Runtime's optimiser left it (``SessionOptions.optimized_model_filepath``); None:
+            as it does on this machine.
+        warmup: so many of the first runs are left out.
+        iterations: so many follow them; None: all that do.
+        clock: pairs of (profile's time, board's time), ns; linear, through the first and the last.
+
+    Raises:
+        RunFailed: it is no profile of ONNX Runtime's, or holds no whole run.
+        StageTimeout: the limit was reached.
+    """
+    if not path.is_file():
+        raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
+    windows = []
+    for record in _records(path, only=f'"{_RUN}"'):
+        begin, end = record["ts"], record["ts"] + record["dur"]
+        windows.append((by_pairs(begin * 1000, clock), by_pairs(end * 1000, clock)))
+    runs = len(windows)
+    windows = windows[warmup : None if iterations is None else warmup + iterations]
+    if not windows:
+        raise RunFailed(
+            f"ONNX Runtime's profile {path.name} holds no whole run" + (f" after {runs} of warm-up" if runs else ""),
+            hint="its run was ended before it was written out, or it is another kind of file",
+        )
+    notes = []
+    if not _is_whole(path) or (iterations is not None and len(windows) < iterations):
+        notes.append(f"ONNX Runtime's profile is cut off: {len(windows)} runs of it are whole")
+    nodes = _kernel_nodes(model, isolated=isolated, timeout=timeout, log=log, optimized=optimized)
+    notes += [nodes.note] if nodes.note else []
+    return OnnxRuntimeEvents(path, nodes, warmup, len(windows), windows, tuple(clock), tuple(notes))
+
+
+def _kernel_nodes(
+    model: Model, *, isolated: Isolated, timeout: float | None, log: Path, optimized: Path | None
+) -> KernelNodes:
+    arguments = {
+        "model": str(model.path.absolute()),
+        "dims": dict(model.dims),
+        "optimized": str(optimized.absolute()) if optimized else None,
+    }
+    try:
+        found = isolated.call(kernel_nodes, arguments, timeout=timeout, log=log)
+    except IsolatedTimeout as error:
+        raise StageTimeout(f"finding the kernels' nodes {error.message}", detail=error.detail) from error
+    except IsolatedError as error:
+        return KernelNodes({}, {}, (), f"the model's nodes cannot be read: {error.message}")
+    return KernelNodes(found["kernels"], found["named"], found["top"], found["note"])
+
+
+def _records(path: Path, only: str = "") -> Iterator[Mapping[str, Any]]:
+    """The events, each of which ONNX Runtime writes on a line of its own; what is no whole event is passed over."""
+    with path.open("rb") as file:
+        for line in file:
+            if only and only.encode() not in line:
+                continue
+            try:
+                record = json.loads(line.strip().rstrip(b","))
+            except ValueError:
+                continue
+            if isinstance(record, dict) and all(type(record.get(name)) is kind for name, kind in _EVENT.items()):
+                yield record
+
+
+def _is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-min(16, path.stat().st_size), 2)
+        return file.read().rstrip().endswith(b"]")
+
+
+def kernel_nodes(model: str, dims: Mapping[str, int], optimized: str | None) -> dict[str, Any]:
+    """Find the nodes of each of the kernels that a session of this machine's would have.
+
+    Args:
+        model: the ONNX file.
+        dims: sizes of symbolic dimensions.
+        optimized: the model as the optimiser left it; None: have it made, for this machine.
+
+    Returns:
+        ``kernels``: node of the optimised model -> nodes of the model; ``named``: every node and every value of the
+        model -> the node that makes it; ``top``: [name, type] of the main graph's nodes, in order; ``note``: why there
+        are no kernels, or "".
+    """
+    graph = prepared(Path(model), dims).graph
+    named = {value: node.name for node in nodes_of(graph.node) for value in node.output if value}
+    named.update({node.name: node.name for node in nodes_of(graph.node)})
+    note = ""
+    kernels: dict[str, list[str]] = {}
+    try:
+        left = _optimized(model, optimized)
+    except Exception as error:  # what the optimiser would have done is a help, not a condition
+        note = f"kernels are known by their names alone: {str(error).strip().splitlines()[0][:200]}"
+    else:
+        kernels = _Fusions(graph, left).kernels()
+    top = [[node.name, node.op_type] for node in graph.node]
+    return {"kernels": kernels, "named": named, "top": top, "note": note}
+
+
+def _optimized(model: str, optimized: str | None) -> Any:
+
+    import onnx
+    import onnxruntime
+
+    if optimized is not None:
+        return onnx.load(optimized, load_external_data=False).graph
+    with temporary_folder("hil-ort-") as scratch:
+        path = Path(scratch) / "optimized.onnx"
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(path)
+        # Weights of more than a few bytes beside it: one protobuf file ends at 2 GB, and they are of no interest.
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        options.log_severity_level = 3
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return onnx.load(path, load_external_data=False).graph
+
+
+def by_name(name: str, named: Mapping[str, str]) -> list[str]:
+    """The nodes that a kernel's name tells: ``fused Gemm_1``, ``MatMul_2/MatMulAddFusion``, ``relu1.out_nchwc``."""
+    found: dict[str, None] = {}
+    for part in (name, *_JOINT.split(name)):
+        while part and part not in named and (shorter := _ENDING.sub("", part)) != part:
+            part = shorter
+        if part in named:
+            found[named[part]] = None
+            if part == name:
+                break
+    return list(found)
+
+
+class _Fusions:
+    """The optimised graph beside the model's own.
+
+    Args:
+        graph: the model's own, every node named.
+        left: what the optimiser left.
+    """
+
+    def __init__(self, graph: Any, left: Any) -> None:
+        self._nodes = {node.name: node for node in graph.node}
+        self._order = {name: number for number, name in enumerate(self._nodes)}
+        self._maker = {value: node.name for node in graph.node for value in node.output if value}
+        self._users = _users(graph.node)
+        self._left = list(left.node)
+        for node in self._left:
+            # Unnamed ones are called by type and place in the profile, as they are in a model that is prepared.
+            node.name = node.name or next((self._maker[value] for value in node.output if value in self._maker), "")
+        self._left_users = _users(self._left)
+        self._ends = {id(node): self._ends_of(node) for node in self._left}
+        # A value that is still there ends a fusion: whoever needs it reads what another kernel made.
+        there = {own for node in self._left for value in (*node.input, *node.output) if (own := self._own(value))}
+        self._there = there.union(*self._ends.values())
+        self._constant = self._constants(graph)
+
+    def kernels(self) -> dict[str, list[str]]:
+        """Computing node of the optimised graph -> nodes of the model, in order."""
+        own = {name: name for name in self._nodes}
+        told = [node for node in self._left if node.name and not self._only_moves(node)]
+        found = {node.name: set(by_name(node.name, own)) for node in told}
+        taken = set().union(*found.values())
+        for node in told:
+            if not self._is_as_it_was(node):
+                found[node.name] |= {inner for end in self._ends[id(node)] for inner in self._cone(end)} - taken
+                taken |= found[node.name]
+        self._share_out(found, taken)
+        return {kernel: sorted(nodes, key=self._order.__getitem__) for kernel, nodes in found.items() if nodes}
+
+    def _only_moves(self, node: Any) -> bool:
+        return node.op_type in LAYOUT and node.name not in self._nodes
+
+    def _is_as_it_was(self, node: Any) -> bool:
+        was = self._nodes.get(node.name)
+        return was is not None and was.op_type == node.op_type and list(was.output) == list(node.output)
+
+    def _own(self, value: str) -> str:
+        """The model's own value that a value's name is made of; "" for none."""
+        while value and value not in self._maker:
+            shorter = _ENDING.sub("", value)
+            value = shorter if shorter != value else ""
+        return value
+
+    def _ends_of(self, node: Any) -> set[str]:
+        """The model's own values that a kernel makes, as far as they are there behind a change of layout."""
+        if node.name not in self._nodes and (own := self._own(node.name)):
+            return {own}  # such as relu1.out_nchwc: the name is that of what it makes
+        ends: set[str] = set()
+        front = [value for value in node.output if value]
+        while front:
+            value = front.pop()
+            if own := self._own(value):
+                ends.add(own)
+            else:
+                after = [user for user in self._left_users.get(value, ()) if self._only_moves(user)]
+                front += [made for user in after for made in user.output if made]
+        return ends
+
+    def _cone(self, end: str) -> list[str]:
+        """The nodes that make a value of the others that are still there."""
+        found: dict[str, None] = {}
+        front = [self._maker[end]]
+        while front:
+            name = front.pop()
+            if name not in found:
+                found[name] = None
+                if self._nodes[name].op_type not in _HEAVY:
+                    read = [value for value in self._nodes[name].input if value in self._maker]
+                    front += [self._maker[value] for value in read if value not in self._there]
+        return [name for name in found if name not in self._constant]
+
+    def _constants(self, graph: Any) -> set[str]:
+        """The nodes whose results are known before any run: the optimiser computes them itself."""
+        given = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+        changing = set(given)
+        for node in graph.node:
+            if any(value in changing for value in reads(node)):
+                changing.update(node.output)
+        return {node.name for node in graph.node if not any(value in changing for value in node.output)}
+
+    def _share_out(self, found: dict[str, set[str]], taken: set[str]) -> None:
+        """Give nodes that are in no kernel, fused without a trace, to that of who made what they read."""
+        kernel_of = {node: kernel for kernel, nodes in found.items() for node in nodes}
+        rest = [name for name in self._nodes if name not in taken and name not in self._constant]
+        # What undoes a quantisation was fused into who uses it: those are looked at from the end.
+        for name in [*(name for name in rest if not self._undoes(name)), *filter(self._undoes, reversed(rest))]:
+            node = self._nodes[name]
+            before = [self._maker[value] for value in node.input if value in self._maker]
+            after = [user.name for value in node.output for user in self._users.get(value, ())]
+            near = [*after, *before] if self._undoes(name) else [*before, *after]
+            kernel = next((kernel_of[other] for other in near if other in kernel_of), None)
+            if kernel is not None:
+                kernel_of[name] = kernel
+                found[kernel].add(name)
+
+    def _undoes(self, name: str) -> bool:
+        return bool(self._nodes[name].op_type == "DequantizeLinear")
+
+
+def _users(nodes: Iterable[Any]) -> dict[str, list[Any]]:
+    users: dict[str, list[Any]] = {}
+    for node in nodes:
+        for value in node.input:
+            users.setdefault(value, []).append(node)
+    return users

@@ -1,0 +1,329 @@
+"""Read a suite's run, finished or not, and count what its cases amount to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.texts import counted, seconds
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.errors import EXIT_OK, EXIT_STAGE, UsageError
+
+WHOLE_MODEL = "whole model"
+CONFIRM = "confirm"
+EXPECTED = Outcome.XFAIL.value
+UNEXPECTED = Outcome.XPASS.value
+
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class SuiteResults:
+    """A stored suite run.
+
+    Attributes:
+        folder: of the run.
+        id: the run's name.
+        source: the suite as named on the command line.
+        suite, flow, runtime, boards: what was run where.
+        started, finished: seconds since the epoch; None if unknown or not finished.
+        exit_code: None until the run has finished.
+        command: the command that resumes the run.
+        versions: tool -> version.
+        interrupted: whether a user stopped the run.
+        records: of the cases that ended, in the suite's order.
+        missing: ids of the cases that have not ended.
+        damaged: number of unreadable lines of results.jsonl.
+        left_out: test cases beside the models that cannot be run, a line for each place.
+    """
+
+    folder: Path
+    id: str
+    source: str
+    suite: str
+    flow: str
+    runtime: str
+    boards: tuple[str, ...]
+    started: float | None
+    finished: float | None
+    exit_code: int | None
+    command: str
+    versions: Mapping[str, str]
+    interrupted: bool
+    records: tuple[CaseRecord, ...]
+    missing: tuple[str, ...] = ()
+    damaged: int = 0
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The suite and the flow."""
+        return f"{self.suite} · {self.flow}"
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on why the run is incomplete."""
+        notes = []
+        if self.missing:
+            share = f"{len(self.missing)} of {counted(len(self.missing) + len(self.records), 'case')}"
+            why = "it was interrupted" if self.interrupted else "the run is not over, or was cut off"
+            notes.append(f"{share} {'was' if len(self.missing) == 1 else 'were'} not run: {why}.")
+        notes += [f"Left out: {line}." for line in self.left_out]
+        if self.damaged:
+            notes.append(f"{counted(self.damaged, 'line')} of results.jsonl cannot be read.")
+        return notes
+
+
+def load_run(folder: Path) -> SuiteResults:
+    """Read the run in a folder; an unfinished last line is ignored.
+
+    Raises:
+        UsageError: the folder holds no suite run, or an unreadable one.
+    """
+    run = SuiteRun.open(folder)
+    try:
+        return _loaded(run)
+    except (OSError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _loaded(run: SuiteRun) -> SuiteResults:
+    folder, head = run.folder, run.head
+    ids = [str(one) for one in head["ids"]]
+    records, damaged = run.read()
+    ended = {record.id for record in records}
+    return SuiteResults(
+        folder=folder,
+        id=str(head.get("id") or folder.name),
+        source=str(head.get("source") or ""),
+        suite=str(head["suite"]),
+        flow=str(head["flow"]),
+        runtime=str(head.get("runtime") or ""),
+        boards=tuple(str(one) for one in head.get("boards") or ()),
+        started=head.get("started"),
+        finished=head.get("finished"),
+        exit_code=head.get("exit_code"),
+        command=str(head.get("command") or ""),
+        versions={str(key): str(value) for key, value in (head.get("versions") or {}).items()},
+        interrupted=bool(head.get("interrupted")),
+        records=tuple(records),
+        missing=tuple(one for one in ids if one not in ended),
+        damaged=damaged,
+        left_out=tuple(str(one) for one in head.get("left_out") or ()),
+    )
+
+
+def is_failing(outcome: str) -> bool:
+    """Return whether an outcome needs attention; an outcome that only a newer hil knows does."""
+    known = outcome in Outcome.__members__
+    return (Outcome(outcome).exit_code if known else EXIT_STAGE) != EXIT_OK
+
+
+def kind_of(outcome: str) -> str:
+    """Return an outcome's kind: ``pass``, ``fail`` (a wrong answer), ``error``, ``board`` or ``quiet`` (no action)."""
+    if outcome == Outcome.PASS.value:
+        return "pass"
+    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, UNEXPECTED):
+        return "fail"
+    if outcome in BOARD_OUTCOMES:
+        return "board"
+    return "error" if is_failing(outcome) else "quiet"
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts over a run.
+
+    Attributes:
+        outcomes: outcome -> number of cases, in the order of :class:`hil.core.results.Outcome`.
+        failing: the cases that need attention, in the suite's order.
+        by_op, by_stage: operator or stage -> number of failing cases, the largest first.
+        run_by_op: operator -> number of cases.
+        expected: number of cases that failed as expected.
+        confirmed: result of running mismatches again ("always wrong", "flaky", "one bad board") -> number of cases.
+        retries: number of further attempts after failures of the infrastructure, in ``retried`` cases.
+        unjudged: the cases that passed with an output that was allowed to be blind.
+        elsewhere: the cases of which a part ran on another device than requested.
+        delegated: :func:`delegation_text`.
+        agentless: why boards have no agent -> number of cases that ran there.
+    """
+
+    outcomes: Mapping[str, int]
+    failing: tuple[CaseRecord, ...]
+    by_op: Mapping[str, int]
+    by_stage: Mapping[str, int]
+    run_by_op: Mapping[str, int]
+    expected: int
+    confirmed: Mapping[str, int]
+    retries: int
+    retried: int
+    elsewhere: tuple[CaseRecord, ...] = ()
+    unjudged: tuple[CaseRecord, ...] = ()
+    delegated: str = ""
+    agentless: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: SuiteResults) -> Totals:
+        """Count a run's cases."""
+        records = run.records
+        outcomes = Counter(record.outcome for record in records)
+        failing = tuple(record for record in records if is_failing(record.outcome))
+        retries = [tries for record in records if (tries := sum(one.get("why") != CONFIRM for one in record.attempts))]
+        order = [one.value for one in Outcome]
+        return cls(
+            outcomes={
+                key: outcomes[key]
+                for key in sorted(outcomes, key=lambda one: order.index(one) if one in order else len(order))
+            },
+            failing=failing,
+            by_op=_counts(record.op or WHOLE_MODEL for record in failing),
+            by_stage=_counts(record.stage or "-" for record in failing),
+            run_by_op=_counts(record.op or WHOLE_MODEL for record in records),
+            expected=outcomes[EXPECTED],
+            confirmed=_counts(record.confirmed for record in records if record.confirmed),
+            retries=sum(retries),
+            retried=len(retries),
+            elsewhere=tuple(record for record in records if record.elsewhere),
+            unjudged=tuple(record for record in records if _is_unjudged(record)),
+            delegated=delegation_text(records),
+            agentless=_counts(record.agentless for record in records if record.agentless),
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on what is neither a pass nor a failure, such as expected failures; the delegated share is last."""
+        remarks = []
+        if self.expected:
+            remarks.append(f"{self.expected} failed as expected")
+        if passed := self.outcomes.get(UNEXPECTED):
+            remarks.append(f"{passed} passed against expectation: take {'it' if passed == 1 else 'them'} off the list")
+        if self.confirmed:
+            results = ", ".join(f"{count} {result}" for result, count in self.confirmed.items())
+            remarks.append(f"mismatches that were run again: {results}")
+        if self.retries:
+            times = "once" if self.retries == 1 else f"{self.retries} times"
+            remarks.append(f"the infrastructure failed {times}: {counted(self.retried, 'case')} tried again")
+        if self.elsewhere:
+            first = self.elsewhere[0]
+            remarks.append(
+                f"{counted(len(self.elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}"
+            )
+        if self.unjudged:
+            what = "passed with an output that nobody could judge, as allowed"
+            remarks.append(f"{counted(len(self.unjudged), 'case')} {what}: {self.unjudged[0].id}")
+        remarks += [f"{counted(count, 'case')} ran without an agent: {why}" for why, count in self.agentless.items()]
+        if self.delegated:
+            remarks.append(self.delegated)
+        return remarks
+
+
+def _is_unjudged(record: CaseRecord) -> bool:
+    return record.outcome == Outcome.PASS.value and any(output.get("blind") for output in record.outputs)
+
+
+def number(value: Any) -> float | None:
+    """Convert a statistic of a record, where inf and nan are strings, to a number; None if there is none."""
+    try:
+        return None if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def worst(outputs: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the index of the worst output: failed, the most mismatches, the lowest SQNR; None without outputs."""
+
+    def badness(index: int) -> tuple[bool, float, float]:
+        output = outputs[index]
+        passed, share, sqnr = (
+            output.get("passed"),
+            number(output.get("mismatch_share")),
+            number(output.get("sqnr_db")),
+        )
+        if share is None:
+            share = 0.0 if passed else 1.0  # shapes differ: nothing agrees
+        return not passed, share, -math.inf if sqnr is None or math.isnan(sqnr) else -sqnr
+
+    return max(range(len(outputs)), key=badness, default=None)
+
+
+def host_seconds(record: CaseRecord) -> float:
+    """Return the seconds of all stages on the host."""
+    return sum(value for value in record.timings.values() if value)
+
+
+def _counts(words: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """How much of a program a backend executes.
+
+    Attributes:
+        delegated: operator -> number of nodes that the backend executes.
+        undelegated: operator -> number of nodes left to the CPU's kernels.
+    """
+
+    delegated: Mapping[str, int]
+    undelegated: Mapping[str, int]
+
+    @classmethod
+    def of(cls, record: CaseRecord) -> Delegation | None:
+        """Return a case's delegation; None if its compiler reported none."""
+        notes = record.notes.get("delegation")
+        if not isinstance(notes, Mapping):
+            return None
+        return cls(_known_counts(notes.get("delegated")), _known_counts(notes.get("undelegated")))
+
+    @property
+    def delegated_nodes(self) -> int:
+        """Number of nodes that the backend executes."""
+        return sum(self.delegated.values())
+
+    @property
+    def undelegated_nodes(self) -> int:
+        """Number of nodes left to the CPU."""
+        return sum(self.undelegated.values())
+
+    @property
+    def text(self) -> str:
+        """``3 of 4 nodes; left: aten.foo 1``."""
+        share = f"{self.delegated_nodes} of {counted(self.delegated_nodes + self.undelegated_nodes, 'node')}"
+        return f"{share}; left: {_listed(self.undelegated)}" if self.undelegated else share
+
+
+def lowering_text(record: CaseRecord) -> str:
+    """Return ``quantised in 0.4 s, lowered in 1.2 s``; "" if the compiler reported no times."""
+    times = {"quantised": record.notes.get("quantise_s"), "lowered": record.notes.get("lower_s")}
+    return ", ".join(f"{verb} in {seconds(value)}" for verb, value in times.items() if isinstance(value, int | float))
+
+
+def delegation_text(records: Iterable[CaseRecord]) -> str:
+    """Return the delegated share of a whole run, with the operators left most; "" if no compiler reported any."""
+    found = [one for record in records if (one := Delegation.of(record)) is not None]
+    delegated, left = sum(one.delegated_nodes for one in found), sum(one.undelegated_nodes for one in found)
+    if not delegated + left:
+        return ""
+    programs = sum(one.delegated_nodes > 0 for one in found)
+    nodes = f"{delegated} of {counted(delegated + left, 'node')}"
+    text = f"delegated: {nodes}, in {programs} of {counted(len(found), 'program')}"
+    ops: Counter[str] = Counter()
+    for one in found:
+        ops.update(one.undelegated)
+    return f"{text}; left most: {_listed(ops)}" if ops else text
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    text = ", ".join(f"{name} {count}" for name, count in most[:_LISTED])
+    return text + (f", {len(most) - _LISTED} others" if len(most) > _LISTED else "")
+
+
+def _known_counts(value: Any) -> dict[str, int]:
+    return {str(name): count for name, count in value.items() if isinstance(count, int)} if value else {}

@@ -1,0 +1,184 @@
+"""Summarise a suite's run on the terminal and in Markdown."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hil.controller.storage.texts import counted, line, seconds
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, kind_of, load_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+COLOURS = {"pass": "green", "fail": "red", "error": "magenta", "board": "yellow", "quiet": "dim"}
+# Of the terminal.
+_FAILING = 20
+_GROUPS = 12
+# Of Markdown. GitHub accepts 1 MiB for the summary of a step.
+_LARGEST_BYTES = 900_000
+_ROWS = 200
+_MARKDOWN_GROUPS = 30
+_SYMBOLS = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
+_CODE = re.compile(r"[\w.+:/, -]+", re.ASCII)
+
+
+def print_summary(console: Console, folder: Path) -> None:
+    """Print totals, failures by stage and operator, and the first 20 failing cases with the commands that repeat them.
+
+    Args:
+        console: where to print.
+        folder: of the run.
+
+    Raises:
+        UsageError: the folder holds no suite run.
+    """
+    from rich.padding import Padding
+    from rich.text import Text
+
+    run = load_run(folder)
+    totals = Totals.of(run)
+    heading = [Text(run.title, style="bold")]
+    heading += [Text(f"{count} {key}", style=COLOURS[kind_of(key)]) for key, count in totals.outcomes.items()]
+    if run.started is not None and run.finished is not None:
+        heading.append(Text(seconds(run.finished - run.started), style="dim"))
+    console.print(Text("   ").join(heading))
+    for note in run.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    for note in totals.remarks:
+        console.print(Text(f"  {note}"))
+    if totals.failing:
+        console.print(_groups("failed in stage", totals.by_stage))
+        console.print(_groups("failed at operator", totals.by_op))
+    groups = _alike(totals.failing)
+    for record, others in groups[:_FAILING]:
+        head = Text.assemble((record.outcome, COLOURS[kind_of(record.outcome)]), "  ", (record.id, "bold"))
+        if record.confirmed:
+            head.append(f"  {record.confirmed}", style="yellow")
+        console.print(head)
+        if record.message:
+            console.print(Padding(Text(line(record.message)), (0, 0, 0, 2), expand=False))
+        if record.hint:
+            console.print(Padding(Text(f"hint: {line(record.hint)}"), (0, 0, 0, 2), expand=False))
+        if record.repeat:
+            # Not wrapped, so that it can be copied.
+            console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
+        if others:
+            console.print(Text(f"  and {counted(others, 'case')} more for the same reason", style="dim"))
+    if more := sum(1 + others for _, others in groups[_FAILING:]):
+        console.print(Text(f"and {counted(more, 'failing case')} more", style="dim"))
+    where, page = (shlex.quote(str(path)) for path in (folder, folder / "report.html"))
+    console.print(Text(f"stored in {where}; open {page}"), soft_wrap=True)
+
+
+def _alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
+    """Group failing cases: (first case, number of others). All cases that a lost board failed are one group."""
+    found: dict[object, list[CaseRecord]] = {}
+    for record in failing:
+        lost = kind_of(record.outcome) == "board"
+        found.setdefault((record.message, record.hint) if lost else record.id, []).append(record)
+    return [(alike[0], len(alike) - 1) for alike in found.values()]
+
+
+def _groups(title: str, counts: Mapping[str, int]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    shown = list(counts.items())[:_GROUPS]
+    text = ", ".join(f"{line(name, 40)} {count}" for name, count in shown)
+    rest = sum(counts.values()) - sum(count for _, count in shown)
+    table.add_row(Text(f"  {title}", style="dim"), Text(text + (f", others {rest}" if rest else "")))
+    return table
+
+
+def summary_markdown(run: SuiteResults) -> str:
+    """Return totals, failures by operator and by stage, the failing cases, and the commands that repeat them."""
+    totals = Totals.of(run)
+    text = "\n".join([*_head(run, totals), *_failures_by(totals)])
+    failing = totals.failing[:_ROWS]
+    if not failing:
+        return text
+    room = (_LARGEST_BYTES - len(text.encode(errors="replace"))) // 2
+    rows = _within(room, [_row(one) for one in failing])
+    commands = _within(room, [line(one.repeat, 2000) for one in failing if one.repeat])
+    parts = [text, "### What failed\n", "| case | outcome | stage | message |\n|---|---|---|---|", *rows, ""]
+    if more := len(totals.failing) - len(rows):
+        parts.append(f"... and {counted(more, 'case')} more: report.html and results.csv have them all.\n")
+    if commands:
+        # A fence is closed by as many backticks as opened it.
+        fence = "`" * (1 + max([2, *(len(ticks) for one in commands for ticks in re.findall("`+", one))]))
+        parts += ["<details><summary>Commands that repeat them</summary>\n", f"{fence}sh", *commands, f"{fence}\n"]
+        parts += ["</details>\n"]
+    return "\n".join(parts)
+
+
+def _row(record: CaseRecord) -> str:
+    message = record.message + (f" ({record.confirmed})" if record.confirmed else "")
+    return f"| {as_name(record.id)} | {as_text(record.outcome)} | {as_text(record.stage)} | {as_text(line(message))} |"
+
+
+def _within(room: int, lines: list[str]) -> list[str]:
+    """Return the first lines that fit into ``room`` bytes."""
+    sizes = itertools.accumulate(len(one.encode(errors="replace")) + 1 for one in lines)
+    return [one for one, size in zip(lines, sizes, strict=True) if size <= room]
+
+
+def _head(run: SuiteResults, totals: Totals) -> list[str]:
+    passed = totals.outcomes.get("PASS", 0)
+    verdict = (
+        f"{counted(len(totals.failing), 'case')} of {len(run.records)} failed"
+        if totals.failing
+        else (f"{passed} of {len(run.records)} passed")
+    )
+    boards = ", ".join(run.boards)
+    facts = [f"on {as_text(boards)}" if boards else ""]
+    if run.started is not None:
+        facts.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started)))
+        if run.finished is not None:
+            facts.append(seconds(run.finished - run.started))
+    lines = [f"## {as_text(run.suite)}, flow {as_text(run.flow)}: {verdict}\n", ", ".join(filter(None, facts)) + "\n"]
+    lines += [f"> **{as_text(note)}**\n" for note in run.notes]
+    lines += [
+        "| outcome | cases |\n|---|---:|",
+        *(f"| {key} | {count} |" for key, count in totals.outcomes.items()),
+        "",
+    ]
+    return lines + ([*(f"- {as_text(remark)}" for remark in totals.remarks), ""] if totals.remarks else [])
+
+
+def _failures_by(totals: Totals) -> list[str]:
+    if not totals.failing:
+        return []
+    shown = list(totals.by_op.items())[:_MARKDOWN_GROUPS]
+    ops = [f"| {as_name(op)} | {count} | {totals.run_by_op[op]} |" for op, count in shown]
+    rest = len(totals.by_op) - len(ops)
+    return [
+        "### Failures by stage\n",
+        "| stage | failed |\n|---|---:|",
+        *(f"| {as_text(stage)} | {count} |" for stage, count in totals.by_stage.items()),
+        "",
+        "### Failures by operator\n",
+        "| operator | failed | of |\n|---|---:|---:|",
+        *ops,
+        "",
+        *([f"... and {counted(rest, 'operator')} more.\n"] if rest else []),
+    ]
+
+
+def as_name(text: str) -> str:
+    """Return a name in Markdown: as code if possible."""
+    text = line(text)
+    return f"`{text}`" if _CODE.fullmatch(text) else as_text(text)
+
+
+def as_text(text: str) -> str:
+    """Return a text with the symbols of Markdown and HTML escaped."""
+    return _SYMBOLS.sub(r"\\\1", line(text))

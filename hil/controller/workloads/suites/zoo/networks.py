@@ -1,0 +1,468 @@
+"""The networks of the zoo: convolutions, attention, dense layers, recurrence, control flow, other dtypes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hil.controller.workloads.suites.zoo.graph import Graph
+
+
+def _conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> str:
+    """A convolution that keeps the size (divided by its stride), with bias."""
+    return g.op(
+        "Conv",
+        x,
+        g.weight(outs, ins // groups, kernel, kernel),
+        g.weight(outs, scale=0.1),
+        pads=[kernel // 2] * 4,
+        strides=[stride, stride],
+        group=groups,
+    )
+
+
+def _norm(g: Graph, x: str, channels: int) -> str:
+    """Batch normalisation as it is at inference."""
+    scale = g.const(np.linspace(0.8, 1.2, channels, dtype=np.float32))
+    variance = g.const(np.linspace(0.5, 1.5, channels, dtype=np.float32))
+    bias, mean = g.weight(channels, scale=0.1), g.weight(channels, scale=0.1)
+    return g.op("BatchNormalization", x, scale, bias, mean, variance)
+
+
+def _classify(g: Graph, x: str, channels: int, classes: int) -> None:
+    """Global average pooling and a dense layer: logits."""
+    flat = g.op("Flatten", g.op("GlobalAveragePool", x))
+    g.op("Gemm", flat, g.weight(classes, channels), g.weight(classes, scale=0.1), transB=1, out="logits")
+    g.output("logits", 1, classes)
+
+
+def resnet() -> Any:
+    """Three residual blocks, one of them with a projection."""
+    g = Graph("resnet")
+    x = g.op("Relu", _norm(g, _conv(g, g.input("image", 1, 3, 16, 16), 3, 8), 8))
+    for ins, outs, stride in ((8, 8, 1), (8, 16, 2), (16, 16, 1)):
+        y = g.op("Relu", _norm(g, _conv(g, x, ins, outs, stride=stride), outs))
+        y = _norm(g, _conv(g, y, outs, outs), outs)
+        if ins != outs:
+            x = _norm(g, _conv(g, x, ins, outs, kernel=1, stride=stride), outs)
+        x = g.op("Relu", g.op("Add", y, x))
+    _classify(g, x, 16, 10)
+    return g.model()
+
+
+def mobilenet() -> Any:
+    """Inverted residuals: expand, convolve each channel by itself, project; clipped at 6."""
+    g = Graph("mobilenet")
+
+    def relu6(x: str) -> str:
+        return g.op("Clip", x, g.const(0.0), g.const(6.0))
+
+    x = relu6(_conv(g, g.input("image", 1, 3, 16, 16), 3, 8, stride=2))
+    for ins, outs, stride in ((8, 12, 2), (12, 12, 1)):
+        wide = ins * 3
+        y = relu6(_conv(g, x, ins, wide, kernel=1))
+        y = relu6(_conv(g, y, wide, wide, stride=stride, groups=wide))
+        y = _conv(g, y, wide, outs, kernel=1)
+        x = g.op("Add", x, y) if ins == outs else y
+    _classify(g, x, 12, 10)
+    return g.model()
+
+
+def squeeze_excite() -> Any:
+    """Channels weighed by what all of the image says of them; hard swish, as in MobileNetV3."""
+    g = Graph("squeeze_excite")
+    x = g.op("HardSwish", _conv(g, g.input("image", 1, 3, 12, 12), 3, 16))
+    for _ in range(2):
+        y = g.op("HardSwish", _conv(g, x, 16, 16, kernel=5, groups=16))
+        gate = g.op("Relu", _conv(g, g.op("GlobalAveragePool", y), 16, 4, kernel=1))
+        gate = g.op("HardSigmoid", _conv(g, gate, 4, 16, kernel=1), alpha=1 / 6, beta=0.5)
+        x = g.op("Add", x, _conv(g, g.op("Mul", y, gate), 16, 16, kernel=1))
+    _classify(g, x, 16, 5)
+    return g.model()
+
+
+def unet() -> Any:
+    """Down twice and up twice, once by a transposed convolution and once by resizing, with the skips joined."""
+    g = Graph("unet")
+    top = g.op("Relu", _conv(g, g.input("image", 1, 1, 16, 16), 1, 4))
+    middle = g.op("Relu", _conv(g, g.op("MaxPool", top, kernel_shape=[2, 2], strides=[2, 2]), 4, 8))
+    x = g.op("Relu", _conv(g, g.op("MaxPool", middle, kernel_shape=[2, 2], strides=[2, 2]), 8, 16))
+    x = g.op("ConvTranspose", x, g.weight(16, 8, 2, 2), g.weight(8, scale=0.1), strides=[2, 2])
+    x = g.op("Relu", _conv(g, g.op("Concat", x, middle, axis=1), 16, 8))
+    scales = g.const(np.array([1, 1, 2, 2], np.float32))
+    x = g.op("Resize", x, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    x = g.op("Relu", _conv(g, g.op("Concat", x, top, axis=1), 12, 4))
+    g.op("Sigmoid", _conv(g, x, 4, 1, kernel=1), out="mask")
+    g.output("mask", 1, 1, 16, 16)
+    return g.model()
+
+
+def pooling_mix() -> Any:
+    """Grouped convolutions, batch normalisation, and every common sort of pooling and padding."""
+    g = Graph("pooling_mix")
+    x = g.op("LeakyRelu", _norm(g, _conv(g, g.input("image", 2, 4, 15, 15), 4, 8, groups=4), 8), alpha=0.1)
+    x = g.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = g.op("PRelu", _norm(g, _conv(g, x, 8, 8, groups=2), 8), g.const(np.full((8, 1, 1), 0.2, np.float32)))
+    x = g.op("AveragePool", x, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1], count_include_pad=0)
+    pads = g.const(np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
+    x = g.op("Elu", _conv(g, g.op("Pad", x, pads, g.const(0.5)), 8, 8, stride=2))
+    most, mean = g.op("GlobalMaxPool", x), g.op("GlobalAveragePool", x)
+    g.op("Flatten", g.op("Concat", most, mean, axis=1), out="features")
+    g.output("features", 2, 16)
+    return g.model()
+
+
+def siamese() -> Any:
+    """Two images through the same weights: two inputs, three outputs."""
+    g = Graph("siamese")
+    weights = [(g.weight(8, 1, 3, 3), g.weight(8, scale=0.1)), (g.weight(8, 8, 3, 3), g.weight(8, scale=0.1))]
+    dense, bias = g.weight(128, 16), g.weight(16, scale=0.1)
+    ends = []
+    for side in ("left", "right"):
+        x = g.input(side, 1, 1, 16, 16)
+        for weight, offset in weights:
+            x = g.op("Relu", g.op("Conv", x, weight, offset, pads=[1, 1, 1, 1], strides=[2, 2]))
+        x = g.op("Gemm", g.op("Flatten", x), dense, bias)
+        x = g.op("LpNormalization", x, axis=1, p=2, out=f"{side}_embedding")
+        g.output(x, 1, 16)
+        ends.append(x)
+    g.op("ReduceL2", g.op("Sub", *ends), axes=[1], keepdims=0, out="distance")
+    g.output("distance", 1)
+    return g.model()
+
+
+def quantised_cnn() -> Any:
+    """A quantised network as exporters write it: int8 weights per channel, QuantizeLinear and DequantizeLinear."""
+    g = Graph("quantised_cnn")
+    rng = np.random.RandomState(7)
+
+    def quantised(x: str, scale: float, zero: int) -> str:
+        ends = (g.const(np.float32(scale), "scale"), g.const(np.uint8(zero), "zero"))
+        return g.op("DequantizeLinear", g.op("QuantizeLinear", x, *ends), *ends)
+
+    def weights(*shape: int) -> tuple[str, str]:
+        """Weights, and a bias in the scale of weights and inputs."""
+        scale = rng.uniform(0.002, 0.006, shape[0]).astype(np.float32)
+        values = rng.randint(-127, 128, shape).astype(np.int8)
+        named = g.const(scale, "scale")
+        weight = g.op("DequantizeLinear", g.const(values, "w"), named, g.const(np.zeros(shape[0], np.int8)), axis=0)
+        offset = rng.randint(-200, 200, shape[0]).astype(np.int32)
+        bias_scale = g.const(scale * np.float32(1 / 32), "scale")
+        bias = g.op("DequantizeLinear", g.const(offset, "b"), bias_scale, g.const(np.zeros(shape[0], np.int32)), axis=0)
+        return weight, bias
+
+    x = quantised(g.input("image", 1, 1, 12, 12), 1 / 32, 128)
+    for ins, outs in ((1, 8), (8, 16)):
+        x = g.op("Relu", g.op("Conv", x, *weights(outs, ins, 3, 3), pads=[1, 1, 1, 1]))
+        x = g.op("MaxPool", quantised(x, 1 / 32, 0), kernel_shape=[2, 2], strides=[2, 2])
+        x = quantised(x, 1 / 32, 0)
+    x = g.op("Gemm", g.op("Flatten", x), *weights(10, 144), transB=1)
+    ends = (g.const(np.float32(0.25), "scale"), g.const(np.uint8(128), "zero"))
+    g.op("DequantizeLinear", g.op("QuantizeLinear", x, *ends), *ends, out="logits")
+    g.output("logits", 1, 10)
+    return g.model()
+
+
+def _dense(g: Graph, x: str, ins: int, outs: int, out: str = "") -> str:
+    return g.op(
+        "Add", g.op("MatMul", x, g.weight(ins, outs, scale=(3 / ins) ** 0.5)), g.weight(outs, scale=0.1), out=out
+    )
+
+
+def _layer_norm(g: Graph, x: str, width: int, out: str = "") -> str:
+    ones = g.const(np.linspace(0.9, 1.1, width, dtype=np.float32))
+    return g.op("LayerNormalization", x, ones, g.weight(width, scale=0.1), axis=-1, epsilon=1e-5, out=out)
+
+
+def _heads(g: Graph, x: str, heads: int, size: int, perm: list[int]) -> str:
+    """[batch, time, heads * size] as [batch, heads, ...]; the sizes of batch and time are kept, whatever they are."""
+    return g.op("Transpose", g.op("Reshape", x, g.const([0, 0, heads, size])), perm=perm)
+
+
+def _attention(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
+    size = width // heads
+    query = _heads(g, _dense(g, x, width, width), heads, size, [0, 2, 1, 3])
+    key = _heads(g, _dense(g, x, width, width), heads, size, [0, 2, 3, 1])
+    value = _heads(g, _dense(g, x, width, width), heads, size, [0, 2, 1, 3])
+    scores = g.op("Div", g.op("MatMul", query, key), g.const(math.sqrt(size)))
+    if mask:
+        scores = g.op("Where", mask, scores, g.const(-1e9))
+    mixed = g.op("MatMul", g.op("Softmax", scores, axis=-1), value)
+    joined = g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.const([0, 0, width]))
+    return _dense(g, joined, width, width)
+
+
+def _gelu(g: Graph, x: str) -> str:
+    """GELU in its parts, as exporters of older opsets write it."""
+    error = g.op("Erf", g.op("Div", x, g.const(math.sqrt(2))))
+    return g.op("Mul", g.op("Mul", x, g.op("Add", error, g.const(1.0))), g.const(0.5))
+
+
+def _block(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
+    """A transformer block, normalised before each half."""
+    x = g.op("Add", x, _attention(g, _layer_norm(g, x, width), width, heads, mask))
+    wide = _gelu(g, _dense(g, _layer_norm(g, x, width), width, width * 4))
+    return g.op("Add", x, _dense(g, wide, width * 4, width))
+
+
+def transformer() -> Any:
+    """Two blocks of an encoder over patches of an image, as in a vision transformer."""
+    g = Graph("transformer")
+    patches = g.op(
+        "Conv", g.input("image", 1, 3, 16, 16), g.weight(32, 3, 4, 4), g.weight(32, scale=0.1), strides=[4, 4]
+    )
+    tokens = g.op("Transpose", g.op("Reshape", patches, g.const([1, 32, 16])), perm=[0, 2, 1])
+    x = g.op("Add", tokens, g.weight(1, 16, 32, scale=0.5))
+    for _ in range(2):
+        x = _block(g, x, 32, 4)
+    x = g.op("ReduceMean", _layer_norm(g, x, 32), axes=[1], keepdims=0)
+    _dense(g, x, 32, 10, out="logits")
+    g.output("logits", 1, 10)
+    return g.model()
+
+
+def decoder() -> Any:
+    """A language model: embedded tokens and positions, a causal mask, logits by the embedding's own weights."""
+    g = Graph("decoder")
+    table = g.weight(50, 24, scale=0.5)
+    x = g.op("Add", g.op("Gather", table, g.input("tokens", 1, 12, dtype="int64")), g.weight(1, 12, 24, scale=0.5))
+    ones = g.const(np.ones((12, 12), np.int64))
+    mask = g.op("Cast", g.op("Trilu", ones, upper=0), to=9)
+    x = _block(g, x, 24, 3, mask)
+    x = _layer_norm(g, x, 24)
+    g.op("MatMul", x, g.op("Transpose", table, perm=[1, 0]), out="logits")
+    g.output("logits", 1, 12, 50)
+    return g.model()
+
+
+def dynamic_attention() -> Any:
+    """A block for any batch and any length: shapes are computed as the model runs."""
+    g = Graph("dynamic_attention")
+    x = g.input("features", "batch", "time", 16)
+    x = _block(g, x, 16, 2)
+    time = g.op("Gather", g.op("Shape", x), g.const(1))
+    steps = g.op("Cast", g.op("Range", g.const(0), time, g.const(1)), to=1)
+    weights = g.op("Reshape", g.op("Exp", g.op("Neg", steps)), g.const([1, -1, 1]))
+    g.op("ReduceSum", g.op("Mul", x, weights), g.const([1]), keepdims=0, out="summary")
+    g.output("summary", "batch", 16)
+    return g.model()
+
+
+def mlp() -> Any:
+    """Dense layers with ReLU, and probabilities."""
+    g = Graph("mlp")
+    x = g.input("features", 4, 20)
+    for ins, outs in ((20, 32), (32, 32)):
+        x = g.op("Relu", g.op("Gemm", x, g.weight(outs, ins), g.weight(outs, scale=0.1), transB=1))
+    x = g.op("Gemm", x, g.weight(5, 32), g.weight(5, scale=0.1), transB=1)
+    g.op("Softmax", x, axis=1, out="probabilities")
+    g.output("probabilities", 4, 5)
+    return g.model()
+
+
+def mixer() -> Any:
+    """An MLP mixer: layer norm and GELU as operators of their own, across tokens and across channels in turn."""
+    g = Graph("mixer", opset=20)
+    x = g.input("tokens", 1, 8, 16)
+    for _ in range(2):
+        y = g.op("Transpose", _layer_norm(g, x, 16), perm=[0, 2, 1])
+        y = _dense(g, g.op("Gelu", _dense(g, y, 8, 16)), 16, 8)
+        x = g.op("Add", x, g.op("Transpose", y, perm=[0, 2, 1]))
+        y = _dense(g, g.op("Gelu", _dense(g, _layer_norm(g, x, 16), 16, 32), approximate="tanh"), 32, 16)
+        x = g.op("Add", x, y)
+    _layer_norm(g, x, 16, out="mixed")
+    g.output("mixed", 1, 8, 16)
+    return g.model()
+
+
+def recommender() -> Any:
+    """Embeddings of several things, their products with each other, and dense features: three inputs, two outputs."""
+    g = Graph("recommender")
+    user = g.op("Gather", g.weight(40, 8, scale=0.5), g.input("user", 4, dtype="int64"))
+    seen = g.op("Gather", g.weight(60, 8, scale=0.5), g.input("items", 4, 6, dtype="int64"))
+    bag = g.op("ReduceMean", seen, axes=[1], keepdims=0, out="bag")
+    product = g.op("ReduceSum", g.op("Mul", user, bag), g.const([1]), keepdims=1)
+    x = g.op("Concat", user, bag, product, g.input("features", 4, 5), axis=1)
+    x = g.op("Relu", g.op("Gemm", x, g.weight(22, 16), g.weight(16, scale=0.1)))
+    g.op("Sigmoid", g.op("Gemm", x, g.weight(16, 1), g.weight(1, scale=0.1)), out="score")
+    g.output("score", 4, 1)
+    g.output(bag, 4, 8)
+    return g.model()
+
+
+def _recurrent(
+    g: Graph, kind: str, x: str, ins: int, hidden: int, gates: int, out: tuple[str, ...], **more: Any
+) -> str:
+    """A recurrent operator over [time, batch, ins]; its first output is [time, directions, batch, hidden]."""
+    ways = 2 if more.get("direction") == "bidirectional" else 1
+    weight, again = g.weight(ways, gates * hidden, ins, scale=0.4), g.weight(ways, gates * hidden, hidden, scale=0.4)
+    bias = g.weight(ways, 2 * gates * hidden, scale=0.2)
+    return g.ops(kind, x, weight, again, bias, out=out, hidden_size=hidden, **more)[0]
+
+
+def lstm() -> Any:
+    """An LSTM over a sequence, of which the last state is classified."""
+    g = Graph("lstm")
+    _recurrent(g, "LSTM", g.input("sequence", 10, 1, 8), 8, 16, 4, ("states", "last", "cell"))
+    x = g.op("Squeeze", "last", g.const([0]))
+    g.op("Gemm", x, g.weight(6, 16), g.weight(6, scale=0.1), transB=1, out="logits")
+    g.output("logits", 1, 6)
+    g.output("cell", 1, 1, 16)
+    return g.model()
+
+
+def gru() -> Any:
+    """Two GRUs, one on top of the other; batch 2."""
+    g = Graph("gru")
+    x = _recurrent(g, "GRU", g.input("sequence", 8, 2, 6), 6, 12, 3, ("", ""), linear_before_reset=1)
+    x = _recurrent(g, "GRU", g.op("Squeeze", x, g.const([1])), 12, 12, 3, ("", "last"), linear_before_reset=1)
+    g.op("Squeeze", x, g.const([1]), out="states")
+    g.output("states", 8, 2, 12)
+    g.output("last", 1, 2, 12)
+    return g.model()
+
+
+def bidirectional_lstm() -> Any:
+    """A tagger: an LSTM both ways, and a label for each step."""
+    g = Graph("bidirectional_lstm")
+    embedded = g.op("Gather", g.weight(30, 8, scale=0.5), g.input("tokens", 9, 1, dtype="int64"))
+    x = _recurrent(g, "LSTM", embedded, 8, 8, 4, ("", "", ""), direction="bidirectional")
+    x = g.op("Reshape", g.op("Transpose", x, perm=[0, 2, 1, 3]), g.const([9, 16]))
+    x = g.op("Gemm", x, g.weight(16, 5, scale=0.4), g.weight(5, scale=0.1))
+    g.op("LogSoftmax", x, axis=1, out="labels")
+    g.output("labels", 9, 5)
+    return g.model()
+
+
+def wavenet() -> Any:
+    """Dilated 1-D convolutions over sound, gated, with residuals and skips."""
+    g = Graph("wavenet")
+    x = g.op("Conv", g.input("sound", 1, 1, 64), g.weight(8, 1, 1), g.weight(8, scale=0.1))
+    skips = []
+    for dilation in (1, 2, 4):
+        pads = [2 * dilation, 0]  # nothing of what is to come
+        ends = [
+            g.op("Conv", x, g.weight(8, 8, 3), g.weight(8, scale=0.1), dilations=[dilation], pads=pads)
+            for _ in range(2)
+        ]
+        y = g.op("Mul", g.op("Tanh", ends[0]), g.op("Sigmoid", ends[1]))
+        skips.append(g.op("Conv", y, g.weight(8, 8, 1), g.weight(8, scale=0.1)))
+        x = g.op("Add", x, g.op("Conv", y, g.weight(8, 8, 1), g.weight(8, scale=0.1)))
+    x = g.op("Relu", g.op("Sum", *skips))
+    g.op("Conv", x, g.weight(4, 8, 1), g.weight(4, scale=0.1), out="next")
+    g.output("next", 1, 4, 64)
+    return g.model()
+
+
+def branches() -> Any:
+    """An If whose branches differ in depth; which one runs depends on the input's mean."""
+    g = Graph("branches")
+    x = g.input("features", 2, 8)
+    w1, w2, w3 = g.weight(8, 8), g.weight(8, 4), g.weight(8, 4)
+    deep = g.body("deep")
+    deep.op("MatMul", deep.op("Tanh", deep.op("MatMul", x, w1)), w2, out="deep_out")
+    deep.output("deep_out", 2, 4)
+    flat = g.body("flat")
+    flat.op("MatMul", x, w3, out="flat_out")
+    flat.output("flat_out", 2, 4)
+    high = g.op("Greater", g.op("ReduceMean", x, keepdims=0), g.const(0.0))
+    chosen = g.op("If", high, then_branch=deep.proto(), else_branch=flat.proto())
+    g.op("Softplus", chosen, out="answer")
+    g.output("answer", 2, 4)
+    return g.model()
+
+
+def loop() -> Any:
+    """Newton's method for a square root in a Loop: it counts, and ends early when it is near enough."""
+    g = Graph("loop")
+    x = g.op("Add", g.op("Abs", g.input("numbers", 6)), g.const(0.5))
+    body = g.body("step")
+    body.input("round", dtype="int64")
+    body.input("go_on", dtype="bool")
+    guess = body.input("guess", 6)
+    body.op("Mul", body.op("Add", guess, body.op("Div", x, guess)), body.const(0.5), out="better")
+    change = body.op("ReduceMax", body.op("Abs", body.op("Sub", "better", guess)), keepdims=0)
+    body.op("Greater", change, body.const(1e-3), out="still")
+    body.output("still", dtype="bool")
+    body.output("better", 6)
+    g.ops("Loop", g.const(8), g.const(np.bool_(True)), x, out=("root",), body=body.proto())
+    g.output("root", 6)
+    return g.model()
+
+
+def scan() -> Any:
+    """A recurrent cell written as a Scan over time, with the mean of all before as its state."""
+    g = Graph("scan")
+    w, u = g.weight(5, 7), g.weight(7, 7)
+    body = g.body("cell")
+    state = body.input("state", 2, 7)
+    x = body.input("x", 2, 5)
+    body.op("Tanh", body.op("Add", body.op("MatMul", x, w), body.op("MatMul", state, u)), out="after")
+    body.op("Identity", "after", out="seen")
+    body.output("after", 2, 7)
+    body.output("seen", 2, 7)
+    start = g.const(np.zeros((2, 7), np.float32))
+    g.ops("Scan", start, g.input("sequence", 6, 2, 5), out=("last", "all"), body=body.proto(), num_scan_inputs=1)
+    g.output("last", 2, 7)
+    g.output("all", 6, 2, 7)
+    return g.model()
+
+
+def _small_net(name: str, dtype: str) -> Any:
+    """Dense layers around a residual in another dtype, in and out of it."""
+    g = Graph(name, dtype=dtype)
+    x = g.input("features", 4, 16)
+    y = g.op("Relu", g.op("Add", g.op("MatMul", x, g.weight(16, 16)), g.weight(16, scale=0.1)))
+    x = g.op("Add", x, y)
+    g.op("MatMul", g.op("Tanh", x), g.weight(16, 8), out="answer")
+    g.output("answer", 4, 8)
+    return g.model()
+
+
+def half() -> Any:
+    """float16 throughout."""
+    return _small_net("half", "float16")
+
+
+def bfloat16() -> Any:
+    """bfloat16 throughout, which ONNX Runtime's CPU provider does not multiply: other references answer."""
+    return _small_net("bfloat16", "bfloat16")
+
+
+def double() -> Any:
+    """float64 throughout."""
+    return _small_net("double", "float64")
+
+
+def integers() -> Any:
+    """int64 arithmetic: hashes of tokens, remainders, shifts of sign, comparisons, and the counts of what is found."""
+    g = Graph("integers")
+    x = g.input("tokens", 3, 8, dtype="int64")
+    mixed = g.op("Add", g.op("Mul", x, g.const(np.int64(6364136223846793))), g.const(np.int64(1442695040888963)))
+    bucket = g.op("Mod", mixed, g.const(np.int64(97)))
+    g.op("Sub", g.op("Div", bucket, g.const(np.int64(5))), g.op("Abs", x), out="buckets")
+    same = g.op("Cast", g.op("Equal", g.op("Mod", bucket, g.const(np.int64(3))), g.const(np.int64(0))), to=7)
+    g.op("ReduceSum", same, g.const([1]), keepdims=0, out="counts")
+    g.op("CumSum", bucket, g.const(1), out="running")
+    g.output("buckets", 3, 8, dtype="int64")
+    g.output("counts", 3, dtype="int64")
+    g.output("running", 3, 8, dtype="int64")
+    return g.model()
+
+
+def beam_step() -> Any:
+    """A step of beam search: scores joined with those so far, the best chosen, and where each came from."""
+    g = Graph("beam_step")
+    so_far = g.op("Unsqueeze", g.input("so_far", 4), g.const([1]))
+    total = g.op("Add", g.op("LogSoftmax", g.input("scores", 4, 20), axis=1), so_far)
+    flat = g.op("Reshape", total, g.const([-1]))
+    g.ops("TopK", flat, g.const([4]), out=("best", "index"), axis=0, largest=1, sorted=1)
+    g.op("Div", "index", g.const(np.int64(20)), out="beam")
+    g.op("Mod", "index", g.const(np.int64(20)), out="token")
+    g.op("ArgMax", total, axis=1, keepdims=0, out="greedy")
+    g.output("best", 4)
+    for name in ("beam", "token", "greedy"):
+        g.output(name, 4, dtype="int64")
+    return g.model()

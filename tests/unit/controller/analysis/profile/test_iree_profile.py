@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models import DIGITS
+from support.profiles import Profiled, profile_iree
+
+from hil.controller.analysis.profile.iree_profile import (
+    EVENT,
+    NONE,
+    SETUP,
+    IreeEvents,
+    by_repetition,
+    mapped_rows,
+    places_of,
+    read_ireeprof,
+    submissions_of,
+    within,
+)
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.errors import RunFailed, StageTimeout
+
+RUNS = 5
+
+DISPATCH, ALLOCA = 0, 1
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory, isolated: Isolated) -> Profiled:
+    folder = tmp_path_factory.mktemp("digits")
+    settings = {
+        "cache": Cache(folder / "cache"),
+        "isolated": isolated,
+        "recompute": False,
+        "timeout": 120.0,
+        "log": folder / "log",
+    }
+    return profile_iree(DIGITS / "digits_cnn.onnx", folder, settings, runs=RUNS)
+
+
+@pytest.fixture
+def read(digits: Profiled, isolated: Isolated, tmp_path: Path) -> Iterator[Any]:
+    def read(path: Path = digits.profile, **options: Any) -> IreeEvents:
+        folder = tmp_path / "events"
+        folder.mkdir(exist_ok=True)
+        given = {"isolated": isolated, "timeout": 60.0, "log": tmp_path / "log", **options}
+        return read_ireeprof(path, folder=folder, **given)
+
+    yield read
+
+
+def test_every_run_has_the_same_dispatches_in_the_order_of_the_program(read: Any) -> None:
+    events = read(iterations=RUNS)
+    assert events.iterations == RUNS
+    assert not events.notes
+    submitted, which = events.submitted()
+    assert which == [0] * RUNS
+    (dispatches,) = [keys for keys in submitted[0] if keys]
+    assert len(dispatches) == 6
+    assert dispatches[1].endswith("conv_16x8x8x3x3_f32")
+    assert dispatches[-1].endswith("matmul_1x10x128_f32")
+
+
+def test_events_come_in_the_order_of_their_start_with_what_the_driver_tells(read: Any) -> None:
+    events = list(read(iterations=RUNS).events())
+    starts = [event.start_ns for event in events]
+    assert starts == sorted(starts)
+    assert Counter(event.op for event in events)["dispatch"] == 6 * RUNS
+    for event in events:
+        assert event.duration_ns >= 0
+        if event.op != "dispatch":
+            assert event.key == ""
+            assert event.place is event.tiles is event.function is None
+            continue
+        assert event.command is not None
+        assert event.tiles == event.workgroups[0] * event.workgroups[1] * event.workgroups[2]
+        assert event.tile_time_ns is not None
+        assert event.tile_time_ns > 0
+    allocated = {event.bytes for event in events if event.op == "alloca"}
+    assert 10 * 4 in allocated  # the logits
+
+
+def test_dispatches_lie_within_the_execution_of_their_submission(read: Any) -> None:
+    events = list(read(iterations=RUNS).events())
+    executed = {(event.iteration, event.submission): event for event in events if event.op == "execute"}
+    assert len(executed) == RUNS
+    for event in events:
+        if event.op == "dispatch":
+            around = executed[event.iteration, event.submission]
+            assert around.start_ns <= event.start_ns
+            assert event.start_ns + event.duration_ns <= around.start_ns + around.duration_ns
+
+
+def test_warm_up_belongs_to_no_iteration(read: Any) -> None:
+    events = read(warmup=2, iterations=RUNS - 2)
+    assert events.iterations == RUNS - 2
+    runs = Counter(event.iteration for event in events.events() if event.op == "execute")
+    assert runs == {-1: 2, 0: 1, 1: 1, 2: 1}
+    executed = [event.iteration for event in events.events() if event.op == "execute"]
+    assert executed == [-1, -1, 0, 1, 2], "in the order of their start"
+
+
+def test_times_are_mapped_to_another_clock(read: Any) -> None:
+    own = list(read(iterations=RUNS).events())
+    first, last = own[0].start_ns, own[-1].start_ns
+    twice_as_fast = [(first, 1_000), (last, 1_000 + 2 * (last - first))]
+    other = list(read(iterations=RUNS, clock=twice_as_fast).events())
+    for before, after in zip(own, other, strict=True):
+        assert after.start_ns == 1_000 + 2 * (before.start_ns - first)
+        assert after.duration_ns == 2 * before.duration_ns
+
+
+def test_memory_is_told_at_every_change_and_given_back_at_the_end(read: Any) -> None:
+    samples = list(read(iterations=RUNS).memory())
+    assert [sample.at_ns for sample in samples] == sorted(sample.at_ns for sample in samples)
+    assert {sample.unit for sample in samples} == {"bytes"}
+    values = [sample.value for sample in samples]
+    assert max(values) >= 6848  # the values between the layers
+    assert values[-1] < max(values)
+
+
+@pytest.mark.parametrize("keep", [0, 40, 4000, -3])
+def test_a_profile_that_is_cut_off_is_told(read: Any, digits: Profiled, tmp_path: Path, keep: int) -> None:
+    cut = tmp_path / "cut.ireeprof"
+    cut.write_bytes(digits.profile.read_bytes()[:keep])
+    with pytest.raises(RunFailed, match=r"cut\.ireeprof cannot be read"):
+        read(cut)
+
+
+def test_another_kind_of_file_is_told(read: Any) -> None:
+    with pytest.raises(RunFailed, match="invalid IREE HAL profile file magic"):
+        read(DIGITS / "digits_cnn.onnx")
+
+
+def test_a_missing_profile_is_told(read: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"no profile none\.ireeprof"):
+        read(tmp_path / "none.ireeprof")
+
+
+def test_reading_ends_at_the_time_limit(read: Any) -> None:
+    # A process that has yet to start cannot have done it while this one was not looking.
+    with Isolated(1) as fresh, pytest.raises(StageTimeout, match="profile gave no result within"):
+        read(isolated=fresh, timeout=1e-6)
+
+
+def test_a_driver_that_tells_no_commands_gives_the_same_dispatches(
+    digits: Profiled, read: Any, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    own = read(iterations=RUNS).submitted()
+    folder = tmp_path / "sync"
+    folder.mkdir()
+    sync = profile_iree(digits.model.path, folder, settings, device="local-sync", runs=RUNS)
+    events = read(sync.profile, iterations=RUNS)
+    assert all(event.command is None for event in events.events())
+    other = events.submitted()
+    assert [keys for keys in other[0][0] if keys] == [keys for keys in own[0][0] if keys]
+
+
+def rows(*events: tuple[int, int, int, int]) -> np.ndarray:
+    """Events of (op, submission, command, start)."""
+    made = np.zeros(len(events), EVENT)
+    for row, (op, submission, command, start) in zip(made, events, strict=True):
+        row["op"], row["submission"], row["command"], row["start"] = op, submission, command, start
+    return made
+
+
+@pytest.mark.parametrize(
+    ("commands", "expected"),
+    [
+        ([4, 2, 9], [1, 0, 2]),  # done side by side: the one that was told first is not the first
+        ([NONE, NONE, NONE], [0, 1, 2]),
+    ],
+)
+def test_dispatches_have_their_place_by_command_or_else_in_the_order_told(
+    commands: list[int], expected: list[int]
+) -> None:
+    events = rows((ALLOCA, 7, NONE, 0), *((DISPATCH, 7, command, 1) for command in commands))
+    assert places_of(events, DISPATCH).tolist() == [-1, *expected]
+
+
+def test_submissions_that_do_the_same_are_of_one_kind() -> None:
+    same = [(ALLOCA, 0, NONE, 5), (DISPATCH, 1, 2, 9), (DISPATCH, 1, 4, 8), (ALLOCA, 2, NONE, 20), (DISPATCH, 3, 2, 30)]
+    events = rows(*same, (DISPATCH, 3, 4, 31))
+    numbers, kinds = submissions_of(events, places_of(events, DISPATCH))
+    assert numbers.tolist() == [0, 1, 1, 2, 3, 3]
+    assert kinds[0] == kinds[2]
+    assert kinds[1] == kinds[3]
+    assert kinds[0] != kinds[1]
+
+
+def test_the_order_of_dispatches_makes_another_kind() -> None:
+    events = rows((DISPATCH, 0, 1, 0), (DISPATCH, 0, 2, 1), (DISPATCH, 1, 1, 2), (DISPATCH, 1, 2, 3))
+    events["key"] = [10, 11, 11, 10]
+    kinds = submissions_of(events, places_of(events, DISPATCH))[1]
+    assert kinds[0] != kinds[1]
+
+
+def test_submissions_are_counted_within_their_iteration() -> None:
+    assert within(np.array([-1, -1, 0, 0, 0, 1, 1, 1])).tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
+
+
+def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "events.bin").write_bytes(b"")
+    assert len(mapped_rows(tmp_path / "events.bin", EVENT)) == 0
+
+
+def told(kinds: str, iterations: int | None) -> tuple[str, str]:
+    found, doubt = by_repetition(np.array([ord(kind) for kind in kinds]), iterations)
+    return "".join("-" if number == SETUP else str(number) for number in found), doubt
+
+
+@pytest.mark.parametrize(
+    ("kinds", "iterations", "expected"),
+    [
+        ("abab", 2, "0011"),
+        ("aaaa", 2, "0011"),  # a loop of two turns, twice
+        ("aaaa", 4, "0123"),
+        ("xyabcabcabc", 3, "--000111222"),  # what comes before is initialisation
+        ("xabbabbabb", 3, "-000111222"),
+        ("abcabcab", 2, "--000111"),
+        ("abc", 1, "000"),
+        ("", 3, ""),
+    ],
+)
+def test_runs_are_the_equal_sequences_at_the_end(kinds: str, iterations: int, expected: str) -> None:
+    assert told(kinds, iterations)[0] == expected
+
+
+def test_a_known_number_of_runs_leaves_no_doubt() -> None:
+    assert told("xabab", 2)[1] == ""
+
+
+def test_without_their_number_runs_are_told_by_the_shortest_repetition_and_that_is_said() -> None:
+    found, doubt = told("abbabbabb", None)
+    assert found == "000111222"
+    assert "3 by what is repeated" in doubt
+    assert told("abc", None)[0] == "000"
+
+
+def test_runs_that_differ_are_told_apart_by_counting_and_that_is_said() -> None:
+    found, doubt = told("abcabd", 2)
+    assert found == "000111"
+    assert "counting" in doubt
+
+
+def test_what_cannot_be_told_apart_is_one_run_and_that_is_said() -> None:
+    found, doubt = told("abcde", 2)
+    assert found == "00000"
+    assert "cannot be told apart" in doubt
+
+
+def test_a_long_profile_that_never_repeats_is_settled_in_linear_time() -> None:
+    kinds = np.arange(200_000)
+    found, doubt = by_repetition(kinds, 7)
+    assert doubt
+    assert found.max() == 0

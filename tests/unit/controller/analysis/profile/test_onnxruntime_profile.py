@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.models import DIGITS
+from support.profiles import profile_onnxruntime
+
+from hil.controller.analysis.profile.collect import onnxruntime_rows
+from hil.controller.analysis.profile.estimate import estimate
+from hil.controller.analysis.profile.onnxruntime_profile import KernelEvent, OnnxRuntimeEvents, read_onnxruntime
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads.suites.zoo import zoo_models
+from hil.core.artifacts import Model
+from hil.errors import RunFailed, StageTimeout
+
+Save = Callable[..., Path]
+FLOAT = TensorProto.FLOAT
+RUNS = 4
+
+
+def read(path: Path, model: Model, settings: dict[str, Any], **options: Any) -> OnnxRuntimeEvents:
+    given = {name: settings[name] for name in ("isolated", "timeout", "log")}
+    return read_onnxruntime(path, model, **{**given, **options})
+
+
+def profiled(path: Path, settings: dict[str, Any], folder: Path, **options: Any) -> OnnxRuntimeEvents:
+    model = import_model(path, isolated=settings["isolated"])
+    return read(profile_onnxruntime(path, folder, RUNS), model, settings, **options)
+
+
+def first_run(events: OnnxRuntimeEvents) -> list[KernelEvent]:
+    return [event for event in events.events() if event.iteration == 0]
+
+
+def test_runs_and_their_kernels_in_order(settings: dict[str, Any], tmp_path: Path) -> None:
+    events = profiled(DIGITS / "digits_cnn.onnx", settings, tmp_path)
+    assert events.iterations == RUNS
+    assert not events.notes
+    kernels = list(events.events())
+    starts = [kernel.start_ns for kernel in kernels]
+    assert starts == sorted(starts)
+    assert {kernel.provider for kernel in kernels} == {"CPUExecutionProvider"}
+    for number, (begin, end) in enumerate(events.windows):
+        run = [kernel for kernel in kernels if kernel.iteration == number]
+        assert [kernel.name for kernel in run] == [kernel.name for kernel in first_run(events)]
+        assert all(begin <= kernel.start_ns for kernel in run)
+        assert sum(kernel.duration_ns for kernel in run) <= end - begin
+
+
+def test_a_fused_kernel_names_the_nodes_it_replaces(settings: dict[str, Any], tmp_path: Path) -> None:
+    kernels = first_run(profiled(DIGITS / "digits_cnn.onnx", settings, tmp_path))
+    computed = [kernel.nodes for kernel in kernels if kernel.computes]
+    assert computed == [("conv1", "relu1"), ("pool1",), ("conv2", "relu2"), ("pool2",), ("flatten",), ("fc1",)]
+
+
+def test_kernels_of_a_quantised_model_name_the_nodes_around_the_operator(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    kernels = first_run(profiled(DIGITS / "digits_cnn_int8.onnx", settings, tmp_path))
+    conv = next(kernel for kernel in kernels if "conv1" in kernel.nodes and kernel.computes)
+    assert conv.op_type == "QLinearConv"
+    assert conv.nodes == ("image_DequantizeLinear", "conv1", "relu1.out_QuantizeLinear")
+    assert all(kernel.nodes for kernel in kernels)
+
+
+def test_kernels_of_a_fused_pattern_name_all_of_it(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = next(
+        each for each in zoo_models(Workshop(settings["cache"], settings["isolated"])) if each.name == "transformer"
+    )
+    kernels = first_run(profiled(model.path, settings, tmp_path))
+    by_nodes = {kernel.nodes: kernel for kernel in kernels if kernel.computes}
+    assert ("Div_2", "Erf_1", "Add_8", "Mul_1", "Mul_2") in by_nodes  # a Gelu
+    assert ("MatMul_7", "Add_7") in by_nodes
+    assert all(kernel.nodes for kernel in kernels)
+    # What only changes a value's order for the next kernel computes nothing, whatever it is called.
+    assert {kernel.op_type for kernel in kernels if not kernel.computes} <= {"Reshape", "ReorderOutput"}
+
+
+def test_what_is_added_behind_a_convolution_is_fused_into_it_not_into_the_next(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = next(
+        each for each in zoo_models(Workshop(settings["cache"], settings["isolated"])) if each.name == "resnet"
+    )
+    kernels = first_run(profiled(model.path, settings, tmp_path))
+    behind = next(kernel.nodes for kernel in kernels if kernel.computes and "Conv_7" in kernel.nodes)
+    assert behind[0] == "Conv_7"  # what it reads is the Relu_5 of a sum
+    (summing,) = [kernel.nodes for kernel in kernels if kernel.computes and "Relu_5" in kernel.nodes]
+    assert "Add_2" in summing
+
+
+def test_nodes_without_names_are_called_by_type_and_place(
+    save_onnx: Save, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Identity", ["a"], ["b"]),
+        helper.make_node("Softmax", ["b"], ["y"]),
+    ]
+    path = save_onnx(nodes, [("x", FLOAT, (4, 8))], [("y", FLOAT, (4, 8))])
+    kernels = first_run(profiled(path, settings, tmp_path))
+    assert [kernel.nodes[0] for kernel in kernels] == ["Exp_0", "Softmax_2"]
+    assert kernels[0].shapes == "4x8xf32 -> 4x8xf32"
+
+
+def test_what_holds_other_kernels_is_no_operation_of_its_own(
+    save_onnx: Save, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    def branch(op_type: str) -> Any:
+        node = helper.make_node(op_type, ["x"], [f"{op_type}.y"], name=op_type.lower())
+        return helper.make_graph([node], op_type, [], [helper.make_tensor_value_info(f"{op_type}.y", FLOAT, (4,))])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], name="sum", keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["is"], name="compare"),
+        helper.make_node("If", ["is"], ["y"], name="if", then_branch=branch("Exp"), else_branch=branch("Neg")),
+    ]
+    zero = numpy_helper.from_array(np.zeros((), np.float32), "zero")
+    path = save_onnx(nodes, [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], [zero])
+    model = import_model(path, isolated=settings["isolated"])
+    given = {name: settings[name] for name in ("isolated", "timeout", "log")}
+    events = read_onnxruntime(profile_onnxruntime(path, tmp_path, 1), model, **given)
+    rows = {
+        row.op: row
+        for row in onnxruntime_rows(events, estimate(model, cache=settings["cache"], **given), run="r", board="b")
+    }
+    assert rows["if"].kind == "runtime"
+    assert rows["if"].onnx_nodes == ()
+    assert rows["exp"].kind == "compute"
+    assert rows["exp"].onnx_nodes == ("exp",)
+    assert rows["if"].start_ns <= rows["exp"].start_ns
+    assert "neg" not in rows
+
+
+def test_warm_up_is_left_out_and_times_are_mapped(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
+    path = profile_onnxruntime(model.path, tmp_path, RUNS)
+    every = read(path, model, settings)
+    last = read(path, model, settings, warmup=1, iterations=2, clock=[(0, 5_000_000)])
+    assert last.iterations == 2
+    assert last.windows == [(begin + 5_000_000, end + 5_000_000) for begin, end in every.windows[1:3]]
+    expected = [
+        (event.iteration - 1, event.start_ns + 5_000_000) for event in every.events() if event.iteration in (1, 2)
+    ]
+    assert [(event.iteration, event.start_ns) for event in last.events()] == expected
+
+
+def test_of_a_profile_that_is_cut_off_the_whole_runs_are_kept(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
+    path = profile_onnxruntime(model.path, tmp_path, RUNS)
+    text = path.read_text()
+    third = [at for at in range(len(text)) if text.startswith('"model_run"', at)][2]
+    path.write_text(text[:third])
+    events = read(path, model, settings, iterations=RUNS)
+    assert events.iterations == 2
+    assert {event.iteration for event in events.events()} == {0, 1}
+    assert "cut off: 2 runs" in events.notes[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[\n",
+        b"\x00\xff no profile",
+        b'{"ts": 1}',
+        b'{"name": "model_run", "cat": "", "ts": "soon", "dur": 1, "args": {}}',
+    ],
+)
+def test_a_file_without_a_run_is_told(settings: dict[str, Any], tmp_path: Path, content: bytes) -> None:
+    model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(RunFailed, match="holds no whole run"):
+        read(path, model, settings)
+    with pytest.raises(RunFailed, match="no profile"):
+        read(tmp_path / "missing.json", model, settings)
+
+
+def test_finding_the_nodes_ends_at_the_time_limit(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
+    path = profile_onnxruntime(model.path, tmp_path, 1)
+    # A process that has yet to start cannot have done it while this one was not looking.
+    with Isolated(1) as fresh, pytest.raises(StageTimeout, match="kernels' nodes"):
+        read(path, model, settings, isolated=fresh, timeout=1e-6)
+
+
+def test_kernels_are_known_by_their_names_where_the_model_cannot_be_optimised_here(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
+    path = profile_onnxruntime(model.path, tmp_path, 1)
+    nothing = tmp_path / "optimized.onnx"
+    nothing.write_bytes(b"no model")
+    events = read(path, model, settings, optimized=nothing)
+    assert "by their names alone" in events.notes[0]
+    assert ("fc1",) in [kernel.nodes for kernel in events.events()]

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from support.suite_runs import case, large_run, suite_run
+
+from hil.controller.workloads.suites.reports import print_summary
+from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.reports.summary import summary_markdown
+
+
+def shown(folder, *records, width=100, **header):
+    console = Console(file=io.StringIO(), width=width)
+    print_summary(console, suite_run(folder, list(records), **header))
+    return console.file.getvalue()
+
+
+def test_it_tells_totals_groups_and_how_to_repeat_a_failure(tmp_path):
+    text = shown(tmp_path, case("a"), case("b", "FAIL", op="Conv", confirmed="flaky"), case("c", "TIMEOUT", op="LSTM"))
+    assert "1 PASS" in text and "1 FAIL" in text and "1 TIMEOUT" in text
+    assert "compare 1, run 1" in text and "Conv 1, LSTM 1" in text
+    assert "FAIL  b  flaky\n  y: 41 of 1024" in text
+    assert "\n  hil suite run models --flow iree --filter b\n" in text
+    assert f"open {tmp_path}/report.html" in text
+
+
+def test_only_the_first_twenty_failures_are_shown(tmp_path):
+    text = shown(tmp_path, *(case(f"c{n}", "FAIL") for n in range(33)))
+    assert text.count("--filter") == 20 and "and 13 failing cases more" in text
+
+
+def test_a_command_is_never_wrapped(tmp_path):
+    repeat = "hil suite run models --flow iree " + "--filter " + "x" * 200
+    assert f"  {repeat}\n" in shown(tmp_path, case("a", "FAIL", repeat=repeat), width=60)
+
+
+def test_brackets_and_colours_in_names_are_no_markup(tmp_path):
+    text = shown(tmp_path, case("a", "RUN_ERROR", op="[red]x[/]", message="bad [/bold] \x1b[31mred"))
+    assert "[red]x[/] 1" in text and "bad [/bold] red" in text and "\x1b" not in text
+
+
+def test_all_is_well_in_two_lines(tmp_path):
+    lines = shown(tmp_path, case("a"), case("b"), width=200).splitlines()
+    assert len(lines) == 2 and "2 PASS" in lines[0]
+
+
+def test_eighty_columns_hold_a_large_run(tmp_path):
+    lines = shown(tmp_path, *large_run(500), width=80).splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines if "hil suite" not in line and "report.html" not in line)
+
+
+def test_cases_that_were_lost_with_the_board_are_one_failure(tmp_path):
+    lost = [case(f"c{n}", "BOARD_LOST") for n in range(30)]
+    other = case("gone", "BOARD_LOST", message="the cable was cut")
+    text = shown(tmp_path, *lost, case("wrong", "FAIL"), other)
+    assert text.count("the board stopped answering") == 1 and "and 29 cases more for the same reason" in text
+    assert "BOARD_LOST  c0\n" in text and "FAIL  wrong\n" in text and "the cable was cut" in text
+    # Nothing that the counts do not have.
+    assert "31 BOARD_LOST" in text and "failing cases more" not in text
+
+
+def test_a_folder_is_told_as_one_types_it(tmp_path):
+    text = shown(tmp_path / "my runs", case("a"), width=300)
+    assert f"stored in '{tmp_path}/my runs'; open '{tmp_path}/my runs/report.html'" in text
+
+
+def summary(folder, *records, **header):
+    return summary_markdown(load_run(suite_run(folder, list(records), **header)))
+
+
+def test_totals_groups_failing_cases_and_commands_are_there(tmp_path):
+    text = summary(
+        tmp_path,
+        case("good"),
+        case("wrong", "FAIL", op="Conv"),
+        case("wrong2", "FAIL", op="Conv"),
+        case("broken", "COMPILE_ERROR", op="LSTM"),
+    )
+    assert "3 cases of 4 failed" in text
+    assert "| FAIL | 2 |" in text and "| COMPILE_ERROR | 1 |" in text
+    assert "| `Conv` | 2 | 2 |" in text and "| `LSTM` | 1 | 1 |" in text
+    assert "| compare | 2 |" in text and "| compile | 1 |" in text
+    assert "| `broken` | COMPILE\\_ERROR | compile | failed to legalize" in text
+    details = text[text.index("<details>") :]
+    assert "hil suite run models --flow iree --filter wrong\n" in details and "--filter good" not in text
+
+
+def test_a_run_that_passed_says_so_and_lists_nothing(tmp_path):
+    text = summary(tmp_path, case("a"), case("b"))
+    assert "2 of 2 passed" in text
+    assert "What failed" not in text and "<details>" not in text
+
+
+def test_what_was_not_run_is_said_first(tmp_path):
+    text = summary(tmp_path, case("a"), missing=("b", "c"), interrupted=True)
+    assert "**2 of 3 cases were not run: it was interrupted.**" in text
+
+
+def test_reruns_retries_and_expectations_are_counted(tmp_path):
+    lost = {"why": "board lost", "board": "b1", "outcome": "BOARD_LOST", "message": "gone"}
+    again = {"why": "confirm", "board": "b2", "outcome": "FAIL", "message": ""}
+    text = summary(
+        tmp_path,
+        case("a", attempts=(lost, lost)),
+        case("b", "FAIL", attempts=(again,), confirmed="always wrong"),
+        case("c", "FAIL", attempts=(again,), confirmed="flaky"),
+        case("d", "FAIL", attempts=(lost, again), confirmed="one bad board"),
+        case("e", "XFAIL"),
+        case("f", "XPASS"),
+    )
+    assert "- 1 failed as expected" in text
+    assert "- 1 passed against expectation" in text
+    assert "- mismatches that were run again: 1 always wrong, 1 flaky, 1 one bad board" in text
+    assert "- the infrastructure failed 3 times: 2 cases tried again" in text
+
+
+def test_names_and_messages_cannot_become_markup(tmp_path):
+    text = summary(tmp_path, case("a|b`c", "RUN_ERROR", message="<img src=x onerror=alert(1)> | **x** [y](z)\n# title"))
+    row = next(row for row in text.splitlines() if "RUN\\_ERROR |" in row)
+    assert row.count(" | ") == 3
+    assert "\\<img src=x onerror=alert(1)\\> \\| \\*\\*x\\*\\* \\[y\\](z) \\# title" in row
+    assert "a\\|b\\`c" in row
+
+
+def test_backticks_in_a_command_do_not_end_its_block(tmp_path):
+    text = summary(tmp_path, case("a", "FAIL", repeat="hil suite run ```` x"))
+    assert "`````sh\nhil suite run ```` x\n`````\n" in text
+
+
+def test_it_stays_below_a_megabyte_and_says_how_much_is_left_out(tmp_path):
+    long = "\U0001f600|" * 1500
+    text = summary(
+        tmp_path, *(case(f"c{n}_{'é' * 2000}", "FAIL", op=f"{n}{long}", message=long, repeat=long) for n in range(400))
+    )
+    assert len(text.encode()) < 1_000_000
+    assert "... and 200 cases more" in text and "... and 370 operators more" in text
+
+
+def test_a_large_run_is_a_short_summary(tmp_path):
+    records = large_run(2000)
+    text = summary(tmp_path, *records)
+    assert len(text.encode()) < 100_000
+    assert f"of {len(records)} failed" in text
