@@ -21,7 +21,7 @@ sys.dont_write_bytecode = False
 settings.register_profile("hil", deadline=None)
 settings.load_profile("hil")
 
-HARDWARE = Path(__file__).parent / "hardware"
+INTEGRATION = Path(__file__).parent / "integration"
 # Of a test that names none. Not in the ini: who runs the examples need not have pytest-timeout, and without it an ini
 # that sets this is refused.
 TIMEOUT_S = 900
@@ -34,11 +34,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(hook, "_must_rewrite"):  # not with --assert=plain
         hook._must_rewrite.discard("hil")
         hook._marked_for_rewrite_cache.clear()
+    # Whoever names a path wants all that is there. A worker of xdist is given paths and marks as they are.
+    named = config.args_source is pytest.Config.ArgsSource.ARGS and not hasattr(config, "workerinput")
+    if named and "daily" in config.option.markexpr:
+        config.option.markexpr = ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HARDWARE):
-            item.add_marker("hardware")
+        if item.path.is_relative_to(INTEGRATION):
+            item.add_marker("ci")
         if config.pluginmanager.hasplugin("timeout") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))

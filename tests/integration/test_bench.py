@@ -62,6 +62,7 @@ def chain(tmp_path: Path) -> Callable[[int], Path]:
     return make
 
 
+@pytest.mark.daily
 def test_a_model_is_measured_and_everything_is_stored(bench, hil, tmp_path, simulator):
     document = bench(DIGITS_CNN, "--board", simulator, "--iterations", 300, "--warmup", 5)
     (side,) = document["sides"]

@@ -185,11 +185,15 @@ def needs(guide: Path) -> list[str]:
     return [first[1]] if first else [packages for packages, _, _ in BLOCK.findall(text) if packages]
 
 
-PLAIN = [guide for guide in GUIDES if guide not in (BOARDS, FARM, RUNNING) and not re.match(NEEDS, guide.read_text())]
+PLAIN = [
+    pytest.param(guide, marks=[pytest.mark.daily] if guide.stem == "README" else [], id=guide.stem)
+    for guide in GUIDES
+    if guide not in (BOARDS, FARM, RUNNING) and not re.match(NEEDS, guide.read_text())
+]
 NEEDING = [guide for guide in GUIDES if needs(guide)]
 
 
-@pytest.mark.parametrize("guide", PLAIN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("guide", PLAIN)
 def test_a_guide_does_what_it_says(guide, place):
     follow(guide, place)
 
@@ -281,6 +285,7 @@ def test_a_reader_stays_where_a_command_led_them(place):
         place.run(Command(text, shown, code=int("false" in text)))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("shown", "printed", "same"),
     [
@@ -298,12 +303,14 @@ def test_what_is_shown_is_compared_but_for_what_varies(shown, printed, same):
     assert matches(shown, printed) is same
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("guide", [*GUIDES, ROOT / "CHANGELOG.md"], ids=lambda path: path.stem)
 def test_links_lead_somewhere(guide):
     for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", guide.read_text()):
         assert not target or "://" in target or (guide.parent / target).exists(), target
 
 
+@pytest.mark.daily
 def test_headings_that_are_linked_to_are_there():
     for guide in GUIDES:
         for target, heading in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", guide.read_text()):
@@ -318,6 +325,7 @@ def _headings(text: str) -> list[str]:
     return re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.M)
 
 
+@pytest.mark.daily
 def test_the_table_of_tolerances_is_the_table_of_the_code():
     from hil.compare.tolerance import DEFAULT_TOLERANCES
 
@@ -325,6 +333,7 @@ def test_the_table_of_tolerances_is_the_table_of_the_code():
     assert rows == [(name, f"{one.rtol:g}", f"{one.atol:g}") for name, one in DEFAULT_TOLERANCES.items()]
 
 
+@pytest.mark.daily
 def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
     from dataclasses import fields
 
@@ -346,6 +355,7 @@ def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
         assert [one.name for one in fields(kind) if f"`{one.name}`" not in table] == []
 
 
+@pytest.mark.daily
 def test_the_page_on_security_names_what_there_is():
     page = (ROOT / "docs/security.md").read_text()
     for path in re.findall(r"`((?:hil|tests|scripts)/[\w./]+)(?:::\w+\.*)?`", page):

@@ -40,6 +40,7 @@ def submitted(call, *args: object) -> dict:
     return done.document
 
 
+@pytest.mark.daily
 def test_a_model_is_run_and_shown_and_what_it_made_is_fetched(call, tmp_path):
     done = call("submit", MODEL, "--wait", "--iterations", "3")
     assert done.code == 0, done.err

@@ -12,6 +12,7 @@ from support.layer_models import dynamic_batch, noisy, repeated
 from support.models import DIGITS
 
 
+@pytest.mark.daily
 def test_the_layers_of_the_digits_are_listed(hil):
     ended = hil("layers", DIGITS / "digits_cnn.onnx")
     assert ended.code == 0, ended.err
@@ -57,6 +58,7 @@ def test_a_saved_layer_passes_by_the_command_that_is_printed(hil, simulator, tmp
     assert next(iter(rows.values()))["run"] in printed
 
 
+@pytest.mark.daily
 def test_a_part_is_cut_out_saved_and_run(hil, simulator, tmp_path):
     ended = hil("layers", DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "flatten.out", "--save", "part")
     assert ended.code == 0, ended.err

@@ -15,6 +15,8 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.errors import UsageError
 
+pytestmark = pytest.mark.daily
+
 X = np.array([1, 2, 3, 4], np.float32)
 
 

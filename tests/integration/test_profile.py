@@ -50,6 +50,7 @@ def check(profile: Profile, iterations: int) -> None:
     assert any(sample.name.startswith("memory") for sample in profile.counters)
 
 
+@pytest.mark.daily
 def test_a_run_is_profiled_on_the_simulator_whatever_lay_in_its_folder(hil, tmp_path):
     for runtime, raw in (("iree", "profile.ireeprof"), ("onnxruntime", "onnxruntime.json")):
         ended = hil("run", DIGITS_CNN, "--runtime-hw-type", "sim", "--runtime", runtime, "--profile", "out", "--json")

@@ -27,6 +27,7 @@ def small(tmp_path: Path) -> Path:
 SMALL = ["small_full_model-sim", "small_layer_Relu_relu-sim", "small_layer_Add_add-sim"]
 
 
+@pytest.mark.daily
 def test_an_ini_file_and_a_model_are_all_it_takes(project):
     project.set_up("digits_cnn", where=".")
     tested = project.test("--runtime-hw-type=sim", "-k", "digits")
@@ -151,6 +152,7 @@ def test_every_case(hil_verdict):
 """
 
 
+@pytest.mark.daily
 def test_a_users_own_tests_ask_for_any_stage(project, small):
     project.set_up("digits_cnn", small)
     project.write("test_own.py", OWN)

@@ -14,6 +14,7 @@ from support.models import DIGITS, save_model
 FLOAT, BFLOAT16 = TensorProto.FLOAT, TensorProto.BFLOAT16
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("model", ["digits_cnn", "digits_cnn_int8"])
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
 def test_the_digits_pass_on_both_runtimes(hil, simulator, model, runtime):
@@ -36,6 +37,7 @@ def test_the_digits_are_recognised_on_the_board(hil, simulator, tmp_path):
     assert (logits.argmax(1) == digits["label"]).mean() > 0.95
 
 
+@pytest.mark.daily
 def test_everything_is_stored_and_shown_again(hil, simulator, doubling, tmp_path):
     ended = hil("run", doubling, "--board", simulator, "--iterations", 5, "--warmup", 2, "--json")
     folder = tmp_path / ended.document["folder"]
@@ -50,6 +52,7 @@ def test_everything_is_stored_and_shown_again(hil, simulator, doubling, tmp_path
     assert [row["id"] for row in hil("runs", "list", "--json").document["runs"]] == [ended.document["id"]]
 
 
+@pytest.mark.daily
 def test_the_second_call_takes_program_and_reference_from_the_cache(hil, simulator, doubling):
     hil("run", doubling, "--board", simulator)
     case = hil("run", doubling, "--board", simulator, "--json").case
@@ -90,6 +93,7 @@ def test_a_reference_that_stands_in_for_another_says_why_on_the_screen(hil, simu
     assert "note the reference onnxruntime could not answer: ONNX Runtime cannot load the model:" in shown
 
 
+@pytest.mark.daily
 def test_a_wrong_expectation_fails_with_its_statistics(hil, simulator, doubling, tmp_path):
     np.save(tmp_path / "x.npy", np.array([1, 2, 3, 4], np.float32))
     np.save(tmp_path / "y.npy", np.array([2, 4, 6.5, 8], np.float32))
@@ -107,6 +111,7 @@ def test_an_expectation_of_other_shape_dtype_or_nan_is_a_fail(hil, simulator, do
     assert (ended.code, ended.case["outcome"]) == (1, "FAIL")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("fault", "outcome", "code", "stage"),
     [
@@ -127,6 +132,7 @@ def test_each_fault_of_the_simulator_ends_in_its_outcome(hil, doubling, fault, o
         assert "Segmentation fault" in ended.case["error"]["detail"]
 
 
+@pytest.mark.daily
 def test_half_precision_truly_differs(hil):
     for runtime in ("iree", "onnxruntime"):
         exact = hil("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--runtime", runtime, "--json")
@@ -192,6 +198,7 @@ def test_a_wrong_answer_stays_one_where_another_reference_fails(hil, tmp_path):
     assert ended.case["unanswered"] and "could not answer" in ended.case["reason"]
 
 
+@pytest.mark.daily
 def test_several_models_give_one_record_and_the_gravest_code(hil, simulator, doubling, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
     ended = hil("run", doubling, tmp_path / "broken.onnx", DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")
@@ -230,6 +237,7 @@ def test_flag_files_of_iree_run_module(hil, simulator, doubling, tmp_path):
     assert hil("run", "--flagfile", "flags.txt", "--board", simulator).code == 2
 
 
+@pytest.mark.daily
 def test_resuming_keeps_what_has_ended_and_runs_the_rest(hil, simulator, doubling, tmp_path):
     ended = hil("run", doubling, DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")
     path = tmp_path / ended.document["folder"] / "run.json"
@@ -259,6 +267,7 @@ def test_resuming_runs_a_case_again_whose_model_has_changed(hil, simulator, doub
     assert (gone.code, gone.case) == (0, again.case)
 
 
+@pytest.mark.daily
 def test_the_library_does_the_same(simulator, doubling, monkeypatch, shared_cache):
     import hil as library
 

@@ -48,6 +48,7 @@ def records(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
 def test_a_folder_gives_the_whole_model_and_its_layers_and_every_report(hil, simulator, models, tmp_path, flow):
     ended = hil("suite", "run", models, "--flow", flow, "--board", simulator, "--out", "out", "--json")
@@ -112,6 +113,7 @@ def test_a_mismatch_fails_with_commands_that_repeat_it_and_show_it(hil, simulato
         assert hil(*words[1:]).code == code, command
 
 
+@pytest.mark.daily
 def test_expected_failures_are_strict_and_written_from_a_run(hil, simulator, models, tmp_path):
     np.savez(models / "net.expected.npz", t6=np.zeros(8, np.float32))
     run = ("suite", "run", models, "--flow", "onnxruntime", "--board", simulator)
@@ -157,6 +159,7 @@ def test_a_flows_tolerance_that_could_not_fail_gives_way_to_the_default(hil, sim
     assert "BLIND" in {case["outcome"] for case in given.document["cases"]}
 
 
+@pytest.mark.daily
 def test_boards_share_the_work(hil, start_agent, models):
     boards = [start_agent("--fault", "pace:seconds=1", module="hil.sim") for _ in range(2)]
     options = [option for board in boards for option in ("--board", board)]

@@ -33,6 +33,7 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("model", "file"), [(FLOAT, "float.npy"), (INT8, "int8.npy")])
 def test_a_digit_is_recognised_in_float_and_in_int8(hil, simulator, pictures, model, file):
     # Kernels may round a quantised value the other way.

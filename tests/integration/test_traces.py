@@ -114,6 +114,7 @@ def split(module):
     assert next(iter(found.values())).tolist() == [1, 0, -1, -2]
 
 
+@pytest.mark.daily
 def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(place, module):
     good, bad = compare_backends(split, module, target_backends=["iree_llvmcpu", "board:faulty.toml"])
     assert (good.outcome, bad.outcome) == (Outcome.PASS, Outcome.FAIL)

@@ -46,6 +46,7 @@ def passes(client, add: Program) -> bool:
     return bool((next(iter(outputs.values())) == A + A).all())
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGKILL", "SIGABRT", "SIGBUS"])
 @pytest.mark.parametrize("at", ["run", "load"])
 def test_a_worker_that_dies_of_a_signal_is_reported_and_the_next_run_passes(
@@ -60,6 +61,7 @@ def test_a_worker_that_dies_of_a_signal_is_reported_and_the_next_run_passes(
     assert passes(client, add_programs["iree"])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
 def test_a_worker_that_hangs_is_ended_at_its_limit_and_the_next_run_passes(
     start_agent, open_client, add_programs, runtime

@@ -19,9 +19,13 @@ from hil.testing.virtual_board import VirtualBoard
 from support.agents import start_process, stop_process
 
 BOARDS = {"x86_64 board": "board_x86", "aarch64 board": "board_aarch64"}
-_BOARD = pytest.mark.board
-AGENTS = ["in-process", "agent over TCP", "simulator", *(pytest.param(name, marks=_BOARD) for name in BOARDS)]
-COMMANDS = [pytest.param(f"{name}, by command", marks=_BOARD) for name in BOARDS]
+_LONG = [pytest.mark.board, pytest.mark.ci]
+AGENTS = [
+    *("in-process", "agent over TCP", "simulator"),
+    pytest.param("x86_64 board", marks=pytest.mark.board),
+    pytest.param("aarch64 board", marks=_LONG),
+]
+COMMANDS = [pytest.param(f"{name}, by command", marks=_LONG) for name in BOARDS]
 
 # Functions for every kind of end: one that reports an error unless it is given a 3, and one that never ends.
 ENDS = """

@@ -17,6 +17,8 @@ from hil.controller.farm.words import Grant, Role
 from hil.errors import FarmError
 from hil.protocol.v1 import farm_pb2 as pb
 
+pytestmark = pytest.mark.daily
+
 Client = Callable[..., FarmClient]
 
 

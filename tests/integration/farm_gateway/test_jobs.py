@@ -16,6 +16,8 @@ from hil.controller.farm.words import Kind, Result, Role, Spec
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
+pytestmark = pytest.mark.daily
+
 Client = Callable[..., FarmClient]
 
 

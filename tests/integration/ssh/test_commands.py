@@ -17,6 +17,8 @@ from hil.controller.devices.ssh.command import execute
 from hil.controller.devices.ssh.shell import Shell
 from hil.errors import BoardError, BoardLost
 
+pytestmark = pytest.mark.daily
+
 
 def test_arguments_arrive_as_they_are(shell: Shell) -> None:
     words = ["a b", "$HOME", "`id`", "*", "'\"", "", "-n", "; true", "ü\n\t\\", "~"]

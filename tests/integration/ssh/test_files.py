@@ -13,6 +13,8 @@ from support.sshd import IS_ROOT, running_sshd
 from hil.controller.devices.ssh.shell import Shell
 from hil.errors import BoardError, StorageError
 
+pytestmark = pytest.mark.daily
+
 
 @pytest.fixture(params=["sftp", "cat"])
 def any_shell(request: pytest.FixtureRequest, log_in: Callable[..., Shell], tmp_path: Path) -> Iterator[Shell]:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 from support import mutants
 
+pytestmark = pytest.mark.ci
+
 TESTS = [str(Path(__file__).with_name(name)) for name in ("test_compare.py", "test_tolerance.py")]
 
 

@@ -108,6 +108,7 @@ def test_trouble_is_told_as_the_schema_says(call, options):
     assert document["error"]["message"]
 
 
+@pytest.mark.ci
 def test_an_interrupted_run_is_told_as_the_schema_says(folder):
     command = [*HIL, "run", "twice.onnx", "--dim", "N=3", "--fault", "hang", "--out", "cut", "--json"]
     process = subprocess.Popen(
@@ -126,6 +127,7 @@ def test_an_interrupted_run_is_told_as_the_schema_says(folder):
     check(json.loads(path.read_text()), "run.schema.json#/$defs/run")
 
 
+@pytest.mark.ci
 def test_the_other_commands_print_as_their_schemas_say(call):
     calls = [
         ["compile", "twice.onnx", "--dim", "N=3", "-o", "twice.vmfb"],

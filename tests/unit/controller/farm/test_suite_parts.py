@@ -110,6 +110,7 @@ def run_part(spec: Spec, files: dict[str, Path], place: Path) -> Result:
     return Result(int(run.head["exit_code"]), record=json.loads(json.dumps(record)))
 
 
+@pytest.mark.ci
 def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_path):
     request = Request("nets", "mine.toml:mine", layers=False)
     plan = plan_suite(request, boards=3)
@@ -130,6 +131,7 @@ def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_
         assert (tmp_path / "merged" / report).exists(), report
 
 
+@pytest.mark.ci
 def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(folder, tmp_path):
     plan = plan_suite(Request("nets", "mine.toml:mine", layers=False), boards=4)
     good = run_part(plan.specs[0], plan.parcel.uploads(), tmp_path / "host")

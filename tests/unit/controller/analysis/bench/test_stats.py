@@ -74,6 +74,7 @@ def test_outliers_are_counted_and_a_coarse_clock_makes_none():
     assert summarise(starts_of(ticks), ticks, drift_share=0.03).outliers == 0
 
 
+@pytest.mark.ci
 def test_the_median_lies_in_its_interval_as_often_as_stated_though_samples_are_alike():
     """At 99 % 100 tries may miss about 1. Samples drawn one by one would miss dozens of these."""
     rng, missed = np.random.default_rng(2), 0

@@ -122,6 +122,7 @@ def test_an_mlir_model_is_told_too(settings: dict[str, Any], tmp_path: Path) -> 
     assert [row["onnx_nodes"] for row in table(tmp_path / DISPATCHES)] == ["line 2"]
 
 
+@pytest.mark.ci
 def test_what_is_wrong_is_told_as_by_the_compiler(settings: dict[str, Any], tmp_path: Path) -> None:
     model = digits(settings)
     with pytest.raises(UsageError, match="--no-such-flag"):

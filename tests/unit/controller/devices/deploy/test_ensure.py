@@ -61,6 +61,7 @@ def lock_held(folder: Path) -> Iterator[Callable[[], None]]:
         yield file.close
 
 
+@pytest.mark.ci
 def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
     said: list[str] = []
 
@@ -142,6 +143,7 @@ def test_an_agent_in_use_is_waited_for(shell: Any, small: Small):
     assert any("in use" in text for text in said)
 
 
+@pytest.mark.ci
 def test_an_agent_that_stays_in_use_is_left_alone(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ensure._WAIT_S, "busy", 0.0)
     place = put(shell, small("first"))
@@ -193,6 +195,7 @@ def test_a_process_number_that_another_process_got_is_no_agent(shell: Any, small
     assert pid_of(shell) != os.getpid()
 
 
+@pytest.mark.ci
 def test_a_second_deploy_waits_for_the_first(shell: Any, small: Small):
     first = put(shell, small("first"))
     with lock_held(Path(first.folder)) as release:

@@ -21,6 +21,8 @@ from hil.controller.devices.deploy.wheels import Group, Wanted, agent_group, pac
 from hil.controller.storage.cache import Cache
 from hil.errors import BoardError, StorageError
 
+pytestmark = pytest.mark.ci
+
 ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
 Fetch = Callable[..., list[Package]]
 

@@ -23,7 +23,7 @@ from hil.controller.farm.desk import embedded as module
 from hil.controller.farm.desk.embedded import Embedded, binaries
 from hil.errors import FarmError, StorageError, UsageError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")]
 
 STARTER = """
 import sys, time

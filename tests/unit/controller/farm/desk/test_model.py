@@ -228,6 +228,7 @@ class Farm(RuleBasedStateMachine):
         return self.active()[which % len(self.active())]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("examples", [12, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_a_farm_keeps_its_promises_whatever_happens(farm_db: str, examples: int) -> None:
     # Time passes only where a rule says so.

@@ -1,0 +1,40 @@
+"""The helper that tests wait with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from support.waiting import eventually
+
+
+def test_the_first_true_answer_is_returned():
+    answers = iter([0, None, [], 7, 8])
+    assert eventually(lambda: next(answers), every_s=0) == 7
+
+
+def test_what_never_comes_is_a_failure_in_time_that_says_what_was_waited_for():
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=r'after 0\.1 s, still not: .*"never" == "now".*last answer was False'):
+        eventually(lambda: "never" == "now", within_s=0.1)
+    assert 0.1 <= time.monotonic() - began < 5
+    with pytest.raises(AssertionError, match="still not: pigs fly"):
+        eventually(lambda: False, "pigs fly", within_s=0)
+    with pytest.raises(AssertionError, match="still not: 3 of 5"):
+        eventually(lambda: 0, lambda: "3 of 5", within_s=0)
+
+
+def test_a_process_that_ends_ends_the_wait(tmp_path):
+    done = tmp_path / "done"
+    command = [sys.executable, "-c", f"open({str(done)!r}, 'w').close()"]
+    with subprocess.Popen(command) as process:
+        assert eventually(done.exists, process=process)
+    with subprocess.Popen(command) as process, pytest.raises(AssertionError, match="ended with 0, still not"):
+        eventually(lambda: False, process=process)
+
+
+def test_an_error_of_the_condition_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        eventually(lambda: 1 / 0)
