@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from hil.bundles.manifest import blob_table, from_document, program_files, to_do
 from hil.bundles.signature import sign
 from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file
+from hil.core.files import replacing
 from hil.errors import StorageError, UsageError, did_you_mean
 
 SUFFIX = ".hilb"
@@ -136,15 +136,10 @@ class Bundle:
             StorageError: the file cannot be written.
         """
         head = sign(self.head, key) if key else self.head
-        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
         try:
-            try:
-                with temporary.open("wb") as file:
-                    for piece in layout.pieces(head, list(self._blobs.values())):
-                        file.write(piece)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                for piece in layout.pieces(head, list(self._blobs.values())):
+                    file.write(piece)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}", hint="name another file") from error
         return head

@@ -12,11 +12,11 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hil.core.files import write_atomic
 from hil.errors import StorageError, UsageError
 
 if sys.version_info >= (3, 11):
@@ -185,16 +185,9 @@ def _write(folders: Mapping[str, Mapping[str, str]]) -> None:
     base = user_folder()
     if base is None:
         raise UsageError("there is no home to keep in what you trust", hint="set HOME or XDG_CONFIG_HOME")
-    temporary = ""
+    text = json.dumps({"schema": SCHEMA, "folders": folders}, indent=1, sort_keys=True)
     try:
         base.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # mkstemp's file is 0600 from the start.
-        number, temporary = tempfile.mkstemp(prefix=_FILE, dir=base)
-        with os.fdopen(number, "w") as file:
-            json.dump({"schema": SCHEMA, "folders": folders}, file, indent=1, sort_keys=True)
-            file.write("\n")
-        Path(temporary).replace(base / _FILE)
+        write_atomic(base / _FILE, text + "\n", mode=0o600)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise StorageError(f"{base / _FILE} cannot be written: {error.strerror or error}") from error

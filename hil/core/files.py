@@ -1,9 +1,12 @@
-"""Files that somebody named: only plain files are opened, so that nothing waits for a pipe or reads a device."""
+"""Files that somebody named: only plain files are read, and what is written appears whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,6 +67,45 @@ def read_text(path: Path) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     return read_file(path, MAX_TEXT_BYTES).decode().replace("\r\n", "\n")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, which takes the other's place at the end and is removed if that fails.
+
+    Something other than a plain file (``/dev/null``, a pipe) is yielded itself: nothing may take its place.
+
+    Raises:
+        OSError: it cannot be put there.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    # The whole name and more may be longer than a file system allows.
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that whoever opens it finds the old one or the whole new one.
+
+    Args:
+        path: where to; its folder must exist.
+        data: bytes, or text, which is written as UTF-8 with half a surrogate pair as its escape.
+        mode: the new file's, less the umask; nobody whom it shuts out can read the file while it is written either.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace")
+    with replacing(path) as temporary:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if temporary != path else 0)
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+            file.write(content)
 
 
 def within(folder: Path, path: Path) -> Path:

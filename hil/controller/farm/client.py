@@ -21,6 +21,7 @@ from hil.controller.farm.places import FarmAddress
 from hil.controller.farm.stubs import FarmStub
 from hil.controller.farm.words import Order
 from hil.core.digest import digest_file
+from hil.core.files import replacing
 from hil.protocol import wire, wire_errors
 from hil.protocol.listening import check_token_way, host_port
 from hil.protocol.v1 import farm_pb2 as pb
@@ -196,22 +197,18 @@ class FarmClient:
         Raises:
             FarmError: the store has it no more, or what came is not it.
         """
-        part = to.with_name(f".{to.name}.part")
-
-        def once(stub: FarmStub) -> None:
-            with part.open("wb") as file:
-                stream = stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata)
-                for piece in heard(stream, _SILENT_FILE_S):
-                    file.write(piece.data)
-
         to.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(to) as part:
+
+            def once(stub: FarmStub) -> None:
+                with part.open("wb") as file:
+                    stream = stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata)
+                    for piece in heard(stream, _SILENT_FILE_S):
+                        file.write(piece.data)
+
             self._patiently(once)
             if digest_file(part, digest.partition(":")[0]) != digest:
                 raise errors.FarmError(f"what the farm's store sent is not {digest}", hint="is its file damaged?")
-            part.replace(to)
-        finally:
-            part.unlink(missing_ok=True)
 
     def _patiently(self, call: Callable[[FarmStub], T]) -> T:
         """A call that may be repeated: a gateway that is away is tried again, and then any other one."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.places import HOME_VARIABLE, FarmAddress, socket_of, token_file
+from hil.core.files import write_atomic
 from hil.errors import FarmUnreachable, StorageError, UsageError
 
 # What the extra `farm` brings, but for the database of one's own.
@@ -74,12 +75,7 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.new")
     try:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        temporary.replace(path)
+        write_atomic(path, text, mode=mode)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error}") from error

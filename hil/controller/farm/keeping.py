@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hil.core.files import write_atomic
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Who lived so long died of something new.
 _STEADY_S = 60.0
@@ -67,9 +69,7 @@ class Kept:
             )
         self._began = time.monotonic()
         pid = self._process.pid
-        temporary = self._note.with_suffix(".new")
-        temporary.write_text(json.dumps({"pid": pid, "born": born(pid)}))
-        temporary.replace(self._note)
+        write_atomic(self._note, json.dumps({"pid": pid, "born": born(pid)}))
 
     def look(self) -> bool:
         """Start it again where it died and its pause is over; whether it runs."""

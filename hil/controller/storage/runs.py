@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import sqlite3
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.begun import seal
-from hil.core.files import read_file
+from hil.core.files import read_file, write_atomic
 from hil.core.tensors import Array, load_npy, save_npy
 from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
@@ -70,10 +69,7 @@ class Run:
         text = json.dumps(jsonable(head), indent=layout, allow_nan=False)
         if cases is not None:
             text = f'{text[:-1]}, "cases": [{", ".join(cases)}]}}'
-        with storing(self.folder):
-            temporary = self.folder / f"run.json.{os.getpid()}"
-            temporary.write_text(text + "\n")
-            temporary.replace(self.folder / "run.json")
+        write_file(self.folder / "run.json", text + "\n")
 
     def discard(self) -> None:
         """Leave nothing behind, nor the folder of all runs where that was made for this one."""
@@ -265,6 +261,29 @@ def storing(folder: Path, option: str = "--out") -> Iterator[None]:
             stage="report",
             hint="make room there, or see who may write to it" + (f"; {option} names another place" if option else ""),
         ) from error
+
+
+def write_file(path: Path, data: str | bytes, *, option: str = "--out", make_folder: bool = False) -> None:
+    """Write a file so that whoever opens it finds the old one or the whole new one.
+
+    Args:
+        path: where to.
+        data: bytes, or text as UTF-8.
+        option: as for :func:`storing`.
+        make_folder: make the folder that it lies in, if need be.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with storing(path.parent, option):
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+
+
+def write_json(path: Path, document: Mapping[str, Any], *, option: str = "--out") -> None:
+    """Write a document as indented JSON; otherwise as :func:`write_file`."""
+    write_file(path, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n", option=option)
 
 
 def safe_name(text: str) -> str:

@@ -1,12 +1,9 @@
-"""Texts that others made (a tool's words, names of models) put so that any report can hold them; writing of files."""
+"""Texts that others made (a tool's words, names of models) put so that any report can hold them."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
-from hil.controller.storage.runs import storing
 from hil.core.text import visible
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -49,17 +46,3 @@ def seconds(value: float | None) -> str:
 def counted(count: int, what: str) -> str:
     """``1 case``, ``2 cases``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it finds the old one or the whole new one.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    with storing(path.parent):
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        # newline="": what csv made has its own line ends. A half of a surrogate pair is no reason to have no report.
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
-        temporary.replace(path)

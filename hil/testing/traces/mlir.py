@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from hil.controller.storage.runs import write_file
 from hil.core.scratch import temporary_folder
-from hil.testing.traces.files import write_whole
 
 
 def merge(methods: Mapping[str, str], output: str) -> None:
@@ -35,7 +35,7 @@ def merge(methods: Mapping[str, str], output: str) -> None:
                 ir.SymbolTable.set_symbol_name(operation, new)
             for operation in operations:
                 merged.body.append(operation.detach_from_parent())
-        write_whole(Path(output), merged.operation.get_asm(enable_debug_info=True).encode())
+        write_file(Path(output), merged.operation.get_asm(enable_debug_info=True).encode(), option="")
 
 
 def reproduce(source: str, flags: list[str], reproducer: str, log: str) -> None:

@@ -16,14 +16,13 @@ from hil.controller.models.iree_compiler import native_compiler
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import storing, write_file
 from hil.core.artifacts import Artifact, Model
 from hil.core.placement import placement_text
 from hil.core.results import Stage
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.files import write_whole
 from hil.testing.traces.mlir import reproduce
 from hil.testing.traces.runners import Answer, same_bits
 
@@ -90,7 +89,7 @@ class Target:
                 self._keep_reproducer(error, model.path, recipe_of(model, flags).flags, place)
             raise
         for name, path in artifact.files.items():
-            write_whole(place if name == artifact.main else place.parent / name, path.read_bytes())
+            write_file(place if name == artifact.main else place.parent / name, path.read_bytes(), option="")
         return artifact
 
     def run(self, artifact: Artifact, function: str, arrays: Sequence[Array], outputs: Sequence[TensorSpec]) -> Answer:

@@ -14,11 +14,11 @@ from hil.controller.models.tensorflow.structure import leaves
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
+from hil.controller.storage.runs import write_file
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError
-from hil.testing.traces.files import write_whole
 from hil.testing.traces.mlir import merge
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
@@ -158,7 +158,7 @@ class Programs:
         """Write the MLIR of some methods and import it."""
         folder = self._folder / place
         texts = [in_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
-        write_whole(folder / TF_INPUT, _SPLIT.join(texts).encode())
+        write_file(folder / TF_INPUT, _SPLIT.join(texts).encode(), option="", make_folder=True)
         source = folder / IREE_INPUT
         with temporary_folder("hil-lowered-") as scratch:
             files = {name: Path(scratch) / f"{number}.mlir" for number, name in enumerate(lives)}

@@ -13,11 +13,11 @@ from hil.controller.models.tensorflow.tflite import convert
 from hil.controller.models.tensorflow.variables import assigned
 from hil.controller.models.tensorflow.words import words
 from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.runs import write_file
 from hil.core.artifacts import Artifact
 from hil.core.results import Stage
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
-from hil.testing.traces.files import write_whole
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_text import in_tf_dialect
@@ -86,11 +86,11 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
         content = convert(concrete, place.stem)
     except CompileFailed as error:
         kept = place.with_suffix(".mlir")
-        write_whole(kept, in_tf_dialect(function, place.stem, inputs).encode())
+        write_file(kept, in_tf_dialect(function, place.stem, inputs).encode(), option="", make_folder=True)
         error.hint = f"what it was given is in {kept}"
         error.located(stage=Stage.COMPILE.value)
         raise
-    write_whole(place, content)
+    write_file(place, content, option="", make_folder=True)
     model = import_model(place, isolated=shop.isolated, cache=shop.cache)
     artifact = target.compile(model, place)
     outputs = concrete.structured_outputs

@@ -26,11 +26,10 @@ from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nan
 from hil.controller.analysis.bench.stats import summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Job
-from hil.controller.storage.runs import Run, storing
+from hil.controller.storage.runs import Run, storing, write_json
 from hil.core.artifacts import Artifact
 from hil.core.results import RunResult
 from hil.core.tensors import TensorSpec
-from hil.core.text import jsonable
 from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
 
 _COLUMNS = ("side", "round", "batch", "copy", "start_ns", "duration_ns")
@@ -43,10 +42,7 @@ def save_document(run: Run, document: Mapping[str, Any]) -> None:
     Raises:
         StorageError: the folder cannot be written.
     """
-    with storing(run.folder):
-        temporary = run.folder / f"bench.json.{os.getpid()}"
-        temporary.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
-        temporary.replace(run.folder / "bench.json")
+    write_json(run.folder / "bench.json", document)
 
 
 def read_document(run: Run) -> dict[str, Any]:

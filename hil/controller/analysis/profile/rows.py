@@ -6,7 +6,6 @@ mean something else: ``\\;`` and ``\\\\``, and ``\\n``, ``\\r``, ``\\0`` for tho
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import functools
 import itertools
@@ -17,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from hil.core.files import replacing
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
@@ -65,23 +65,6 @@ def split_list(cell: str) -> tuple[str, ...]:
     # The last match is the empty one at the cell's end.
     items = _ITEM.findall(cell)
     return tuple(re.sub(r"\\(.)", lambda found: _MEANT.get(found[1], found[1]), item) for item in items[:-1])
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to, which takes the other's place at the end, and is removed where that fails.
-
-    What is no plain file (``/dev/null``, a pipe) is written to as it is: nothing is to take its place.
-    """
-    if path.exists() and not path.is_file():
-        yield path
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_csv(rows: Iterable[OpRow], path: Path) -> int:

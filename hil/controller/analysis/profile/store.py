@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from hil.controller.analysis.profile.rows import read_csv, replacing, write_csv, write_parquet
+from hil.controller.analysis.profile.rows import read_csv, write_csv, write_parquet
 from hil.controller.analysis.profile.trace import write_trace
-from hil.controller.storage.runs import RunStore, storing
+from hil.controller.storage.runs import RunStore, storing, write_json
 from hil.core.clock import ClockFit
-from hil.core.text import jsonable
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import UsageError, did_you_mean
 
@@ -87,8 +86,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
             field.name: getattr(profile, field.name) for field in dataclasses.fields(profile) if field.name != "rows"
         }
         document = {"schema": SCHEMA, "rows": count, **{name: _plain(value) for name, value in head.items()}}
-        with replacing(folder / HEAD) as temporary:
-            temporary.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(folder / HEAD, document, option="--profile")
         write_trace([profile], folder / TRACE)
         if importlib.util.find_spec("pyarrow") is not None:
             write_parquet(profile.rows, folder / PARQUET)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import IO
 
 from hil.controller.analysis.profile.compile_time import CompileProfile
-from hil.controller.analysis.profile.rows import join_list, replacing
+from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.totals import run_times
 from hil.controller.analysis.profile.trace_file import Argument, Lanes, Stream, TraceFile
 from hil.core.clock import ClockFit
+from hil.core.files import replacing
 from hil.core.timeline import OpRow, Profile, Span
 from hil.errors import HilError, StorageError
 

@@ -22,6 +22,7 @@ from hil.controller.devices.ssh.command import MOST_OUT, TooMuch, execute
 from hil.controller.devices.ssh.connect import Hop
 from hil.controller.devices.ssh.files import Files
 from hil.core.boards import Connection
+from hil.core.files import replacing
 from hil.errors import BoardError, BoardLost, StorageError
 
 _LONGEST_NAME = 80
@@ -145,16 +146,12 @@ class Shell:
             BoardLost: the link broke.
             StorageError: it cannot be written here.
         """
-        part = local.with_name(f"{local.name}.{secrets.token_hex(4)}.part")
+        reading = self._seam(f"reading {remote}", f"cannot read {remote}")
         try:
-            with part.open("wb") as sink, self._seam(f"reading {remote}", f"cannot read {remote}"):
+            with replacing(local) as part, part.open("wb") as sink, reading:
                 self._files.get(remote, _Stored(sink), most)
-            part.replace(local)
         except OSError as error:  # the last piece of a file is written when it is closed
             raise StorageError(f"cannot write {local}: {error.strerror}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
 
     def interactive(self, argv: Sequence[str] = ()) -> int:
         """Give the terminal to a command, or to the login's own shell; returns its exit code.

@@ -60,9 +60,7 @@ class Files:
                     return number > 0
             except FileNotFoundError:
                 pass  # never fetched, or another worker tidied it away
-            part = kept.with_name(f"{kept.name}.{os.getpid()}")
-            client.download(digest, part)
-            part.replace(kept)
+            client.download(digest, kept)
         raise FarmError(f"there is no room for {digest} on the board's host", hint=f"see {self._folder}")
 
     def tidy(self) -> None:

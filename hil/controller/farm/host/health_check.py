@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
 from hil.controller.workloads.run_job import run_job
+from hil.core.files import write_atomic
 from hil.core.text import jsonable
 from hil.errors import HilError
 
@@ -78,7 +77,5 @@ def _model(kept: Path, isolated: Isolated, folder: Path) -> Path:
             timeout=60.0,
             log=folder / "log",
         )
-        mine = kept / f"{_MODEL}.{secrets.token_hex(4)}"
-        shutil.copyfile(made, mine)
-        mine.replace(path)
+        write_atomic(path, Path(made).read_bytes())
     return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import storing, write_json
 from hil.controller.storage.tensor_folder import load_tensors
 from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.study.record import (
@@ -36,7 +35,6 @@ from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN,
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
 from hil.core.results import Noise, Outcome
 from hil.core.tensors import Array
-from hil.core.text import jsonable
 from hil.errors import (
     BoardError,
     BoardRefused,
@@ -350,10 +348,8 @@ class _Study:
         }
         from hil.controller.workloads.study.show import write_tables
 
+        write_json(self.asked.out / DOCUMENT, document)
         with storing(self.asked.out):
-            temporary = self.asked.out / f"{DOCUMENT}.{os.getpid()}"
-            temporary.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
-            temporary.replace(self.asked.out / DOCUMENT)
             write_tables(self.rows, self.asked.out)
         return document
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.begun import seal
-from hil.controller.storage.runs import safe_name, storing
+from hil.controller.storage.runs import safe_name, storing, write_file, write_json
 from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.files import read_file
@@ -112,10 +112,7 @@ class SuiteRun:
 
     def save(self) -> None:
         """Write suite.json, atomically."""
-        with storing(self.folder):
-            temporary = self.folder / f"{HEAD}.{os.getpid()}"
-            temporary.write_text(json.dumps(jsonable(self.head), indent=1, allow_nan=False) + "\n")
-            temporary.replace(self.folder / HEAD)
+        write_json(self.folder / HEAD, self.head)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -171,10 +168,7 @@ class SuiteRun:
         kept = [record for record in records if record.content == content.get(record.id)]
         stale = [record.id for record in records if record.content != content.get(record.id)]
         if stale:
-            with storing(self.folder):
-                temporary = self.folder / f"{LINES}.{os.getpid()}"
-                temporary.write_bytes(b"".join(map(_line, kept)))
-                temporary.replace(self.folder / LINES)
+            write_file(self.folder / LINES, b"".join(map(_line, kept)))
         return stale
 
     def _lines(self) -> list[bytes]:

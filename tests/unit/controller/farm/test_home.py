@@ -47,7 +47,6 @@ def test_who_runs_a_farm_without_its_packages_is_told_which_to_install(monkeypat
 
 def test_a_file_appears_whole_and_is_no_more_readable_than_it_should(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    (tmp_path / "token.new").write_text("left by one that was killed")
     for text in ("first", "second"):
         write_whole(path, text, 0o600)
         assert (path.read_text(), mode(path)) == (text, 0o600)

@@ -33,7 +33,7 @@ def write_reports(folder: Path) -> None:
         UsageError: the folder holds no suite run.
         StorageError: it cannot be written.
     """
-    from hil.controller.storage.texts import write_text
+    from hil.controller.storage.runs import write_file
     from hil.controller.workloads.suites.reports.junit import junit_xml
     from hil.controller.workloads.suites.reports.page import report_html
     from hil.controller.workloads.suites.reports.summary import summary_markdown
@@ -47,4 +47,4 @@ def write_reports(folder: Path) -> None:
         "summary.md": summary_markdown,
         "report.html": report_html,
     }.items():
-        write_text(folder / name, make(run))
+        write_file(folder / name, make(run))
