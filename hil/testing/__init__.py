@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hil.testing.traces.model_files import ModelFile as ModelFile
-    from hil.testing.traces.seeds import ndarange as ndarange
-    from hil.testing.traces.seeds import set_random_seed as set_random_seed
-    from hil.testing.traces.seeds import uniform as uniform
     from hil.testing.traces.session import ModuleTraces as ModuleTraces
     from hil.testing.traces.session import compare_backends as compare_backends
     from hil.testing.traces.testcase import TracedModuleTestCase as TracedModuleTestCase
@@ -20,14 +17,16 @@ if TYPE_CHECKING:
     from hil.testing.traces.trace import ModuleCall as ModuleCall
     from hil.testing.traces.trace import Trace as Trace
     from hil.testing.traces.traced import TracedModule as TracedModule
+    from hil.testing.traces.traced import ndarange as ndarange
+    from hil.testing.traces.traced import set_random_seed as set_random_seed
+    from hil.testing.traces.traced import uniform as uniform
 
 _HOMES = {
     "model_files": ("ModelFile",),
-    "seeds": ("ndarange", "set_random_seed", "uniform"),
     "session": ("ModuleTraces", "compare_backends"),
     "testcase": ("TracedModuleTestCase", "compile_module", "main"),
     "trace": ("ModuleCall", "Trace"),
-    "traced": ("TracedModule",),
+    "traced": ("TracedModule", "ndarange", "set_random_seed", "uniform"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.bundle_create import create, export, import_from
 from hil.controller.cli.options import (
     board_options,
+    cache_options,
+    chosen_board,
+    dim_option,
     fault_option,
+    input_option,
     iteration_options,
     json_option,
-    run_option,
+    no_fallback_option,
+    parse_dims,
+    parse_range,
+    range_option,
     runs_option,
+    seed_option,
+    timeout_option,
     tolerance_options,
     wait_option,
 )
 
-_BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
+if TYPE_CHECKING:
+    from hil.bundles import Bundle
+    from hil.controller.devices.board_factory import AnyBoard
+    from hil.controller.pipeline.case import Workshop
+
+_FILE = click.Path(path_type=Path)
+_sign = click.option("--sign", "key", type=_FILE, metavar="KEY", help="Sign it with this private ed25519 key.")
+
+_BUNDLE = click.argument("bundle", type=_FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeats.")
 _key = click.option(
     "--key",
-    type=click.Path(path_type=Path),
+    type=_FILE,
     metavar="PUB",
     help="Refuse a bundle that none of the ed25519 keys in this file has signed.",
 )
@@ -35,8 +54,126 @@ def bundle() -> None:
     """Keep a program with its test cases in one .hilb file, and check boards against it."""
 
 
-for _command in (create, export, import_from):
-    bundle.add_command(_command)
+@bundle.command(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3 -o digits.hilb")
+@click.argument("model", type=_FILE)
+@board_options
+@click.option("--runtime", default="", metavar="NAME", help="iree, onnxruntime, ... (default: the board's).")
+@click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
+@dim_option
+@click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags.")
+@cache_options
+@click.option(
+    "--case",
+    "files",
+    multiple=True,
+    metavar="[METHOD=]PATH",
+    help="A case: an .npz, or a folder of input_0.npy, output_0.npy, ... (or .pb). Repeats.",
+)
+@input_option
+@click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected output of --input.")
+@click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Random cases of each method.")
+@seed_option
+@range_option
+@click.option(
+    "--reference", multiple=True, metavar="NAME", help="What computes the expected outputs (default: by format)."
+)
+@click.option("--rtol", type=float, help="Relative tolerance of every case (default: by dtype).")
+@click.option("--atol", type=float, help="Absolute tolerance of every case (default: by dtype).")
+@timeout_option
+@wait_option
+@_sign
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
+@json_option
+def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **settings: Any) -> int:
+    """Compile MODEL for a board and bundle it with test cases.
+
+    Each case is checked against the model's signature. A CPU reference, which is recorded, computes what a case lacks.
+    Without --case, --input or --cases there is one random case.
+    """
+    from hil.controller.cli.screen import Screen
+    from hil.controller.devices.board_factory import open_board
+    from hil.controller.pipeline.case import Options
+    from hil.controller.workloads.bundles.create import Request, create_bundle
+    from hil.errors import UsageError
+
+    if len(settings["reference"]) > 1:
+        raise UsageError("a bundle's cases expect one answer: give one --reference")
+    target = _free(output or Path(f"{model.stem}.hilb"))
+    choice = chosen_board(settings)
+    plain = ("runtime", "compile_flags", "debug_ir", "inputs", "expected", "seed", "rtol", "atol", "timeout")
+    options = Options(
+        **{name: settings[name] for name in plain},
+        dims=parse_dims(settings["dims"]),
+        input_range=parse_range(settings["input_range"]),
+        references=settings["reference"],
+        recompute=settings["recompute_cache"],
+    )
+    request = Request(model, settings["functions"], options, settings["files"], settings["random"])
+    with _workshop() as shop:
+        with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+            screen.begin(model.stem, 1)
+
+            def connect() -> AnyBoard:
+                wait_s = settings["wait_s"]
+                board = open_board(
+                    choice, runtime=options.runtime, purpose="hil bundle create", wait_s=wait_s, say=screen.note
+                )
+                if board.target:
+                    screen.note(f"compiling for {board.target}")
+                return board
+
+            progress = functools.partial(screen.stage, model.stem, 0)
+            bundle = create_bundle(request, choice, shop, connect=connect, say=progress)
+        return _save(bundle, target, key, as_json)
+
+
+@bundle.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
+@_BUNDLE
+@click.argument("path", type=_FILE)
+@click.option("--to", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
+@json_option
+def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
+    """Write a BUNDLE at PATH in another tool's form."""
+    from hil.controller.cli.screen import print_json
+    from hil.controller.storage.registry import pick
+    from hil.controller.storage.runs import storing
+    from hil.controller.workloads.bundles.formats import formats, write_format
+    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.show import counted
+    from hil.errors import UsageError
+
+    is_folder = pick("bundle format", formats(), form).is_folder
+    if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{path} is there already", hint="name a place where nothing is")
+    opened = open_bundle(bundle)
+    with _workshop() as shop, storing(path, ""):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        write_format(form, opened, path, shop=shop)
+    count = sum(len(method.cases) for method in opened.methods)
+    if as_json:
+        print_json({"schema": 1, "path": str(path), "format": form, "cases": count, "exit_code": 0})
+    else:
+        click.echo(f"{path}: {form}, {counted(opened)}")
+    return 0
+
+
+@bundle.command("import", epilog="Example: hil bundle import model_folder --from onnx -o model.hilb")
+@click.argument("path", type=_FILE)
+@click.option("--from", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: PATH's name .hilb).")
+@_sign
+@json_option
+def import_from(path: Path, form: str, output: Path | None, key: Path | None, as_json: bool) -> int:
+    """Make a bundle of another tool's files at PATH: program, inputs and expected outputs stay as they are."""
+    from hil.controller.workloads.bundles.formats import read_format
+    from hil.errors import UsageError
+
+    if not path.exists():
+        raise UsageError(f"there is no {path}")
+    target = _free(output or Path(f"{path.absolute().stem}.hilb"))
+    with _workshop() as shop:
+        bundle = read_format(form, path, shop=shop)
+        return _save(bundle, target, key, as_json)
 
 
 @bundle.command(epilog="Example: hil bundle inspect digits_cnn.hilb")
@@ -60,9 +197,9 @@ def inspect(bundle: Path, as_json: bool) -> None:
 @_key
 @json_option
 def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
-    """Check a BUNDLE itself: every digest, the cases beside the methods' signatures, the signature.
+    """Check a BUNDLE itself: every digest, the cases against the methods' signatures, the bundle's own signature.
 
-    Nothing is run. A bundle that is not sound ends with exit code 2.
+    Nothing is run. A damaged bundle ends with exit code 2.
     """
     from hil.bundles.signature import fingerprint
     from hil.controller.cli.screen import print_json
@@ -73,8 +210,8 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     by = fingerprint(opened.head.public_key) if opened.head.signature else ""
     count = sum(len(method.cases) for method in opened.methods)
     if as_json:
-        told = {"bundle": str(bundle), "digest": opened.digest, "signed_by": by, "trusted": key is not None}
-        print_json({"schema": 1, **told, "methods": len(opened.methods), "cases": count, "exit_code": 0})
+        document = {"bundle": str(bundle), "digest": opened.digest, "signed_by": by, "trusted": key is not None}
+        print_json({"schema": 1, **document, "methods": len(opened.methods), "cases": count, "exit_code": 0})
         return 0
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
@@ -114,3 +251,44 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
     else:
         print_run(record)
     return int(record["exit_code"])
+
+
+@contextmanager
+def _workshop() -> Iterator[Workshop]:
+    from hil.controller.pipeline.case import Workshop
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
+
+    with Isolated() as isolated:
+        yield Workshop(Cache(), isolated)
+
+
+def _free(path: Path) -> Path:
+    """Return the bundle's path, checked before the work is done."""
+    from hil.errors import UsageError
+
+    if path.is_dir():
+        raise UsageError(f"-o {path} is a folder", hint="name the bundle's file")
+    return path
+
+
+def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
+    from hil.bundles.signature import fingerprint
+    from hil.controller.cli.screen import print_json
+    from hil.controller.storage.runs import storing
+    from hil.controller.workloads.bundles.methods import LEFT_OUT
+    from hil.controller.workloads.bundles.show import counted, document_of
+
+    with storing(path.parent.absolute(), "-o"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    head = bundle.save(path, key=key)
+    if as_json:
+        from hil.bundles import Bundle
+
+        print_json(document_of(Bundle.open(path), path))
+        return 0
+    signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
+    click.echo(f"{path}: {head.size:,} bytes, {counted(bundle)}{signed}")
+    for line in bundle.made.get(LEFT_OUT, ()):
+        click.echo(f"left out: {line}", err=True)
+    return 0

@@ -20,7 +20,7 @@ from hil.controller.cli.options import (
     seconds,
     tolerance_options,
 )
-from hil.controller.cli.suite_run import case_options
+from hil.controller.cli.suite import case_options
 from hil.controller.farm.words import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError

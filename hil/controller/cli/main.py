@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import errno
+import io
 import json
+import locale
 import os
 import signal
 import sys
 
 import click
 
-from hil.controller.cli.any_terminal import speak_any_locale
 from hil.controller.cli.lazy import LazyGroup
 from hil.core.text import show_visibly
 from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
@@ -40,6 +43,23 @@ _DETAIL_LINES = 12
 # As of any Unix tool whose reader has gone (`hil cache ls | head -1`): that is no verdict on a model.
 _EXIT_UNREAD = 128 + signal.SIGPIPE
 _TOLD = ("outcome", "hint", "stage", "board", "detail")
+
+_ERRORS = "hil-plain"
+# One sign for one, so that columns stay columns. Whatever else there is, such as a letter of a file's name, is escaped.
+_PLAIN = {
+    "…": "~",
+    "·": ".",
+    "→": ">",
+    "•": "*",
+    "—": "-",
+    "\N{EN DASH}": "-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "µ": "u",
+    "\N{NO-BREAK SPACE}": " ",
+}
+_PLAIN |= dict.fromkeys("─━═╸╺╌┄", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("├└┌┐┘┤┬┴┼╭╮╰╯╞╡", "+")
+_PLAIN |= dict(zip("▁▂▃▄▅▆▇█", "._-=+*##", strict=True))
+_SPINNER = range(0x2800, 0x2900)
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -145,6 +165,33 @@ def _tell(
         for line in error.detail.strip().splitlines()[-_DETAIL_LINES:] if error else ():
             print(f"    {line}", file=sys.stderr)
     return code
+
+
+def speak_any_locale() -> None:
+    """Have no text end a command with a traceback, whatever the locale's encoding is.
+
+    Files that name no encoding are UTF-8 from now on, in this process and in those of Python that it starts.
+    """
+    codecs.register_error(_ERRORS, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ERRORS)
+    if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that a stream's encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(map(_plain_sign, error.object[error.start : error.end])), error.end
+
+
+def _plain_sign(sign: str) -> str:
+    if ord(sign) in _SPINNER:
+        return "."
+    return _PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,60 @@
-"""`hil suite`: many cases through one flow."""
+"""`hil suite`: run suites of cases through a flow, compare runs, and keep expected failures."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hil.controller.cli.options import json_option
-from hil.controller.cli.suite_run import run, suite_options
+from hil.controller.cli.options import (
+    boards_options,
+    cache_options,
+    dim_option,
+    fault_option,
+    flow_option,
+    group_option,
+    iteration_options,
+    json_option,
+    no_fallback_option,
+    options,
+    parse_dims,
+    refuse_beside_resume,
+    seed_option,
+    timeout_option,
+    tolerance_options,
+    wait_option,
+)
+
+# What decides which cases a suite has: fields of hil.controller.workloads.suites.request.Request.
+case_options = options(
+    click.option(
+        "--filter",
+        "filters",
+        multiple=True,
+        metavar="PATTERN",
+        help="Only cases whose id matches, or holds a word without wildcards; =ID is that one. Repeats.",
+    ),
+    click.option("--layers/--no-layers", default=True, show_default=True, help="Also a case for each layer."),
+    group_option,
+    click.option(
+        "--layer-inputs",
+        type=click.Choice(["real", "random"]),
+        default="real",
+        show_default=True,
+        help="Layers run on what the reference computed, or on random values in its range.",
+    ),
+    click.option(
+        "--merge",
+        type=click.Choice(["content", "shape", "none"]),
+        default="content",
+        show_default=True,
+        help="Layers that are one case: of the same weights and inputs; of one shape, whatever they hold; none.",
+    ),
+    click.option("--no-merge", "merge", flag_value="none", help="The same as --merge none."),
+)
+suite_options = options(flow_option("iree"), case_options, dim_option)
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -18,7 +64,80 @@ def suite() -> None:
     """Run suites of models and their layers, know what is expected to fail, and compare runs."""
 
 
-suite.add_command(run)
+@suite.command(epilog="Example: hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv")
+@click.argument("source", required=False, metavar="operators|models|PATH")
+@suite_options
+@click.option("--only-expected-failures", is_flag=True, help="Only what expected.toml says will fail.")
+@boards_options
+@click.option(
+    "-j",
+    "jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compile so many at a time (default: cores); with --board farm:..., use so many boards (default: 1).",
+)
+@seed_option
+@tolerance_options
+@iteration_options
+@timeout_option
+@no_fallback_option
+@wait_option
+@click.option(
+    "--confirm",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Run a mismatch N more times, on the same board and on another: always wrong, flaky, or one bad board?",
+)
+@click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
+@cache_options
+@fault_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="The run's folder (default: hil-suites/...)."
+)
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a run that was cut off.")
+@json_option
+def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None, **settings: Any) -> int:
+    """Run a suite: the ONNX node tests, hil's own models, or the models at PATH and every layer of them.
+
+    Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML.
+    """
+    from hil.controller.cli.screen import SuiteScreen, print_json
+    from hil.controller.storage.console import Console
+    from hil.controller.workloads.suites.job import resume_suite, run_suite
+    from hil.controller.workloads.suites.reports import print_summary
+    from hil.errors import UsageError
+
+    if (source is None) == (resume is None):
+        raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
+    if resume is not None:
+        refuse_beside_resume(click.get_current_context(), "resume", "as_json")
+    with SuiteScreen(bar=not as_json and sys.stderr.isatty()) as screen:
+        if resume is not None:
+            stored = resume_suite(resume, screen=screen)
+        else:
+            stored = run_suite(_request(str(source), settings), out=out, screen=screen)
+    if as_json:
+        cases = [record.to_json() for record in stored.records()]
+        print_json({**stored.head, "folder": str(stored.folder), "cases": cases})
+    else:
+        if stored.head["ids"]:
+            print_summary(Console(), stored.folder)
+        else:
+            chosen = " that the options choose" if stored.head["suite_ids"] else ""
+            click.echo(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}", err=True)
+    return int(stored.head["exit_code"])
+
+
+def _request(source: str, settings: dict[str, Any]) -> Any:
+    from hil.controller.workloads.suites.case_stages import Settings
+    from hil.controller.workloads.suites.request import Request
+
+    own = ("seed", "rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "debug_ir", "no_fallback")
+    ssh = {name: settings.pop(name) for name in ("identity", "known_hosts", "accept_new_host_key")}
+    how = Settings(**{name: settings.pop(name) for name in own}, recompute=settings.pop("recompute_cache"))
+    given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
+    return Request(source, **{**settings, "dims": parse_dims(settings["dims"])}, ssh=given, settings=how)
 
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")

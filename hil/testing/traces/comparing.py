@@ -12,8 +12,7 @@ from hil.controller.models.tensorflow.variables import new_value
 from hil.core.results import Outcome, OutputComparison, RunResult, Verdict
 from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance
-from hil.testing.traces.structure import arrays_in
-from hil.testing.traces.trace import ModuleCall, Trace
+from hil.testing.traces.trace import ModuleCall, Trace, arrays_in
 
 _STATISTICS = {
     "max_abs": "max abs",

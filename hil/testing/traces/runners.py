@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hil.controller.pipeline.case import Workshop
 from hil.core.tensors import Array, dtype_of
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.structure import as_numpy
+from hil.testing.traces.trace import as_numpy
 
 # A call's arguments, a structure of arrays each.
 Inputs = tuple[Any, ...]

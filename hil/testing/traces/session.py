@@ -1,4 +1,4 @@
-"""A module class on several backends: traces are made, kept, compared and judged."""
+"""Compare traces of a module on several backends, and keep them among the artifacts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.flagfile_tolerance import ATOLS
+from hil.controller.pipeline.flagfiles import FlagFile, write_flagfile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.record import CaseRecord
+from hil.core.digest import digest_of
 from hil.core.results import Outcome, Stage
+from hil.core.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
 from hil.core.text import jsonable
 from hil.errors import UsageError
+from hil.formats.iree_command import give
 from hil.testing.traces.backends import Backend, parse_reference, parse_targets
 from hil.testing.traces.comparing import CallComparison, compare_traces, judged
-from hil.testing.traces.keeping import save_traced
+from hil.testing.traces.model_files import FileSubject, model_files
 from hil.testing.traces.options import DEFAULT_TARGETS, TraceOptions
-from hil.testing.traces.runners import Runner, Subject
-from hil.testing.traces.subjects import subject_of
+from hil.testing.traces.runners import Program, Runner, Subject, same_bits
+from hil.testing.traces.trace import ModuleCall, Trace, arrays_in, call_name
 from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
+
+FLAGFILE = "flagfile"
+TENSORS = "tensors"
+_DIGITS = 24
+# What IREE runs on where nobody says: the agent's own choice.
+DEFAULT_DEVICE = "local-task"
 
 
 @dataclass(frozen=True)
@@ -255,3 +267,78 @@ def _all_lines(result: TargetResult) -> list[str]:
     lines = [f"{record.outcome}{record.message and f': {record.message}'}"]
     lines += [note] if (note := record.notes.get("text")) else []
     return [*lines, *(line for comparison in result.comparisons for line in comparison.lines())]
+
+
+def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) -> None:
+    """Keep a trace, with a flag file for each call that a program of IREE's made.
+
+    ``flagfile`` is the first call's, ``flagfile_call_N`` that of call N. They expect what the reference returned and
+    what it made of the variables, and nothing where it made no such call.
+
+    Args:
+        traced: the trace and its programs.
+        folder: where it goes.
+        wanted: the reference's trace; None for the reference itself.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    traced.trace.save(folder)
+    for number, (call, program) in enumerate(zip(traced.trace.calls, traced.programs, strict=True)):
+        if program is None:
+            continue
+        calls = traced.trace.calls if wanted is None else wanted.calls
+        reference = calls[number] if number < len(calls) else None
+        flags = _flags(program, _expected(program, call, reference), call, folder / TENSORS)
+        write_flagfile(folder / f"{FLAGFILE}_{call_name(number)}", flags)
+        if number == 0:
+            write_flagfile(folder / FLAGFILE, flags)
+
+
+def _expected(program: Program, call: ModuleCall, reference: ModuleCall | None) -> Sequence[Array]:
+    """A program's outputs as the reference has them: a call's own, then new values of variables."""
+    if reference is None or reference.method != call.method:
+        return ()
+    wanted = arrays_in(reference.outputs)
+    if wanted.keys() != arrays_in(call.outputs).keys() or not reference.state.keys() >= set(program.assigned):
+        return ()
+    expected = [*wanted.values(), *(reference.state[name] for name in program.assigned)]
+    return [same_bits(dtype, array) for dtype, array in zip(program.answer.dtypes, expected, strict=True)]
+
+
+def _flags(program: Program, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
+    """A call's flags; its tensors lie in a folder that all calls share: most variables stay what they are."""
+    with storing(folder):
+        folder.mkdir(exist_ok=True)
+        return FlagFile(
+            modules=(program.path,),
+            function=program.function,
+            device=program.device or DEFAULT_DEVICE,
+            inputs=tuple(_tensor(array, folder) for array in program.answer.given),
+            expected=tuple(_tensor(array, folder) for array in expected),
+            parameters=tuple(path for path in program.rest if path.suffix == ".irpa"),
+            rtol=call.rtol,
+            atols={} if call.atol is None else dict.fromkeys(ATOLS, call.atol),
+        )
+
+
+def _tensor(array: Array, folder: Path) -> str:
+    """Write a tensor as IREE's tools take it, and tell how they do."""
+    spec = spec_of("", array)
+    name = digest_of(f"{spec}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
+    # The tools take integers in .npy for signed ones, which IREE's programs do not have: they would never be equal.
+    kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
+    return give(spec, array, name, folder, str(folder.absolute()), tensors=kind).value
+
+
+def subject_of(module_class: Callable[[], Any], exported_names: Sequence[str] | None = None) -> Subject:
+    """The module class as something that can be traced.
+
+    Raises:
+        UsageError: TensorFlow is not installed, or no method is exported.
+    """
+    if files := model_files(module_class):
+        return FileSubject(module_class, files, exported_names)
+    from hil.testing.traces.tensorflow_module import TfSubject
+
+    return TfSubject(module_class, exported_names)

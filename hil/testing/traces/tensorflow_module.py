@@ -1,16 +1,19 @@
 """A tf.Module (or Keras model) under test: TensorFlow itself, and its methods as programs for IREE and TFLite.
 
 A module is made anew for each trace, in this process; its variables are the state of every backend. A program is given
-their values and what it makes of them is written back, so a module behaves the same wherever its methods run. What they
-hold is read after each call, on every backend.
+their values and the new ones are written back, so a module behaves the same wherever its methods run. All variables are
+read after each call, on every backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.models.tensorflow.structure import replace_leaves
@@ -20,13 +23,13 @@ from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.error_text import first_line
 from hil.controller.storage.versions import needed_version
 from hil.core.results import Stage
+from hil.core.tensors import Array
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
 from hil.testing.traces.runners import Called, Inputs, Program, Runner, recorded
-from hil.testing.traces.structure import as_numpy
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_programs import Programs
-from hil.testing.traces.variables import Variables
+from hil.testing.traces.trace import as_numpy
 
 
 class TfSubject:
@@ -220,3 +223,88 @@ def _cast(spec: Any, value: Any) -> Any:
 
 def _told(signature: Sequence[Any]) -> str:
     return ", ".join(f"{spec.shape} {spec.dtype.name}" if hasattr(spec, "dtype") else "..." for spec in signature)
+
+
+class Variables:
+    """The variables of one making of a module, by name.
+
+    A variable keeps the name that it had in the first making: the Nth that is created is the same one in each making.
+    Its name alone would not tell, for Keras numbers names over all that it ever made.
+
+    Args:
+        names: of the variables in the order of their creation; the first making fills it, later ones read it.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self._created = 0
+        self._found: dict[str, Any] = {}
+        self._values: dict[str, Array] = {}
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within it every variable that is created is found."""
+        import tensorflow as tf
+
+        def create(following: Any, **settings: Any) -> Any:
+            variable = following(**settings)
+            if self._created == len(self._names):
+                self._names.append(_unique(_own_name(variable), self._names))
+            self._found[self._names[self._created]] = variable
+            self._created += 1
+            return variable
+
+        with tf.variable_creator_scope(create):
+            yield
+
+    def add(self, variables: Iterable[Any]) -> None:
+        """Take in variables that a method uses, of which some may be older than the module: those keep their names."""
+        for variable in variables:
+            if not any(variable is known for known in self._found.values()):
+                self._found[_unique(_own_name(variable), self._found)] = variable
+
+    def name(self, variable: Any) -> str:
+        """What a variable that was found is called."""
+        return next(name for name, known in self._found.items() if known is variable)
+
+    def read(self) -> tuple[Mapping[str, Array], tuple[str, ...]]:
+        """What every variable holds now, and the names of those that hold something else than when this was last read.
+
+        The same array is given again where nothing changed.
+        """
+        values, changed = {}, []
+        for name, variable in self._found.items():
+            if not variable.is_initialized():  # a function that creates it was traced and not called
+                continue
+            now, before = as_numpy(f"the variable {name}", variable), self._values.get(name)
+            same = before is not None and _same(now, before)
+            if before is not None and not same:
+                changed.append(name)
+            values[name] = before if before is not None and same else now
+        self._values = values
+        return values, tuple(changed)
+
+
+def _own_name(variable: Any) -> str:
+    return str(variable.name).split(":")[0]
+
+
+def _unique(name: str, taken: Iterable[str]) -> str:
+    others, number, unique = set(taken), 0, name
+    while unique in others:
+        number += 1
+        unique = f"{name}_{number}"
+    return unique
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two arrays have the same bits: a NaN is itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.dtype.kind == "O":
+        return bool((one == other).all())
+    return bool(np.array_equal(_bytes(one), _bytes(other)))
+
+
+def _bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

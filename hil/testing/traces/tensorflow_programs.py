@@ -1,4 +1,4 @@
-"""The programs of a TensorFlow module: those methods that have a signature in one, the others as they are called."""
+"""The programs of a TensorFlow module: IREE's, one for all methods with a signature; TFLite's, one for each call."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hil.controller.models.importers import import_model
-from hil.controller.models.tensorflow.lower import Live, lower
+from hil.controller.models.tensorflow.lower import Live, lower, spec_of
 from hil.controller.models.tensorflow.lowered import LoweredFunction
-from hil.controller.models.tensorflow.structure import leaves
-from hil.controller.pipeline.case import Workshop
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
+from hil.controller.models.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
+from hil.controller.models.tensorflow.tflite import convert
+from hil.controller.models.tensorflow.variables import assigned
+from hil.controller.models.tensorflow.words import words
+from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Workshop
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
 from hil.controller.storage.runs import write_file
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
+from hil.core.tensors import TensorSpec
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError
 from hil.testing.traces.mlir import merge
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
-from hil.testing.traces.tensorflow_text import in_tf_dialect
-from hil.testing.traces.tflite_program import TfLiteProgram, make_tflite
 
 T = TypeVar("T")
 TF_INPUT = "tf_input.mlir"
@@ -210,3 +211,102 @@ def _outline(function: LoweredFunction) -> tuple[Any, ...]:
     """What two makings of a module must have in common; Keras numbers its variables' names over all of them."""
     state = [(one.spec.dtype, one.spec.shape, one.constant, one.result) for one in function.state]
     return function.inputs, function.outputs, state
+
+
+@dataclass(frozen=True)
+class TfLiteProgram:
+    """A method as a TFLite program.
+
+    Attributes:
+        artifact: the program.
+        outputs: the tensors that it returns.
+        structure: of what the method returns, see :func:`hil.controller.models.tensorflow.structure.numbered`.
+    """
+
+    artifact: Artifact
+    outputs: tuple[TensorSpec, ...]
+    structure: Structure
+
+    def returned(self, outputs: list[Any]) -> Structure:
+        """Outputs as the method itself returns them."""
+        return restore(self.structure, outputs)
+
+
+def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop: Workshop) -> TfLiteProgram:
+    """Convert a method for the dtypes and shapes of some inputs; variables that it reads become constants.
+
+    Args:
+        function: the method.
+        inputs: what it is called with.
+        place: the file to write.
+        target: the board that it is for.
+        shop: the cache and the isolated processes.
+
+    Raises:
+        CompileFailed: TensorFlow cannot trace it, it assigns variables, or the converter refuses it.
+    """
+    import tensorflow as tf
+
+    returned: list[Any] = []
+
+    def flat(*tensors: Any) -> dict[str, Any]:
+        given = iter(tensors)
+        args = replace_leaves(list(inputs), lambda leaf: next(given) if hasattr(leaf, "dtype") else leaf)
+        returned[:] = [function(*args)]
+        present = (leaf for _, leaf in leaves(returned[0]) if leaf is not None)
+        return {f"output_{number:04}": tf.identity(leaf) for number, leaf in enumerate(present)}
+
+    specs = [
+        tf.TensorSpec(leaf.shape, leaf.dtype if leaf.dtype != object else tf.string, name=f"input_{number:04}")
+        for number, leaf in enumerate(leaf for _, leaf in leaves(inputs) if hasattr(leaf, "dtype"))
+    ]
+    try:
+        concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
+    except Exception as error:  # whatever the method itself raises
+        raise CompileFailed(
+            f"TensorFlow cannot trace the method: {words(error)}", stage=Stage.COMPILE.value, detail=str(error)
+        ) from error
+    if names := ", ".join(assigned(concrete)):
+        raise CompileFailed(
+            f"the method changes variables ({names}), which a TFLite program cannot hand back",
+            stage=Stage.COMPILE.value,
+            hint="run it on IREE; for tflite list it in expected.toml",
+        )
+    try:
+        content = convert(concrete, place.stem)
+    except CompileFailed as error:
+        kept = place.with_suffix(".mlir")
+        write_whole(kept, in_tf_dialect(function, place.stem, inputs).encode())
+        error.hint = f"what it was given is in {kept}"
+        error.located(stage=Stage.COMPILE.value)
+        raise
+    write_whole(place, content)
+    model = import_model(place, isolated=shop.isolated, cache=shop.cache)
+    artifact = target.compile(model, place)
+    outputs = concrete.structured_outputs
+    return TfLiteProgram(
+        artifact, tuple(spec_of(name, outputs[name]) for name in sorted(outputs)), numbered(returned[0])
+    )
+
+
+def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
+    """A method as MLIR in TensorFlow's dialect, for people and its own tools.
+
+    Args:
+        function: the method.
+        name: its name.
+        args: what it is called with: arrays or ``tf.TensorSpec``, nested or not.
+    """
+    import tensorflow as tf
+
+    from hil.controller.models.tensorflow.structure import replace_leaves
+
+    specs = replace_leaves(
+        list(args), lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
+    )
+    traced = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    try:
+        text: str = tf.mlir.experimental.convert_function(traced.get_concrete_function(*specs))
+    except Exception as error:  # it is a by-product: what is wrong is said where the method is lowered
+        return f"// {name}: {words(error)}\n"
+    return f"// {name}\n{text.strip()}\n"

@@ -1,4 +1,4 @@
-"""Traces: the inputs and outputs of a series of calls to a module, kept as .npy and JSON."""
+"""A trace: the calls of a module's methods with their inputs, outputs and state, in memory and in a folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hil.controller.models.tensorflow.structure import Structure, leaves
 from hil.controller.storage.runs import storing
 from hil.core.files import read_text, within
-from hil.core.tensors import Array, dtype_name, type_text
+from hil.core.tensors import Array, dtype_name, load_npy, save_npy, type_text
 from hil.errors import UsageError
-from hil.testing.traces import structure
-from hil.testing.traces.structure import arrays_in
+
+_PLAIN = (bool, int, float, str)
 
 _FILE = "trace.json"
 _CALL = "call.json"
@@ -22,6 +25,133 @@ LOG = "log.txt"
 SCHEMA = 2
 # Of how many values a log shows the first and the last.
 _SHOWN = 16
+
+
+def arrays_in(structure: Structure) -> dict[str, Array]:
+    """The tensors of a structure by their path: of ``({"a": [x]},)`` it is ``0.a.0``; dicts go by sorted keys."""
+    return {path: leaf for path, leaf in leaves(structure) if isinstance(leaf, np.ndarray)}
+
+
+def as_numpy(what: str, value: Any) -> Structure:
+    """A structure of frameworks' tensors as one of arrays; tuples of any kind become plain ones.
+
+    Args:
+        what: how messages call it.
+        value: dicts (their keys are texts or whole numbers), lists and tuples of whatever has a ``numpy()`` or is an
+            array, None, or one of Python's numbers and texts.
+
+    Raises:
+        UsageError: something in it is none of these, or a tensor of a dtype that hil does not know.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) not in (str, int):
+                raise UsageError(f"{what}: {key!r} is no key that a trace can hold", hint="take texts or numbers")
+        return {key: as_numpy(f"{what}.{key}", item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [as_numpy(f"{what}.{number}", item) for number, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if value is None or type(value) in _PLAIN:
+        return value
+    array = value.numpy() if callable(getattr(value, "numpy", None)) else value
+    if isinstance(array, (bytes, np.str_)):
+        array = np.array(array, dtype=object)
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise UsageError(
+            f"{what} is a {type(value).__name__}: a trace holds tensors", hint="give arrays, nested in dicts or lists"
+        )
+    # A copy: what is traced must not change with what the caller does next.
+    return _tensor(what, np.array(array))
+
+
+def _tensor(what: str, array: Array) -> Array:
+    if array.dtype.kind in "OSU":
+        texts = np.empty(array.size, dtype=object)
+        texts[:] = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in array.flat]
+        return texts.reshape(array.shape)
+    try:
+        dtype_name(array.dtype)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
+    return array
+
+
+def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
+    """Write the tensors of a structure as ``STEM.npy``, ``STEM.0.npy`` and so on; the rest as JSON can say it.
+
+    Args:
+        structure: as :func:`as_numpy` makes it.
+        folder: where the files go.
+        stem: of the files' names.
+
+    Raises:
+        UsageError: it holds what a trace cannot.
+    """
+    if isinstance(structure, np.ndarray):
+        save_npy(folder / f"{stem}.npy", structure)
+        return {"npy": f"{stem}.npy", "dtype": dtype_name(structure.dtype), "shape": list(structure.shape)}
+    if isinstance(structure, dict):
+        items = [[key, save_structure(item, folder, f"{stem}.{n}")] for n, (key, item) in enumerate(structure.items())]
+        return {"dict": items}
+    if isinstance(structure, (list, tuple)):
+        kind = "list" if isinstance(structure, list) else "tuple"
+        return {kind: [save_structure(item, folder, f"{stem}.{number}") for number, item in enumerate(structure)]}
+    if type(structure) is float:
+        return {"float": repr(structure)}  # JSON has no inf or nan
+    if structure is None or type(structure) in _PLAIN:
+        return {"value": structure}
+    raise UsageError(f"{stem} is a {type(structure).__name__}: a trace holds tensors")
+
+
+def load_structure(said: Any, folder: Path) -> Structure:
+    """The structure that :func:`save_structure` wrote.
+
+    Raises:
+        UsageError: it is none, or a file is missing or no tensor of the kind that it should be.
+    """
+    if isinstance(said, dict) and len(said) == 1:
+        ((kind, content),) = said.items()
+        if kind in ("list", "tuple") and isinstance(content, list):
+            items = [load_structure(item, folder) for item in content]
+            return items if kind == "list" else tuple(items)
+        if kind == "dict" and isinstance(content, list):
+            return {name_of(pair, folder): load_structure(pair[1], folder) for pair in content}
+        if kind == "float" and isinstance(content, str):
+            return _float(content, folder)
+        if kind == "value" and (content is None or type(content) in (bool, int, str)):
+            return content
+    if isinstance(said, dict) and said.keys() == {"npy", "dtype", "shape"}:
+        return _load_npy(said, folder)
+    raise UsageError(f"{folder} holds no call of a trace: {str(said)[:60]!r} is none of its values")
+
+
+def name_of(pair: Any, folder: Path) -> str | int:
+    """The name of a pair of a name and what it stands for.
+
+    Raises:
+        UsageError: it is no such pair.
+    """
+    if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int):
+        key: str | int = pair[0]
+        return key
+    raise UsageError(f"{folder} holds no call of a trace: {str(pair)[:60]!r} is no key and value")
+
+
+def _float(text: str, folder: Path) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(f"{folder} holds no call of a trace: {text[:60]!r} is no number") from error
+
+
+def _load_npy(said: Mapping[str, Any], folder: Path) -> Array:
+    name, dtype = said["npy"], said["dtype"]
+    if not isinstance(name, str) or not isinstance(dtype, str) or Path(name).name != name:
+        raise UsageError(f"{folder} holds no call of a trace: {name!r} is no file in it")
+    array = load_npy(within(folder, folder / name), dtype)
+    if dtype_name(array.dtype) != dtype or list(array.shape) != said["shape"]:
+        raise UsageError(f"{folder / name} is {array.shape} {array.dtype}, the trace says {said['shape']} {dtype}")
+    return array
 
 
 @dataclass(frozen=True)
@@ -55,10 +185,10 @@ class ModuleCall:
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             values = {
-                "inputs": [structure.save(item, folder, f"input_{n}") for n, item in enumerate(self.inputs)],
-                "outputs": [structure.save(item, folder, f"output_{n}") for n, item in enumerate(self.outputs)],
+                "inputs": [save_structure(item, folder, f"input_{n}") for n, item in enumerate(self.inputs)],
+                "outputs": [save_structure(item, folder, f"output_{n}") for n, item in enumerate(self.outputs)],
                 "assigned": [
-                    [name, structure.save(self.state[name], folder, f"variable_{n}")]
+                    [name, save_structure(self.state[name], folder, f"variable_{n}")]
                     for n, name in enumerate(self.assigned)
                 ],
             }
@@ -75,11 +205,11 @@ class ModuleCall:
         said = _read_json(folder / _CALL)
         try:
             values = {
-                name: tuple(structure.load(item, folder) for item in _typed(said, name, list, folder))
+                name: tuple(load_structure(item, folder) for item in _typed(said, name, list, folder))
                 for name in ("inputs", "outputs")
             }
             pairs = _typed(said, "assigned", list, folder)
-            state = {str(structure.name_of(pair, folder)): structure.load(pair[1], folder) for pair in pairs}
+            state = {str(name_of(pair, folder)): load_structure(pair[1], folder) for pair in pairs}
         except RecursionError as error:
             raise UsageError(f"{folder / _CALL} is nested too deeply") from error
         return cls(
@@ -190,8 +320,6 @@ def call_name(number: int) -> str:
 
 
 def _summary(array: Any) -> str:
-    import numpy as np
-
     return np.array2string(array, threshold=_SHOWN, edgeitems=3, precision=7)
 
 

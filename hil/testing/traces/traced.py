@@ -1,20 +1,24 @@
-"""A module whose calls are recorded."""
+"""A module whose calls are recorded, and random inputs that are the same in every trace."""
 
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from hil.compare.tolerance import check_tolerance
 from hil.core.results import Stage
+from hil.core.tensors import Array
 from hil.errors import HilError, RunFailed, UsageError, did_you_mean
 from hil.testing.traces.runners import Program, Runner
-from hil.testing.traces.seeds import set_random_seed
 from hil.testing.traces.trace import ModuleCall, Trace
 
 TraceFunction = Callable[["TracedModule"], Any]
@@ -147,3 +151,21 @@ def _source(function: TraceFunction) -> str:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         return ""
+
+
+def set_random_seed(seed: int = 0) -> None:
+    """Seed Python's random numbers, numpy's and, where it is loaded, TensorFlow's: before each module and trace."""
+    random.seed(seed)
+    np.random.seed(seed)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(seed)
+
+
+def uniform(shape: Sequence[int] = (), dtype: Any = np.float32, low: float = -1.0, high: float = 1.0) -> Array:
+    """Uniform random values of a shape, from numpy's seeded generator; integers and bools are truncated ones."""
+    return np.random.uniform(low, high, tuple(shape)).astype(dtype)
+
+
+def ndarange(shape: Sequence[int], dtype: Any = np.float32) -> Array:
+    """0, 1, 2, ... in a shape."""
+    return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)

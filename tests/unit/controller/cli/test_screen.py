@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.suite_runs import case
 
-from hil.controller.cli.suite_screen import SuiteScreen
+from hil.controller.cli.screen import SuiteScreen
 
 
 def test_what_is_not_as_it_should_be_is_told_at_once_and_a_lost_board_once(capsys):
