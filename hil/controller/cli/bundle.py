@@ -15,18 +15,11 @@ from hil.controller.cli.options import (
     board_options,
     cache_options,
     chosen_board,
-    dim_option,
     fault_option,
-    input_option,
     iteration_options,
     json_option,
-    no_fallback_option,
-    parse_dims,
-    parse_range,
-    range_option,
+    run_option,
     runs_option,
-    seed_option,
-    timeout_option,
     tolerance_options,
     wait_option,
 )
@@ -59,7 +52,7 @@ def bundle() -> None:
 @board_options
 @click.option("--runtime", default="", metavar="NAME", help="iree, onnxruntime, ... (default: the board's).")
 @click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
-@dim_option
+@run_option("dims")
 @click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags.")
 @cache_options
 @click.option(
@@ -69,17 +62,17 @@ def bundle() -> None:
     metavar="[METHOD=]PATH",
     help="A case: an .npz, or a folder of input_0.npy, output_0.npy, ... (or .pb). Repeats.",
 )
-@input_option
+@run_option("inputs")
 @click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected output of --input.")
 @click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Random cases of each method.")
-@seed_option
-@range_option
+@run_option("seed")
+@run_option("input_range")
 @click.option(
     "--reference", multiple=True, metavar="NAME", help="What computes the expected outputs (default: by format)."
 )
 @click.option("--rtol", type=float, help="Relative tolerance of every case (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance of every case (default: by dtype).")
-@timeout_option
+@run_option("timeout")
 @wait_option
 @_sign
 @click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
@@ -91,8 +84,8 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
     Without --case, --input or --cases there is one random case.
     """
     from hil.controller.cli.screen import Screen
-    from hil.controller.devices.board_factory import open_board
-    from hil.controller.pipeline.case import Options
+    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.pipeline.options import Options, RunSettings
     from hil.controller.workloads.bundles.create import Request, create_bundle
     from hil.errors import UsageError
 
@@ -100,30 +93,21 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
         raise UsageError("a bundle's cases expect one answer: give one --reference")
     target = _free(output or Path(f"{model.stem}.hilb"))
     choice = chosen_board(settings)
-    plain = ("runtime", "compile_flags", "debug_ir", "inputs", "expected", "seed", "rtol", "atol", "timeout")
-    options = Options(
-        **{name: settings[name] for name in plain},
-        dims=parse_dims(settings["dims"]),
-        input_range=parse_range(settings["input_range"]),
-        references=settings["reference"],
-        recompute=settings["recompute_cache"],
-    )
+    names = RunSettings.__dataclass_fields__.keys() & settings.keys()
+    options = Options(**{name: settings[name] for name in names}, references=settings["reference"])
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
     with _workshop() as shop:
         with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
             screen.begin(model.stem, 1)
 
-            def connect() -> AnyBoard:
-                wait_s = settings["wait_s"]
-                board = open_board(
-                    choice, runtime=options.runtime, purpose="hil bundle create", wait_s=wait_s, say=screen.note
-                )
+            def opened(board: AnyBoard) -> None:
                 if board.target:
                     screen.note(f"compiling for {board.target}")
-                return board
 
             progress = functools.partial(screen.stage, model.stem, 0)
-            bundle = create_bundle(request, choice, shop, connect=connect, say=progress)
+            with BoardPool("hil bundle create", wait_s=settings["wait_s"], say=screen.note, opened=opened) as pool:
+                connect = functools.partial(pool.session, choice, runtimes=(options.runtime,))
+                bundle = create_bundle(request, choice, shop, connect=connect, say=progress)
         return _save(bundle, target, key, as_json)
 
 
@@ -138,7 +122,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     from hil.controller.storage.registry import pick
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
-    from hil.controller.workloads.bundles.opening import open_bundle
+    from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import counted
     from hil.errors import UsageError
 

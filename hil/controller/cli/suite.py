@@ -11,18 +11,14 @@ import click
 from hil.controller.cli.options import (
     boards_options,
     cache_options,
-    dim_option,
     fault_option,
     flow_option,
     group_option,
     iteration_options,
     json_option,
-    no_fallback_option,
     options,
-    parse_dims,
     refuse_beside_resume,
-    seed_option,
-    timeout_option,
+    run_option,
     tolerance_options,
     wait_option,
 )
@@ -54,7 +50,7 @@ case_options = options(
     ),
     click.option("--no-merge", "merge", flag_value="none", help="The same as --merge none."),
 )
-suite_options = options(flow_option("iree"), case_options, dim_option)
+suite_options = options(flow_option("iree"), case_options, run_option("dims"))
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -76,11 +72,11 @@ def suite() -> None:
     metavar="N",
     help="Compile so many at a time (default: cores); with --board farm:..., use so many boards (default: 1).",
 )
-@seed_option
+@run_option("seed")
 @tolerance_options
 @iteration_options
-@timeout_option
-@no_fallback_option
+@run_option("timeout")
+@run_option("no_fallback")
 @wait_option
 @click.option(
     "--confirm",
@@ -102,7 +98,8 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
 
     Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML.
     """
-    from hil.controller.cli.screen import SuiteScreen, print_json
+    from hil.controller.cli.screen import print_json
+    from hil.controller.cli.screen import SuiteScreen
     from hil.controller.storage.console import Console
     from hil.controller.workloads.suites.job import resume_suite, run_suite
     from hil.controller.workloads.suites.reports import print_summary
@@ -130,14 +127,13 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.workloads.suites.case_stages import Settings
-    from hil.controller.workloads.suites.request import Request
+    from hil.controller.pipeline.options import CaseSettings
+    from hil.controller.workloads.suites.request import Request, Settings
 
-    own = ("seed", "rtol", "atol", "allow_blind", "iterations", "warmup", "timeout", "debug_ir", "no_fallback")
     ssh = {name: settings.pop(name) for name in ("identity", "known_hosts", "accept_new_host_key")}
-    how = Settings(**{name: settings.pop(name) for name in own}, recompute=settings.pop("recompute_cache"))
+    how = Settings(**{name: settings.pop(name) for name in CaseSettings.__dataclass_fields__})
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return Request(source, **{**settings, "dims": parse_dims(settings["dims"])}, ssh=given, settings=how)
+    return Request(source, **{**settings, "dims": settings["dims"]}, ssh=given, settings=how)
 
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")

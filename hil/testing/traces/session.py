@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.case import Workshop
-from hil.controller.pipeline.flagfile_tolerance import ATOLS
-from hil.controller.pipeline.flagfiles import FlagFile, write_flagfile
+from hil.controller.pipeline.flagfiles import ATOLS, FlagFile, write_flagfile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import storing

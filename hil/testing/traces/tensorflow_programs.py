@@ -14,7 +14,8 @@ from hil.controller.models.tensorflow.structure import Structure, leaves, number
 from hil.controller.models.tensorflow.tflite import convert
 from hil.controller.models.tensorflow.variables import assigned
 from hil.controller.models.tensorflow.words import words
-from hil.controller.pipeline.case import COMPILE_TIMEOUT_S, Workshop
+from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
 from hil.controller.storage.runs import write_file
 from hil.core.artifacts import Artifact, Model
