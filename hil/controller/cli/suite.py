@@ -98,8 +98,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
 
     Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML.
     """
-    from hil.controller.cli.screen import print_json
-    from hil.controller.cli.screen import SuiteScreen
+    from hil.controller.cli.screen import SuiteScreen, print_json
     from hil.controller.storage.console import Console
     from hil.controller.workloads.suites.job import resume_suite, run_suite
     from hil.controller.workloads.suites.reports import print_summary
