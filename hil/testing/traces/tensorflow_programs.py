@@ -277,11 +277,11 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
         content = convert(concrete, place.stem)
     except CompileFailed as error:
         kept = place.with_suffix(".mlir")
-        write_file(kept, in_tf_dialect(function, place.stem, inputs).encode())
+        write_file(kept, in_tf_dialect(function, place.stem, inputs).encode(), option="", make_folder=True)
         error.hint = f"what it was given is in {kept}"
         error.located(stage=Stage.COMPILE.value)
         raise
-    write_file(place, content)
+    write_file(place, content, option="", make_folder=True)
     model = import_model(place, isolated=shop.isolated, cache=shop.cache)
     artifact = target.compile(model, place)
     outputs = concrete.structured_outputs
