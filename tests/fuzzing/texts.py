@@ -244,7 +244,7 @@ _BOARD_WORDS = [
 
 def _board_says(data: bytes) -> Tried:
     """Everything of hil that reads a board's text, on one text."""
-    from hil.controller.devices.agentless import machine, scripts, verdicts
+    from hil.controller.devices.agentless import scripts
     from hil.controller.devices.deploy import probe
     from hil.formats.iree_command import times_ns
 
@@ -253,10 +253,10 @@ def _board_says(data: bytes) -> Tried:
     seen = probe.parse(text)
     kinds.append(f"probe {sum(bool(value) for value in vars(seen).values())}")
     parts = {"arch": text[:7], "cpuinfo": text, "meminfo": text, "auxv": text}
-    kinds.append(f"machine {sorted(machine.machine(parts))} {len(machine.readings(text))}")
-    json.dumps(machine.readings(text))
+    kinds.append(f"machine {sorted(scripts.machine(parts))} {len(scripts.readings(text))}")
+    json.dumps(scripts.readings(text))
     kinds.append(
-        type(verdicts.failure(scripts.Ended("exit", len(data) % 256, 0, (), text), text, "iree-run-module")).__name__
+        type(scripts.failure(scripts.Ended("exit", len(data) % 256, 0, (), text), text, "iree-run-module")).__name__
     )
     with contextlib.suppress(ValueError):
         kinds.append(f"times {len(times_ns(data))}")

@@ -15,8 +15,9 @@ from support.agents import compile_mlir
 from support.links import ENDS
 from support.models import DIGITS
 
-from hil.controller.devices.agentless import CommandBoard
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.ssh import shell
 from hil.controller.devices.ssh.shell import Shell, open_shell
 from hil.core.artifacts import Artifact
 from hil.core.boards import BoardConfig, Connection, RuntimeCommand
@@ -65,13 +66,11 @@ def board(request: pytest.FixtureRequest) -> VirtualBoard:
 
 
 @pytest.fixture
-def connect(tmp_path: Path) -> Iterator[Callable[..., CommandBoard]]:
+def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Board]]:
     """Connects to a virtual board by command; its folder on the board is a test's own, named as badly as can be."""
-    opened: list[CommandBoard] = []
+    opened: list[Board] = []
 
-    def make(
-        board: VirtualBoard, *, user: str = "root", command: RuntimeCommand | None = None, **options
-    ) -> CommandBoard:
+    def make(board: VirtualBoard, *, user: str = "root", command: RuntimeCommand | None = None, **options) -> Board:
         connection = Connection(
             identity=str(board.identity),
             known_hosts=str(board.known_hosts),
@@ -85,12 +84,10 @@ def connect(tmp_path: Path) -> Iterator[Callable[..., CommandBoard]]:
             path=tmp_path / "lab.toml",
         )
         address = board.address.replace("root@", f"{user}@")
-
-        def login() -> Shell:
-            return open_shell(address, connection, board="lab", base=tmp_path)
-
         through = options.pop("through", lambda shell: shell)
-        opened.append(CommandBoard(BoardChoice(config, address), through(login()), reopen=login, **options))
+        with monkeypatch.context() as patch:
+            patch.setattr(shell, "open_shell", lambda *given, **more: through(open_shell(*given, **more)))
+            opened.append(Board(BoardChoice(config, address), **options))
         return opened[-1]
 
     yield make
@@ -98,7 +95,7 @@ def connect(tmp_path: Path) -> Iterator[Callable[..., CommandBoard]]:
         one.close()
 
 
-def call(board: CommandBoard, artifact: Artifact, *inputs, **options):
+def call(board: Board, artifact: Artifact, *inputs, **options):
     board.push(artifact)
     with board.load(artifact, timeout=60) as program:
         given = {spec.name: value for spec, value in zip(program.loaded.inputs, inputs, strict=True)}
@@ -108,7 +105,7 @@ def call(board: CommandBoard, artifact: Artifact, *inputs, **options):
 class Hanging:
     """A run that hangs on a board, in a thread of its own; ``end`` is what it ended in."""
 
-    def __init__(self, board: VirtualBoard, opened: CommandBoard, artifact: Artifact, timeout: float = 500) -> None:
+    def __init__(self, board: VirtualBoard, opened: Board, artifact: Artifact, timeout: float = 500) -> None:
         self.end: BaseException | None = None
         self._opened, self._artifact, self._timeout = opened, artifact, timeout
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -182,9 +179,9 @@ def test_every_sort_of_tensor_comes_back(connect, board, artifact_for):
 def test_nothing_is_left_on_the_board_and_nobody_else_can_look(connect, board, artifact_for):
     opened = connect(board)
     call(opened, artifact_for(board.arch, "main"), np.ones(4, np.float32), np.array(1, np.int32))
-    left = board.run(["ls", "-A", f"{opened.folder}/runs"])
+    left = board.run(["ls", "-A", f"{opened.client.folder}/runs"])
     assert (left.returncode, left.stdout) == (0, "")
-    open_to_others = board.run(["find", opened.folder, "-perm", "/077"])
+    open_to_others = board.run(["find", opened.client.folder, "-perm", "/077"])
     assert (open_to_others.returncode, open_to_others.stdout) == (0, "")
 
 
@@ -243,7 +240,7 @@ def test_a_run_that_nobody_waits_for_ends_on_the_board(connect, board_x86, artif
         board_x86.run(["pkill", "-9", "-f", "sshd: root"])
     wait_until(lambda: not running(board_x86))
     assert isinstance(hanging.ended(), BoardLost)
-    wait_until(lambda: board_x86.run(["ls", "-A", f"{opened.folder}/runs"]).stdout == "")
+    wait_until(lambda: board_x86.run(["ls", "-A", f"{opened.client.folder}/runs"]).stdout == "")
     assert call(connect(board_x86), artifact_for("x86_64", "refuses"), np.array(3, np.int32)).outputs
 
 
@@ -278,7 +275,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(connect, make_board, artifact_fo
     board.run(["sh", "-c", "dd if=/dev/zero of=/root/full bs=64k 2>/dev/null"])
     with pytest.raises(LoadFailed, match="no room"):
         opened.push(artifact_for("x86_64", "main"))
-    assert board.run(["find", opened.folder, "-type", "f"]).stdout == ""
+    assert board.run(["find", opened.client.folder, "-type", "f"]).stdout == ""
     board.run(["rm", "/root/full"])
     assert call(opened, artifact_for("x86_64", "refuses"), np.array(3, np.int32)).outputs
 

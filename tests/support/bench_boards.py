@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.measure import Side
-from hil.controller.devices.agentless.program import CommandCall
+from hil.controller.devices.streams import Invocation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.core.artifacts import Artifact
@@ -36,7 +36,7 @@ class PacedProgram:
             start = self.board.now_ns
             self.board.now_ns += self.pace()
             stamps.append((start, self.board.now_ns))
-        return RunResult("paced", {}, tuple(stamps), 7), CommandCall(warm, 0.0)
+        return RunResult("paced", {}, tuple(stamps), 7), Invocation({}, (), warm, (0, 0), None, 0, 0, 0.0, 0.0)
 
     def unload(self) -> None:
         self.board.loaded.remove(self.name)

@@ -1,28 +1,36 @@
-"""A board with an agent, as the controller holds it: connected, then in a session."""
+"""A board as the controller holds it: connected, then in a session; and a program that is loaded on it."""
 
 from __future__ import annotations
 
+import contextlib
+import posixpath
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import tenacity
-from google.protobuf.json_format import MessageToDict
 
+from hil.controller.devices.agentless.signature import Signature, check_inputs, fits
+from hil.controller.devices.answers import expected_bytes
 from hil.controller.devices.board_resolver import BoardChoice, with_target
-from hil.controller.devices.client import AgentClient, Loaded
+from hil.controller.devices.client import BoardClient, Loaded
 from hil.controller.devices.clocks import BoardClock
 from hil.controller.devices.counters import CounterWatch
 from hil.controller.devices.health.conditions import changed
+from hil.controller.devices.iree_tool import iree_tool
 from hil.controller.devices.links.factory import open_link
 from hil.controller.devices.links.link import Link, Say
-from hil.controller.devices.loaded_program import LoadedProgram
+from hil.controller.devices.profile_pass import ProfilePass
+from hil.controller.devices.provenance import placed, provenance_of
 from hil.controller.devices.streams import Invocation
 from hil.controller.storage.cache import Cache
 from hil.core import clock
 from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file
+from hil.core.placement import Placement, Told
+from hil.core.results import RunResult
+from hil.core.tensors import Array
 from hil.errors import (
     BlobDamaged,
     BoardBusy,
@@ -30,6 +38,7 @@ from hil.errors import (
     BoardLost,
     BoardRefused,
     BoardUnreachable,
+    RunFailed,
     SessionEnded,
     UsageError,
 )
@@ -37,8 +46,6 @@ from hil.formats.iree_command import PROFILE_TOOL
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
-
-__all__ = ["Board", "LoadedProgram"]
 
 _PUSH_TRIES = 4
 _PINGS_LAST_NS = 1_000_000_000
@@ -53,17 +60,20 @@ class Board:
         purpose: told to others who wait for it.
         faults: for a simulator: faults to switch on.
         wait_s: how long to wait while somebody else has it.
-        say: told what goes on while waiting.
+        say: told what goes on while waiting, and once what a board without an agent does not measure.
+        without_agent: why the board is to be served by command, through SSH; "" leaves it to its config.
 
     Attributes:
         name: how results and errors call it.
         closed: whether it was given back.
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
         target: what to compile for, in words, where the board shows it; "" where the config names it.
-        info: what Describe said.
+        info: what Describe said; of a board without an agent what its shell shows, with the same keys.
 
     Raises:
+        UsageError: the address or the config is wrong, or the runtime needs an agent.
         BoardUnreachable: nobody answers.
+        BoardError: the board refuses us, or cannot be used.
     """
 
     def __init__(
@@ -75,6 +85,7 @@ class Board:
         faults: tuple[str, ...] = (),
         wait_s: float = 60.0,
         say: Say = lambda text: None,
+        without_agent: str = "",
     ) -> None:
         self.closed = False
         self._purpose = purpose
@@ -85,7 +96,14 @@ class Board:
         self._there: set[str] = set()
         self._profiler: tuple[Path, str] | None = None
         self._link: Link = open_link(
-            choice.address, choice.config, faults=faults, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say
+            choice.address,
+            choice.config,
+            faults=faults,
+            runtime=runtime,
+            purpose=purpose,
+            wait_s=wait_s,
+            say=say,
+            without_agent=without_agent,
         )
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
@@ -105,14 +123,26 @@ class Board:
         except BaseException:
             self.close()
             raise
+        if lacking := self.info.get("not_measured"):
+            command = posixpath.basename(self.info["runtimes"][0]["command"])
+            *first, last = lacking
+            say(
+                f"no agent on {self.name}: programs are run by the command {command}; "
+                f"{', '.join(first)} and {last} are not measured"
+            )
 
-    def _connected(self) -> AgentClient:
-        return AgentClient(self._link.target, self.name, over=self._link.over)
+    def _connected(self) -> BoardClient:
+        return self._link.client(self.name)
 
     def _describe(self) -> dict[str, Any]:
-        said = MessageToDict(self._client.describe(), preserving_proto_field_name=True)
+        found = self._client.info()
         lease = self.config.connection.lease
-        return {**said, "lease": lease} if lease else said
+        return {**found, "lease": lease} if lease else found
+
+    def runtime_version(self, runtime: str) -> str:
+        """The version of one of the board's runtimes; "" where it is not known."""
+        versions = {one["name"]: one.get("version", "") for one in self.info.get("runtimes", ())}
+        return str(versions.get(runtime, ""))
 
     def note(self, seen: Invocation) -> list[str]:
         """Keep in :attr:`info` what a run's answer says of the board; what happened since the last time (see
@@ -121,8 +151,8 @@ class Board:
         return changed(before, self.info)
 
     @property
-    def client(self) -> AgentClient:
-        """The agent's calls; another client after the link was mended."""
+    def client(self) -> BoardClient:
+        """The board's calls; another client after the link was made anew."""
         return self._client
 
     @property
@@ -146,7 +176,7 @@ class Board:
             try:
                 fence = self.config.connection.fence
                 self._client.open_session(self._purpose, fence=fence, wait_s=self._wait_s, on_wait=self._say)
-                if not self._link.build or self._client.describe().build == self._link.build:
+                if not self._link.build or self._client.info().get("build") == self._link.build:
                     break
                 gone: BoardError = BoardBusy("an agent of another version has taken the place of ours", board=self.name)
             except (BoardLost, BoardUnreachable, SessionEnded) as error:
@@ -177,13 +207,14 @@ class Board:
         return self._client.payload_bytes_sent
 
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
-        """Send the files that the board lacks; returns the bytes sent. Takes the board.
+        """Send the files that the board lacks, and the tools that run them; returns the bytes sent. Takes the board.
 
         Raises:
-            LoadFailed: the board has no room.
+            LoadFailed: the board has no room, or there is no tool for it.
             BoardLost: the link broke again and again.
         """
-        return self._send({artifact.digests[name]: path for name, path in artifact.files.items()}, progress)
+        files = {artifact.digests[name]: path for name, path in artifact.files.items()}
+        return self._send({**files, **self._client.tools()}, progress)
 
     def push_profiler(self, runtime: str) -> str:
         """Send the tool that the board's runtime needs for profiling and lacks; its digest, "" where it lacks none.
@@ -198,8 +229,6 @@ class Board:
         if shown.get("profile_tool") != PROFILE_TOOL:
             return ""  # another's is not ours to bring: the pass itself says what it lacks
         if self._profiler is None:
-            from hil.controller.devices.iree_tool import iree_tool
-
             machine = self.info["machine"]
             path = iree_tool(
                 PROFILE_TOOL,
@@ -228,7 +257,7 @@ class Board:
             return 0
 
         def once() -> None:
-            missing = self._client.missing(list(paths))
+            missing = self._client.missing(paths)
             total = sum(paths[name].stat().st_size - have for name, have in missing.items())
             sent = 0
 
@@ -294,14 +323,7 @@ class Board:
         device = self.config.devices.get(artifact.runtime, "")
 
         def load() -> Loaded:
-            return self._client.load(
-                dict(artifact.digests),
-                artifact.main,
-                runtime=artifact.runtime,
-                device=device,
-                function=artifact.function,
-                timeout=timeout,
-            )
+            return self._client.load_program(artifact, device=device, timeout=timeout)
 
         try:
             loaded = load()
@@ -309,7 +331,7 @@ class Board:
             self.look_again(error)
             self.push(artifact)
             loaded = load()
-        return LoadedProgram(self, self._client, artifact, loaded, device, no_fallback=no_fallback)
+        return LoadedProgram(self, self._client, artifact, loaded, no_fallback=no_fallback)
 
     def look_again(self, error: BlobDamaged) -> None:
         """What was sent is not what it was: before the next use, ask what the board has."""
@@ -327,12 +349,16 @@ class Board:
         """Look at the board's clock now, for :meth:`clock_fit`."""
         self._clock.add(self._client.pings(count))
 
-    def clock_fit(self, since_ns: int | None = None) -> clock.ClockFit:
-        """The board's clock beside the host's, until now. Pings of the last second will do: the error allows for it.
+    def clock_fit(self, since_ns: int | None = None) -> clock.ClockFit | None:
+        """The board's clock beside the host's, until now; None where it has none that can be asked.
+
+        Pings of the last second will do: the error allows for it.
 
         Args:
             since_ns: host time of the earliest stamp that is to be told in the host's time; None is now.
         """
+        if "clock" in self.info.get("not_measured", ()):
+            return None
         if self._clock.age_ns() > _PINGS_LAST_NS:
             self.ping()
         now = clock.now_ns()
@@ -353,3 +379,154 @@ class Board:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+class LoadedProgram:
+    """A program on the board, ready to run. A context manager: it is unloaded at the end.
+
+    Args:
+        board: the board that has it.
+        client: the connection over which it was loaded.
+        artifact: the program.
+        loaded: what the board said of it.
+        no_fallback: whether a node that runs on another device than it was told to fails a run.
+    """
+
+    def __init__(
+        self, board: Board, client: BoardClient, artifact: Artifact, loaded: Loaded, *, no_fallback: bool
+    ) -> None:
+        self._board = board
+        self._client = client
+        self._artifact = artifact
+        self._no_fallback = no_fallback
+        self._placement: Placement | None = None
+        self.loaded = loaded
+        self._ran = False
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        names: tuple[str, ...] = (),
+    ) -> tuple[RunResult, Invocation]:
+        """Run on the board. A run is never tried again: that could hide a wrong answer.
+
+        Args:
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: untimed and timed runs.
+            timeout: seconds for all of them.
+            names: output names to use in place of the program's own, where the compiler dropped them.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            RanElsewhere: it ran on another device than it was told to.
+            RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
+        """
+        self._check(inputs)
+        invocation = self._client.invoke(
+            self.loaded.program_id,
+            inputs,
+            warmup=warmup,
+            iterations=iterations,
+            timeout=timeout,
+            state=True,
+            most_bytes=expected_bytes(self._artifact.outputs or self.loaded.outputs),
+        )
+        outputs = invocation.outputs
+        if len(names) == len(outputs):
+            outputs = dict(zip(names, outputs.values(), strict=True))
+        # A command loads the program anew each time.
+        cold = not warmup and (invocation.command is not None or not self._ran)
+        self._ran = True
+        self._placement = self._placement if invocation.placement is None else invocation.placement
+        name, device = self._artifact.runtime, self.loaded.device
+        version = self.loaded.version or self._board.runtime_version(name)
+        provenance = self._provenance(invocation, version)
+        how = "by command" if invocation.command is not None else ""
+        source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, how)))}"
+        peak_bytes = invocation.peak_memory_bytes or None
+        result = RunResult(source, outputs, invocation.iterations_ns, peak_bytes, provenance, cold)
+        told = Told.by(self._artifact, device)
+        return placed(result, self._placement, told, no_fallback=self._no_fallback), invocation
+
+    def _provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
+        """On what a call was measured: what every board tells, with its clock or its command where it has one."""
+        board = self._board
+        fit = board.clock_fit(invocation.host_ns[0])
+        notes = [*board.note(invocation), *invocation.notes]
+        found = provenance_of(
+            board.name,
+            board.info,
+            board.shell,
+            runtime=self._artifact.runtime,
+            version=version,
+            device=self.loaded.device,
+            notes=notes,
+        )
+        if fit is not None:
+            found["clock"] = {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns}
+        if invocation.command is not None:
+            found["command"] = invocation.command
+        return found
+
+    def profile(
+        self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0
+    ) -> ProfilePass:
+        """Run once more, under the runtime's profiler; its tool is sent first where the board lacks it.
+
+        Args:
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: runs before, and runs that count.
+            timeout: seconds for all of them.
+
+        Raises:
+            RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.
+            LoadFailed, BoardError: there is no profiling tool for the board.
+            RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`run`.
+            BlobDamaged: the tool was altered on the board, and so it was when it had been sent again.
+        """
+        self._check(inputs)
+        try:
+            return self._profile(inputs, warmup, iterations, timeout)
+        except BlobDamaged as error:
+            self._board.look_again(error)
+            return self._profile(inputs, warmup, iterations, timeout)
+
+    def _profile(self, inputs: Mapping[str, Array], warmup: int, iterations: int, timeout: float) -> ProfilePass:
+        tool = self._board.push_profiler(self._artifact.runtime)
+        if self._client is not self._board.client:
+            # The upload cost the link, and with it the session that had this program.
+            again = self._board.load(self._artifact, timeout=timeout)
+            self._client, self.loaded = self._board.client, again.loaded
+        return self._client.profile(
+            self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
+        )
+
+    def _check(self, inputs: Mapping[str, Array]) -> None:
+        """Refuse inputs that the program does not take; where its model takes them, that is not the user's doing."""
+        try:
+            check_inputs(Signature(self.loaded.function, self.loaded.inputs, self.loaded.outputs), inputs)
+        except UsageError as error:
+            known = self._artifact.inputs
+            if known is None or not fits(known, inputs):
+                raise
+            what = f"the program takes other inputs on the board than its model does: {error.message}"
+            raise RunFailed(what, stage="run", board=self._board.name) from error
+
+    def log(self) -> list[str]:
+        """What the worker wrote to stderr."""
+        return self._board.logs(self.loaded.program_id)
+
+    def unload(self) -> None:
+        """End the worker; a board that is gone has none."""
+        with contextlib.suppress(BoardError):
+            self._client.unload(self.loaded.program_id)
+
+    def __enter__(self) -> LoadedProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unload()

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.health.conditions import changed
 from hil.controller.devices.health.power import answering, recover
-from hil.controller.devices.links.factory import refuse_faults
 from hil.controller.devices.links.link import Say
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
-if TYPE_CHECKING:
-    from hil.controller.devices.agentless import CommandBoard, CommandProgram
-    from hil.controller.devices.ssh.shell import Shell
-
-AnyBoard: TypeAlias = "Board | CommandBoard"
-AnyProgram: TypeAlias = "LoadedProgram | CommandProgram"
+# What boards and programs were called while those without an agent were others.
+AnyBoard: TypeAlias = Board
+AnyProgram: TypeAlias = LoadedProgram
 
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
 _REGAIN_S = 20.0
@@ -49,14 +45,22 @@ def open_board(
         BoardError: the board refuses us, or can run nothing.
     """
 
-    def connect() -> AnyBoard:
-        if choice.config.command.kind == "command":
-            refuse_faults(faults)
-            return _by_command(choice, runtime, wait_s, say, "its config asks for none")
+    def connect(without_agent: str = "") -> Board:
+        return Board(
+            choice,
+            runtime=runtime,
+            purpose=purpose,
+            faults=faults,
+            wait_s=wait_s,
+            say=say,
+            without_agent=without_agent,
+        )
+
+    def connect_anyhow() -> Board:
         from hil.controller.devices.deploy.trouble import COMMAND_HINT, NoAgentHere
 
         try:
-            return Board(choice, runtime=runtime, purpose=purpose, faults=faults, wait_s=wait_s, say=say)
+            return connect()
         except BoardError as error:
             wanted = runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
@@ -66,28 +70,9 @@ def open_board(
             if not (served and isinstance(error, NoAgentHere)):
                 raise
             say(f"{error.message}: going on without an agent")
-            return _by_command(choice, runtime, wait_s, say, error.message)
+            return connect(error.message)
 
-    return recover(connect, choice.config.power, board=choice.name, say=say)
-
-
-def _by_command(choice: BoardChoice, runtime: str, wait_s: float, say: Say, why: str) -> AnyBoard:
-    from hil.controller.devices.agentless import CommandBoard
-    from hil.controller.devices.ssh.address import is_ssh_address
-    from hil.controller.devices.ssh.shell import open_shell
-
-    connection, where = choice.config.connection, choice.address or choice.config.connection.address
-    if not is_ssh_address(where):
-        raise UsageError(
-            f"programs run by command over SSH only, and {where or 'no address'} is none for that",
-            board=choice.name,
-            hint="--board USER@HOST, or an address in the config's [connection]",
-        )
-
-    def login() -> Shell:
-        return open_shell(where, connection, board=choice.name, base=choice.config.path.parent)
-
-    return CommandBoard(choice, login(), runtime=runtime, wait_s=wait_s, say=say, reopen=login, why=why)
+    return recover(connect_anyhow, choice.config.power, board=choice.name, say=say)
 
 
 def regain(lost: AnyBoard, error: BoardError, reopen: Callable[[], AnyBoard]) -> AnyBoard | None:

@@ -1,4 +1,4 @@
-"""The agent's protocol as calls.
+"""The calls that a board answers, and the agent's protocol as such calls.
 
 Programs may be run from several threads at a time, each with a stream of its own; all else is for one thread.
 """
@@ -9,12 +9,13 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
@@ -23,13 +24,14 @@ from hil.controller.devices.guard import Guard
 from hil.controller.devices.profile_pass import ProfilePass
 from hil.controller.devices.streams import STALL_S, Invocation, InvokeStream
 from hil.core import clock, digest, tensors
+from hil.core.artifacts import Artifact
 from hil.core.ordered_executor import StreamHasher
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
-__all__ = ["AgentClient", "Loaded", "Target"]
+__all__ = ["AgentClient", "BoardClient", "Loaded", "Target"]
 
 _CALL_S = 60.0
 # Past an order's own limit the agent should have answered; then the agent itself is given up.
@@ -42,14 +44,96 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program that is loaded on the board."""
+    """A program that is loaded on the board.
+
+    Attributes:
+        program_id: names it in further calls.
+        function: the one that is run.
+        inputs, outputs: of that, in order.
+        load_ns: how long loading took, by the board's clock; 0 where that is not known.
+        worker_pid: the process that has it; 0 where none does.
+        device: the device that it runs on; "" is the runtime's default.
+        version: the runtime's, where it is another than Describe says; else "".
+    """
 
     program_id: str
     function: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    load_ns: int
-    worker_pid: int
+    load_ns: int = 0
+    worker_pid: int = 0
+    device: str = ""
+    version: str = ""
+
+
+class BoardClient(Protocol):
+    """The calls that a board answers: an agent's, over gRPC, or commands in its shell where it has no agent.
+
+    Every call raises BoardError and its kinds where the board or the link fails.
+
+    Attributes:
+        payload_bytes_sent: bytes of files sent so far.
+    """
+
+    payload_bytes_sent: int
+
+    def info(self) -> dict[str, Any]:
+        """What the board says of itself: hil.v1's DescribeReply as JSON. ``not_measured`` lists what it lacks."""
+
+    def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
+        """Take the board; returns the session's fence."""
+
+    def pings(self, count: int = 8) -> list[clock.Ping]:
+        """Ping the board's clock; empty where it has none that can be asked."""
+
+    def counters(self, period_s: float) -> Any:
+        """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled."""
+
+    def tools(self) -> dict[str, Path]:
+        """Files that running any program needs beside it: digest -> file on the host."""
+
+    def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
+        """The files (digest -> file on the host) that the board lacks, with the bytes of each that it has already."""
+
+    def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
+        """Send files: digest -> (file on the host, offset to go on from)."""
+
+    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
+        """Load a program whose files were sent."""
+
+    def unload(self, program_id: str) -> None:
+        """End a program."""
+
+    def invoke(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        state: bool = False,
+        most_bytes: int | None = None,
+    ) -> Invocation:
+        """Run a program and fetch the last outputs."""
+
+    def profile(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        tool: str = "",
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+    ) -> ProfilePass:
+        """Run a program under its runtime's profiler."""
+
+    def logs(self, program_id: str = "") -> list[str]:
+        """What programs wrote to stderr so far."""
+
+    def close(self) -> None:
+        """End session and connection."""
 
 
 class AgentClient(AgentConnection):
@@ -70,15 +154,25 @@ class AgentClient(AgentConnection):
         self._outputs: dict[str, tuple[str, ...]] = {}
         self.payload_bytes_sent = 0
 
+    def info(self) -> dict[str, Any]:
+        """What Describe says, as JSON; raises as :meth:`describe`."""
+        return MessageToDict(self.describe(), preserving_proto_field_name=True)
+
+    def tools(self) -> dict[str, Path]:
+        """None: an agent has what it needs."""
+        return {}
+
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock."""
         with self._seam():
             return self._pings(count, _CALL_S)
 
-    def missing(self, digests: Sequence[str]) -> dict[str, int]:
+    def missing(self, digests: Collection[str], /) -> dict[str, int]:
         """The blobs that the board lacks, each with how many of its bytes an earlier upload left there."""
         with self._seam():
-            reply = self._stub.Missing(pb.MissingRequest(digests=digests), timeout=_CALL_S, metadata=self._token())
+            reply = self._stub.Missing(
+                pb.MissingRequest(digests=list(digests)), timeout=_CALL_S, metadata=self._token()
+            )
             return answers.missing_blobs(answers.given(reply), digests)
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Progress | None = None) -> None:
@@ -144,6 +238,17 @@ class AgentClient(AgentConnection):
             raise errors.BoardLost(f"what the board sent is not {name}", board=self.board)
         return view
 
+    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
+        """Load an artifact whose files the board has; raises as :meth:`load`."""
+        return self.load(
+            artifact.digests,
+            artifact.main,
+            runtime=artifact.runtime,
+            device=device,
+            function=artifact.function,
+            timeout=timeout,
+        )
+
     def load(
         self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
     ) -> Loaded:
@@ -166,7 +271,7 @@ class AgentClient(AgentConnection):
             answers.check_loaded(answers.given(reply))
             inputs, outputs = (answers.specs_of(getattr(reply, what), what) for what in ("inputs", "outputs"))
         self._outputs[reply.program_id] = tuple(spec.name for spec in outputs)
-        return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid)
+        return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid, device)
 
     def unload(self, program_id: str) -> None:
         """End a program. Nobody waits until it has ended, but the next call that is about programs."""
@@ -250,6 +355,7 @@ class AgentClient(AgentConnection):
             profile=pb.ProfilePass(tool=tool),
         )
         call = self._call(start, inputs, {}, None, None)
+        assert call.board_ns is not None
         with self._seam("run"):
             answers.check_files(call.outputs)
         files = {name: memoryview(array.data) for name, array in call.outputs.items()}

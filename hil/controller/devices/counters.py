@@ -10,7 +10,7 @@ import grpc
 
 from hil.controller.devices import answers
 from hil.core.timeline import Sample
-from hil.errors import ProtocolBroken
+from hil.errors import BoardError, HilError, ProtocolBroken
 
 # More looks than so many are thinned to half, and so is what comes after: all of a long run is seen, in bounded memory.
 _LOOKS_MOST = 10_000
@@ -22,20 +22,20 @@ class CounterWatch:
     """Collects a board's counters in a thread of its own, from entering to leaving. It never fails what runs beside it.
 
     Args:
-        start: opens the stream of ``pb.CounterSample``; raises what gRPC raises. None: the board has no such thing.
+        start: opens the stream of ``pb.CounterSample``; raises what gRPC raises, or BoardError where there is none.
 
     Attributes:
         trouble: why there are no more samples; "" where nothing went wrong.
     """
 
-    def __init__(self, start: Callable[[], Any] | None) -> None:
+    def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
         self._stream: Any = None
         self._thread: threading.Thread | None = None
         self._looks: list[Any] = []
         self._every = 1
         self._leaving = False
-        self.trouble = "" if start else "this board has no agent that would tell its counters"
+        self.trouble = ""
 
     @property
     def samples(self) -> list[Sample]:
@@ -47,14 +47,13 @@ class CounterWatch:
         ]
 
     def __enter__(self) -> CounterWatch:
-        if self._start:
-            try:
-                self._stream = self._start()
-            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
-                self.trouble = f"the board tells no counters: {_words(error)}"
-            else:
-                self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")
-                self._thread.start()
+        try:
+            self._stream = self._start()
+        except (grpc.RpcError, ValueError, BoardError) as error:  # ValueError: the channel is closed
+            self.trouble = f"the board tells no counters: {_text(error)}"
+        else:
+            self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,12 +78,14 @@ class CounterWatch:
         except (grpc.RpcError, ProtocolBroken) as error:
             self._stream.cancel()
             if not self._leaving:
-                self.trouble = f"the board told no more counters: {_words(error)}"
+                self.trouble = f"the board told no more counters: {_text(error)}"
         else:
             if not self._leaving:
                 self.trouble = "the board ended its counters"
 
 
-def _words(error: Any) -> str:
-    """What gRPC says of an error, in a line."""
-    return str(error.details() if hasattr(error, "details") else error)
+def _text(error: Any) -> str:
+    """An error in a line."""
+    return (
+        error.message if isinstance(error, HilError) else str(error.details() if hasattr(error, "details") else error)
+    )

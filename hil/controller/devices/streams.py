@@ -33,31 +33,36 @@ class Invocation:
         iterations_ns: start and end of each.
         warmup_ns: how long the warm-up took.
         host_ns: from sending to the last byte received, host clock.
-        board_ns: from the last input byte to the outputs being ready to send.
+        board_ns: from the last input byte to the outputs being ready to send; None where the board tells no times.
         peak_memory_bytes: the worker's.
         cpu_ns: what the worker's threads together computed during the iterations, 0 where nothing is known of that.
         send_s: until the answer began.
         fetch_s: for the outputs.
         state: what Describe says of what changes, where it was asked for.
         placement: where the program ran; None where the board does not tell, or has told before.
+        notes: what the board could not do, or did otherwise, a sentence each.
+        command: of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why``
+            there is no agent, and what is ``not_measured``; None of one with an agent.
     """
 
     outputs: dict[str, Array]
     iterations_ns: tuple[tuple[int, int], ...]
     warmup_ns: int
     host_ns: tuple[int, int]
-    board_ns: tuple[int, int]
+    board_ns: tuple[int, int] | None
     peak_memory_bytes: int
     cpu_ns: int
     send_s: float
     fetch_s: float
     state: dict[str, Any] = field(default_factory=dict)
     placement: Placement | None = None
+    notes: tuple[str, ...] = ()
+    command: dict[str, Any] | None = None
 
     @property
     def busy_ns(self) -> int:
-        """The board's own part: the wall time less that is what moving the tensors cost."""
-        return self.board_ns[1] - self.board_ns[0]
+        """The board's own part, 0 where it tells no times: the wall time less that is what moving the tensors cost."""
+        return self.board_ns[1] - self.board_ns[0] if self.board_ns else 0
 
 
 # An agent answers every keep-alive, and tells each second that somebody waits: after so long it is gone, or hangs.

@@ -9,7 +9,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.board import Board
 from hil.controller.devices.profile_pass import ProfilePass
 from hil.controller.devices.streams import Invocation
 from hil.core.clock import ClockFit, now_ns
@@ -18,7 +17,6 @@ from hil.core.timeline import Call, Sample, Span
 from hil.errors import HilError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.agentless import CommandCall
     from hil.controller.devices.board_factory import AnyBoard, AnyProgram
 
 # Often enough to see a clock being throttled; 1 % of a slow core's time.
@@ -73,9 +71,9 @@ class Capture:
         """What the board told of itself meanwhile."""
         return self._watch.samples
 
-    def timed(self, call: Invocation | CommandCall, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def timed(self, call: Invocation, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Note the run whose answer is compared."""
-        if isinstance(call, Invocation):
+        if call.board_ns is not None:
             host = _transfer("timed run", call.host_ns, _bytes(inputs), _bytes(outputs))
             self.transfers.append(host)
             self.calls.append(Call(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns))
@@ -105,10 +103,9 @@ class Capture:
             self.calls.append(Call(PROFILED, taken.host, taken.board))
 
     def __enter__(self) -> Capture:
-        if isinstance(self._board, Board):
-            # Of a board that is gone, the run itself tells.
-            with contextlib.suppress(HilError):
-                self._board.ping()
+        # Of a board that is gone, the run itself tells.
+        with contextlib.suppress(HilError):
+            self._board.ping()
         self._began_ns = now_ns()
         self._watch.__enter__()
         return self
@@ -121,15 +118,13 @@ class Capture:
             self._read_clock()
 
     def _read_clock(self) -> None:
-        if not isinstance(self._board, Board):
-            return
         try:
             self._board.ping()
             self.clock = self._board.clock_fit(self._began_ns)
         except HilError as error:
             self.notes.append(f"the board's clock could not be read after the run: {error.message}")
             return
-        if self.clock.jumped_ns:
+        if self.clock is not None and self.clock.jumped_ns:
             self.notes.append(
                 f"the board's clock jumped by {self.clock.jumped_ns / 1e9:+.6f} s during the run: "
                 "where its times lie beside the host's is not sure"

@@ -195,11 +195,11 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
 
 def _command(board: AnyBoard) -> Generator[Check, None, bool]:
     """Whether the program is there that the config names, on a board that is served by command."""
-    from hil.controller.devices.agentless import CommandBoard
+    from hil.controller.devices.agentless.client import CommandClient
 
-    if isinstance(board, CommandBoard):
+    if isinstance(board.client, CommandClient):
         try:
-            if place := board.find():
+            if place := board.client.find():
                 yield Check("command", PASS, place)
         except HilError as error:
             yield Check("command", FAIL, error.message, error.hint)

@@ -15,7 +15,6 @@ import numpy as np
 from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nanoseconds
 from hil.controller.analysis.bench.stats import compare_rounds, is_precise, round_log_ratios
 from hil.controller.devices.board_factory import AnyBoard, AnyProgram
-from hil.controller.devices.streams import Invocation
 from hil.controller.pipeline.case import Case
 from hil.core import clock
 from hil.core.results import RunResult, Stage
@@ -273,11 +272,11 @@ class _Meter:
             side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)
         if result.iterations_ns:
             stamps = np.array(result.iterations_ns, np.int64)
-            if isinstance(call, Invocation) and call.cpu_ns:
+            if call.cpu_ns:
                 side.cpu_ns += call.cpu_ns
                 side.ran_ns += int(stamps[-1, 1] - stamps[0, 0])
             # By command it is not known when each ran, only that they did one after the other.
-            base = 0 if isinstance(call, Invocation) else begun
+            base = 0 if call.board_ns else begun
             return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0]
         # A run by a board's own command: what is known is how long each took, with the start of its process.
         side.clock = "host"

@@ -1,19 +1,38 @@
-"""What the board's own shell does for a board without an agent: POSIX sh, and the tools that busybox has too.
+"""What the board's own shell does for a board without an agent, and what its answers mean.
 
-Texts here are constants. Whatever varies is an argument of the script, so nothing that comes from a model, a file name
-or a config is ever read as shell.
+The scripts are POSIX sh, with the tools that busybox has too. Their texts are constants. Whatever varies is an argument
+of the script, so nothing that comes from a model, a file name or a config is ever read as shell.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import posixpath
 import re
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
+
+from hil.controller.storage.isolated import signal_name
+from hil.core.cpuinfo import cpu_info
+from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 
 _MARK = "hil-command"
 # What the probe ends with where it cannot make hil's folder, or somebody else made it.
 NO_FOLDER = 73
+_MEMORY = re.compile(r"^MemTotal:\s*([0-9]{1,15}) kB", re.M)
+_CORE = re.compile(r"^processor\s*:", re.M)
+_CANNOT_START = (126, 127)
+# A shell adds the signal's number to 128; a program that ends with -1 has the code 255, and crashed of nothing.
+_SIGNALS = range(129, 129 + 64)
+_DETAIL = 4000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# iree-run-module and its forks say this once the program is loaded and its inputs are read.
+_BEGUN = re.compile(r"^EXEC @", re.M)
+_OF_IREE = re.compile(r"^(?:\S+\.\w+|<vm>):\d+: ([A-Z_]+); ", re.M)
 
 # Functions for the two scripts below: a part's title, and FILE:VALUE of all that may change while a program runs.
 _LOOK = """
@@ -262,3 +281,138 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,15}", text):
         raise ValueError(f"{text[:40]!r} is no number")
     return int(text)
+
+
+# ---- what the board shows of itself
+
+
+def machine(parts: Mapping[str, str]) -> dict[str, Any]:
+    """CPU, memory and system, from what :func:`probe` printed; no entry where it printed nothing."""
+    arch = parts.get("arch", "")
+    cpuinfo = parts.get("cpuinfo", "")
+    cpu = cpu_info(arch, cpuinfo, _bytes(parts.get("auxv", "")))
+    memory = _MEMORY.search(parts.get("meminfo", ""))
+    found: dict[str, Any] = {
+        "hostname": parts.get("hostname", ""),
+        "system": parts.get("system", ""),
+        "kernel": parts.get("kernel", ""),
+        "arch": arch,
+        "libc": parts.get("libc", ""),
+        "cpu_model": cpu.model,
+        "cpu_features": list(cpu.features),
+        "cpu_parts": list(cpu.parts),
+        "cores": len(_CORE.findall(cpuinfo)),
+        "memory_bytes": str(int(memory[1]) * 1024) if memory else "",
+        "boot_id": parts.get("boot_id", ""),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _bytes(dump: str) -> bytes:
+    """The bytes that ``od -An -tx1`` wrote; none where the board has no such tool."""
+    try:
+        return bytes.fromhex("".join(dump.split()))
+    except ValueError:
+        return b""
+
+
+def readings(text: str) -> list[dict[str, Any]]:
+    """What may change while a program runs, named as the agent names it, from lines of ``FILE:VALUE``."""
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return [
+        {key: value for key, value in {"name": name, **found}.items() if value != ""}
+        for name, found in _readings({file: values[file].strip() for file in sorted(values, key=_natural)})
+    ]
+
+
+def _readings(values: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    throttled: list[float] = []
+    for file, text in values.items():
+        folder, name = posixpath.split(file)
+        device = posixpath.basename(folder)
+        kind = values.get(f"{folder}/type", "")
+        core = device.replace("policy", "cpu")
+        with contextlib.suppress(ValueError, IndexError, OverflowError):  # a driver's "<unknown>"
+            if name == "scaling_cur_freq":
+                yield f"{core} frequency", {"value": _number(text) / 1000, "unit": "MHz"}
+            elif name == "scaling_max_freq":
+                yield f"{core} highest frequency", {"value": _number(text) / 1000, "unit": "MHz"}
+            elif name == "scaling_governor":
+                yield f"{core} governor", {"text": text}
+            elif name == "temp":
+                yield f"{device} ({kind})", {"value": _number(text) / 1000, "unit": "degC"}
+            elif name == "get_throttled":
+                yield "firmware throttling", {"text": text}
+            elif name == "cur_state" and ("cpufreq" in kind or kind == "Processor"):
+                yield f"{device} ({kind})", {"value": _number(text)}
+            elif name.endswith("_throttle_count"):
+                throttled.append(_number(text))
+            elif name == "meminfo":
+                yield "free memory", {"value": _number(text.split()[1]) / 1024, "unit": "MiB"}
+    if throttled:
+        yield "throttle events", {"value": sum(throttled)}
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no measurement")
+    return number
+
+
+def _natural(text: str) -> list[Any]:
+    return [int(piece) if number % 2 else piece for number, piece in enumerate(re.split(r"([0-9]{1,15})", text))]
+
+
+# ---- which error a failed command is
+
+
+def failure(ended: Ended, err: str, program: str, *, loads: bool = False) -> HilError:
+    """The error that a command's end with another code than 0 stands for.
+
+    Args:
+        ended: how it ended.
+        err: what it wrote to stderr.
+        program: the command's program, for messages.
+        loads: the board is known to load what it runs: the run failed.
+    """
+    said = _COLOUR.sub("", err).strip()
+    detail = said[-_DETAIL:]
+    name = posixpath.basename(program)
+    if ended.code in _CANNOT_START and not _OF_IREE.search(said):
+        return LoadFailed(
+            f"the board cannot start the command {name}: {_first_line(said) or f'exit code {ended.code}'}",
+            stage="load",
+            hint="the program, or a library that it needs (glibc, libstdc++), is missing there or is of another CPU",
+            detail=detail,
+        )
+    if ended.code in _SIGNALS:
+        return _crash(ended.code - 128, name, detail)
+    if _OF_IREE.search(said) and not loads and not _BEGUN.search(ended.out):
+        return LoadFailed(
+            f"IREE refused the program: {_first_line(said)}", stage="load", hint=_hint(said), detail=detail
+        )
+    return RunFailed(f"{name} failed with exit code {ended.code}: {_first_line(said)}".rstrip(": "), detail=detail)
+
+
+def _crash(number: int, name: str, detail: str) -> HilError:
+    hint = ""
+    if number == signal.SIGKILL:
+        hint = "hil did not send it: the board may have run out of memory"
+    elif number == signal.SIGILL:
+        hint = "the program uses instructions this CPU lacks: check the compile target"
+    return RunCrashed(f"{name} was killed by {signal_name(number)} during run", hint=hint, detail=detail)
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    best = next((line for line in lines if _OF_IREE.match(line)), lines[0] if lines else "")
+    return best[:400]
+
+
+def _hint(said: str) -> str:
+    if "INCOMPATIBLE" in said or "no executable" in said:
+        return "the program was compiled for another CPU or device: check the board's compile flags"
+    if "no driver" in said:
+        return "name a device that the command has: [devices] in the board's config"
+    return ""

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from hil.controller.devices.client import Target
-from hil.controller.devices.links.link import Link
+from hil.controller.devices.links.link import Link, LinkKind
 from hil.core.boards import BoardConfig
 from hil.errors import BoardUnreachable, UsageError
 
@@ -79,3 +79,6 @@ def _probe(address: str) -> None:
     else:
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+
+
+KIND = LinkKind("agent", lambda request: connect(request.address, request.config), is_address)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hil.controller.devices.links.link import Link, Say
+from hil.controller.devices.links.link import Link, LinkKind, LinkRequest, Say
 from hil.controller.storage.registry import points
 from hil.core.boards import BoardConfig
 from hil.errors import UsageError
@@ -97,3 +97,13 @@ def provider_of(address: str) -> tuple[BoardProvider, str]:
                 raise UsageError(f"who lends the boards of {prefix}: cannot be loaded: {error}") from error
             return provider, selector.strip()
     raise UsageError(f"nobody lends boards of {address}")
+
+
+def _connect(request: LinkRequest) -> Link:
+    provider, selector = provider_of(request.address)
+    return provider.connect(
+        selector, runtime=request.runtime, purpose=request.purpose, wait_s=request.wait_s, say=request.say
+    )
+
+
+KIND = LinkKind("lent board", _connect, is_lent)

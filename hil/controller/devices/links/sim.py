@@ -7,7 +7,7 @@ import select
 import subprocess
 
 from hil.controller.devices.client import Target
-from hil.controller.devices.links.link import Link, Say
+from hil.controller.devices.links.link import Link, LinkKind, Say
 from hil.core.boards import BoardConfig
 from hil.core.installation import module_command
 from hil.core.scratch import new_folder, remove_tree
@@ -69,3 +69,11 @@ def start(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda t
         process.kill()
         close()
         raise
+
+
+KIND = LinkKind(
+    "simulator",
+    lambda request: start(request.config, request.faults, request.say),
+    serves=lambda request: not request.address and request.config.is_simulator,
+    takes_faults=True,
+)

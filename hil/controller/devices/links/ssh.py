@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 import tenacity
 
 from hil.controller.devices.client import Target
-from hil.controller.devices.deploy import AgentPlace, NoAgentHere, ensure_agent
-from hil.controller.devices.deploy.trouble import COMMAND_HINT
-from hil.controller.devices.links.link import Link, Say
-from hil.controller.devices.ssh.login import FileKey, exposure
-from hil.controller.devices.ssh.shell import Shell, open_shell
-from hil.controller.devices.ssh.tunnel import NoWay, Tunnel, open_any_tunnel
-from hil.core.boards import BoardConfig
+from hil.controller.devices.links.link import Link, LinkKind, LinkRequest
+from hil.controller.devices.ssh.address import is_ssh_address
 from hil.errors import BoardLost
+
+if TYPE_CHECKING:
+    from hil.controller.devices.deploy import AgentPlace
+    from hil.controller.devices.ssh.shell import Shell
+    from hil.controller.devices.ssh.tunnel import Tunnel
 
 # A link that breaks while the agent is put there: what arrived is not sent again.
 _TRIES = 3
 
 
-def connect(address: str, config: BoardConfig, *, runtime: str, say: Say) -> Link:
-    """The link to a board over SSH; its agent is deployed and started where that is needed.
-
-    Raises:
-        UsageError: the address or a file of the config is wrong.
-        BoardRefused: the board does not let us in.
-        BoardUnreachable: nobody answers.
-        BoardError: no agent can run there.
-    """
-    return _SshLink(address, config, runtime, say).link
-
-
 class _SshLink:
     """The shell and the tunnel, which are made anew together after a break."""
 
-    def __init__(self, address: str, config: BoardConfig, runtime: str, say: Say) -> None:
-        self._address = address
-        self._config = config
-        self._runtime = runtime
-        self._say = say
+    def __init__(self, request: LinkRequest) -> None:
+        self._request = request
         self.link = Link(Target(""), self._close, self._log, self._renew)
         self._open()
 
@@ -50,19 +36,19 @@ class _SshLink:
         reraise=True,
     )
     def _open(self) -> None:
-        settings = self._config.connection
-        self._shell: Shell = open_shell(self._address, settings, board=self._address, base=self._config.path.parent)
+        from hil.controller.devices.deploy import ensure_agent
+        from hil.controller.devices.ssh.login import FileKey, exposure
+        from hil.controller.devices.ssh.shell import open_shell
+
+        request = self._request
+        config, settings, say = request.config, request.config.connection, request.say
+        self._shell: Shell = open_shell(request.address, settings, board=request.address, base=config.path.parent)
         for path in {hop.source.path for hop in self._shell.hops if isinstance(hop.source, FileKey)}:
-            if words := exposure(path):
-                self._say(f"{words}: ssh itself would not use it; mend it with: chmod 600 {shlex.quote(str(path))}")
+            if text := exposure(path):
+                say(f"{text}: ssh itself would not use it; mend it with: chmod 600 {shlex.quote(str(path))}")
         try:
-            place = ensure_agent(
-                self._shell,
-                folder=settings.folder,
-                runtimes=(self._runtime or self._config.runtime,),
-                board=self._address,
-                say=self._say,
-            )
+            runtimes = (request.runtime or config.runtime,)
+            place = ensure_agent(self._shell, folder=settings.folder, runtimes=runtimes, board=request.address, say=say)
             self._tunnel = self._tunnel_to(place)
         except BaseException:
             self._shell.close()
@@ -73,10 +59,14 @@ class _SshLink:
         self.link.build = place.build
 
     def _tunnel_to(self, place: AgentPlace) -> Tunnel:
+        from hil.controller.devices.deploy import NoAgentHere
+        from hil.controller.devices.deploy.trouble import COMMAND_HINT
+        from hil.controller.devices.ssh.tunnel import NoWay, open_any_tunnel
+
         try:
-            return open_any_tunnel(self._shell, place.socket, place.python, self._say)
+            return open_any_tunnel(self._shell, place.socket, place.python, self._request.say)
         except NoWay as error:
-            raise NoAgentHere(error.message, board=self._address, hint=COMMAND_HINT) from error
+            raise NoAgentHere(error.message, board=self._request.address, hint=COMMAND_HINT) from error
 
     def _renew(self) -> Target:
         self._close()
@@ -89,3 +79,6 @@ class _SshLink:
 
     def _log(self) -> str:
         return self._tunnel.log()
+
+
+KIND = LinkKind("SSH", lambda request: _SshLink(request).link, is_ssh_address)

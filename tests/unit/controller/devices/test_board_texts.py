@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hil.controller.devices.agentless import machine, scripts
+from hil.controller.devices.agentless import scripts
 from hil.controller.devices.deploy import probe
 from hil.controller.devices.deploy.platforms import Interpreter, platform_tags
 from hil.formats.iree_command import times_ns
@@ -51,15 +51,15 @@ def test_any_text_of_a_command_is_read(lines: list[list[str]]) -> None:
     scripts.ended(text)
     scripts.free_bytes(text)
     parts = scripts.parts(text)
-    machine.machine({**parts, "meminfo": f"MemTotal: {text} kB", "cpuinfo": text, "auxv": text, "arch": "aarch64"})
-    for reading in machine.readings("\n".join(":".join(words) for words in lines)):
+    scripts.machine({**parts, "meminfo": f"MemTotal: {text} kB", "cpuinfo": text, "auxv": text, "arch": "aarch64"})
+    for reading in scripts.readings("\n".join(":".join(words) for words in lines)):
         assert math.isfinite(reading.get("value", 0))
 
 
 @pytest.mark.parametrize("number", ODD)
 def test_odd_numbers_of_readings_are_left_out(number: str) -> None:
     text = f"/sys/policy0/scaling_cur_freq:{number}\n/proc/meminfo:MemFree: {number} kB\n/x{number}/temp:{number}"
-    assert all(math.isfinite(one["value"]) for one in machine.readings(text))
+    assert all(math.isfinite(one["value"]) for one in scripts.readings(text))
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1, 1e300, "x", None, [], {}])

@@ -8,6 +8,7 @@ import pytest
 from hil.controller.devices import counters
 from hil.controller.devices.counters import CounterWatch
 from hil.core.timeline import Sample
+from hil.errors import BoardError
 from hil.protocol.v1 import agent_pb2 as pb
 
 
@@ -62,7 +63,10 @@ def test_a_board_that_cannot_be_asked_is_told():
 
 
 def test_a_board_without_an_agent_has_none():
-    with CounterWatch(None) as watch:
+    def start():
+        raise BoardError("it has no agent that would tell them", board="lab")
+
+    with CounterWatch(start) as watch:
         pass
     assert watch.samples == []
     assert "no agent" in watch.trouble

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import resource
@@ -20,8 +21,9 @@ import pytest
 from support.agents import ADD_MLIR
 from support.command_shell import LocalShell
 
-from hil.controller.devices.agentless import CommandBoard, scripts
-from hil.controller.devices.agentless.machine import machine, readings
+from hil.controller.devices.agentless import scripts
+from hil.controller.devices.agentless.scripts import machine, readings
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.iree_tool import iree_tool
 from hil.controller.storage.cache import Cache
@@ -137,11 +139,12 @@ def shell(tmp_path: Path) -> LocalShell:
 
 
 @pytest.fixture
-def open_board(shell: LocalShell, tmp_path: Path) -> Iterator[Callable[..., CommandBoard]]:
-    boards: list[CommandBoard] = []
+def open_board(shell: LocalShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Board]]:
+    """Opens boards; ``shell`` is how each is reached, ``reopen`` how it is reached after a break."""
+    boards: list[Board] = []
 
-    def make(command: RuntimeCommand | None = None, **options: object) -> CommandBoard:
-        connection = Connection(folder=str(options.pop("folder", "")))
+    def make(command: RuntimeCommand | None = None, **options: object) -> Board:
+        connection = Connection(address="root@lab", folder=str(options.pop("folder", "")))
         devices = {"iree": str(options.pop("device", "local-sync"))}
         compile_flags = {"iree": tuple(FLAGS)}
         config = BoardConfig(
@@ -153,7 +156,10 @@ def open_board(shell: LocalShell, tmp_path: Path) -> Iterator[Callable[..., Comm
             command=command or RuntimeCommand(kind="command"),
             path=tmp_path / "lab.toml",
         )
-        boards.append(CommandBoard(BoardChoice(config), options.pop("shell", shell), **options))
+        first, reopen = options.pop("shell", shell), options.pop("reopen", lambda: shell)
+        logins = itertools.chain([first], iter(reopen, None))
+        monkeypatch.setattr("hil.controller.devices.ssh.shell.open_shell", lambda *_, **__: next(logins))
+        boards.append(Board(BoardChoice(config), **options))
         return boards[-1]
 
     yield make
@@ -161,7 +167,7 @@ def open_board(shell: LocalShell, tmp_path: Path) -> Iterator[Callable[..., Comm
         board.close()
 
 
-def run(board: CommandBoard, artifact: Artifact, *inputs: Array, **options: object):
+def run(board: Board, artifact: Artifact, *inputs: Array, **options: object):
     board.push(artifact)
     with board.load(artifact) as program:
         named = {spec.name: value for spec, value in zip(program.loaded.inputs, inputs, strict=False)}
@@ -311,7 +317,7 @@ def test_a_file_that_was_damaged_on_the_board_is_sent_again(open_board, shell, f
     artifact = artifact_of(functions, "none")
     board = open_board()
     board.push(artifact)
-    (file,) = Path(board.folder).glob("programs/*.vmfb")
+    (file,) = Path(board.client.folder).glob("programs/*.vmfb")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
@@ -330,34 +336,36 @@ def test_a_push_goes_on_over_a_new_link(open_board, shell, functions):
 
 
 def test_a_push_that_is_cut_for_good_loses_the_board(open_board, shell, functions):
-    board = open_board(shell=replace(shell, puts=[], cut_at_put=1))
+    broken = [replace(shell, puts=[], cut_at_put=1) for _ in range(4)]
+    board = open_board(shell=broken[0], reopen=iter(broken[1:]).__next__)
     with pytest.raises(BoardLost) as caught:
         board.push(artifact_of(functions, "none"))
     assert (caught.value.stage, caught.value.board) == ("push", "lab")
+    assert all(len(one.puts) == 1 for one in broken)
 
 
 def test_a_program_that_no_disk_holds_is_refused(open_board, shell):
     board = open_board()
     with pytest.raises(LoadFailed, match="no room for the program"):
-        board.store.make_room(shell, 1 << 60, "the program")
+        board.client._store.make_room(1 << 60, "the program")
 
 
 def test_programs_that_nobody_uses_make_room(open_board, shell, functions):
     board = open_board()
     board.push(artifact_of(functions, "none"))
-    old = Path(board.folder) / "programs" / "old"
+    old = Path(board.client.folder) / "programs" / "old"
     old.write_bytes(b"x")
     os.utime(old, (time.time() - 40 * 86400,) * 2)
-    board.store.make_room(shell, 1, "the program")
+    board.client._store.make_room(1, "the program")
     assert not old.exists()
-    assert len(list((Path(board.folder) / "programs").iterdir())) == 3
+    assert len(list((Path(board.client.folder) / "programs").iterdir())) == 3
 
 
 def test_a_program_that_had_to_make_room_is_sent_again(open_board, shell, functions, identities):
     board = open_board()
     first, second = artifact_of(functions, "none"), artifact_of(identities, "int8_fixed")
     board.push(first)
-    for path in (Path(board.folder) / "programs").glob("*.vmfb"):
+    for path in (Path(board.client.folder) / "programs").glob("*.vmfb"):
         os.utime(path, (time.time() - 40 * 86400,) * 2)
     board.push(second)
     assert board.push(first) == functions.stat().st_size
@@ -372,7 +380,7 @@ def test_a_run_leaves_nothing_behind_and_nobody_else_can_look(open_board, functi
     argv = board.shell.run
 
     def spy(command, **more):
-        seen.extend(path.stat().st_mode & 0o777 for path in (Path(board.folder) / "runs").iterdir())
+        seen.extend(path.stat().st_mode & 0o777 for path in (Path(board.client.folder) / "runs").iterdir())
         return argv(command, **more)
 
     board.shell.run = spy
@@ -380,14 +388,14 @@ def test_a_run_leaves_nothing_behind_and_nobody_else_can_look(open_board, functi
     with pytest.raises(RunFailed):
         run(board, artifact_of(functions, "refuses"), np.array(4, np.int32))
     assert seen and set(seen) == {0o700}
-    assert not list((Path(board.folder) / "runs").iterdir())
-    assert Path(board.folder).stat().st_mode & 0o777 == 0o700
-    modes = {path.stat().st_mode & 0o077 for path in Path(board.folder).rglob("*")}
+    assert not list((Path(board.client.folder) / "runs").iterdir())
+    assert Path(board.client.folder).stat().st_mode & 0o777 == 0o700
+    modes = {path.stat().st_mode & 0o077 for path in Path(board.client.folder).rglob("*")}
     assert modes == {0}
 
 
 def test_what_a_killed_controller_left_goes_when_the_board_is_opened_a_day_later(open_board, shell):
-    runs = Path(open_board().folder) / "runs"
+    runs = Path(open_board().client.folder) / "runs"
     for name, age_s in (("old", 3 * 86400), ("young", 0)):
         (runs / name).mkdir()
         (runs / name / "i0.bin").write_bytes(b"x")
@@ -424,7 +432,7 @@ def test_a_time_that_cannot_be_measured_is_no_failure_of_the_program(open_board,
     board = open_board()
     artifact = artifact_of(functions, "main")
     board.push(artifact)
-    for tool in (Path(board.folder) / "programs").glob(f"*-{PROFILE_TOOL}"):
+    for tool in (Path(board.client.folder) / "programs").glob(f"*-{PROFILE_TOOL}"):
         tool.write_text("#!/bin/sh\necho the tool is broken >&2\nexit 3\n")
     with board.load(artifact) as program:
         result, _ = program.run({"a": F4, "n": N7})
@@ -439,14 +447,14 @@ def test_an_answer_outlives_another_run_that_takes_the_board_before_it_is_timed(
     artifact = artifact_of(functions, "main")
     board.push(artifact)
     with board.load(artifact) as program:
-        run_once = program._once
+        run_once = board.client._once
 
-        def once(argv: list[str], *arguments: object) -> object:
-            if argv[0] == board.timer():
+        def once(loaded: object, argv: list[str], *arguments: object) -> object:
+            if argv[0].endswith(PROFILE_TOOL):
                 raise BoardBusy("another run held the board for more than 60 s")
-            return run_once(argv, *arguments)
+            return run_once(loaded, argv, *arguments)
 
-        monkeypatch.setattr(program, "_once", once)
+        monkeypatch.setattr(board.client, "_once", once)
         result, _ = program.run({"a": F4, "n": N7})
     np.testing.assert_array_equal(next(iter(result.outputs.values())), F4 + F4)
     assert result.iterations_ns == ()
@@ -466,8 +474,10 @@ def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board,
     assert any("device time" in text for text in said)
 
 
-def test_the_target_is_what_the_board_shows(shell):
-    with CommandBoard(BoardChoice(BoardConfig("bare", "bare")), shell) as board:
+def test_the_target_is_what_the_board_shows(shell, monkeypatch):
+    monkeypatch.setattr("hil.controller.devices.ssh.shell.open_shell", lambda *_, **__: shell)
+    config = BoardConfig("bare", "bare", connection=Connection(address="root@bare"))
+    with Board(BoardChoice(config), without_agent="it has no Python") as board:
         assert any(flag.startswith("--iree-llvmcpu-target-triple=") for flag in board.config.compile_flags["iree"])
 
 
@@ -510,7 +520,7 @@ def test_a_program_that_hangs_is_ended_on_the_board(open_board, functions):
     board = open_board()
     with pytest.raises(StageTimeout, match="limit of 1 s"):
         run(board, artifact_of(functions, "hangs"), np.array(1, np.int32), timeout=1)
-    ours = str(board.folder).encode()
+    ours = str(board.client.folder).encode()
     deadline = time.monotonic() + 60
     while [path for path in Path("/proc").glob("[0-9]*/cmdline") if ours in read(path)]:
         assert time.monotonic() < deadline, "it runs on"
@@ -548,11 +558,11 @@ def test_all_that_a_command_started_ends_with_it(open_board, shell, functions):
 def test_a_command_whose_link_is_gone_ends_by_itself(open_board, shell, functions):
     program = vendor(shell, "echo $$ >../../pid; exec sleep 1000")
     board = open_board(RuntimeCommand(kind="command", program=program))
-    folder = Path(board.folder) / "runs" / "lost"
+    folder = Path(board.client.folder) / "runs" / "lost"
     folder.mkdir()
     argv = scripts.run(str(folder), ["o0.npy"], [program], limit_s=1000, wait_s=0, environment={})
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    pid = Path(board.folder) / "pid"
+    pid = Path(board.client.folder) / "pid"
     wait_until(lambda: pid.exists() and pid.read_text().strip())
     tool = int(pid.read_text())
     assert is_running(tool)
@@ -574,7 +584,7 @@ def test_runs_of_several_controllers_go_one_after_the_other(open_board, shell):
     artifact = replace(artifact_of(Path(__file__), "one"), inputs=(), outputs=(spec,))
     ends: list[object] = []
 
-    def one(board: CommandBoard) -> None:
+    def one(board: Board) -> None:
         try:
             ends.append(run(board, artifact)[0].outputs["y"].tobytes())
         except BaseException as error:  # the test tells
@@ -602,7 +612,7 @@ def test_a_board_that_stays_busy_says_so(open_board, shell, functions):
 
     thread = threading.Thread(target=hold)
     thread.start()
-    pid = Path(first.folder) / "pid"
+    pid = Path(first.client.folder) / "pid"
     wait_until(lambda: pid.exists() and pid.read_text().strip())
     try:
         with pytest.raises(BoardBusy, match="another run"):
@@ -873,8 +883,9 @@ def test_a_profile_is_what_the_tool_wrote_and_leaves_nothing_behind(open_board, 
     artifact = artifact_of(functions, "main")
     with board.load(artifact) as program:
         assert board.push(artifact)
-        (Path(board.timer())).unlink()
-        board.store.forget()
+        (tool,) = Path(board.client.folder).glob(f"programs/*-{PROFILE_TOOL}")
+        tool.unlink()
+        board._there.clear()
         before = len(shell.puts)
         taken = program.profile({"a": F4, "n": N7}, warmup=1, iterations=2)
         assert len(taken.files["profile.ireeprof"]) > 1000

@@ -1,0 +1,651 @@
+"""The calls of a board without an agent: each is made of shell commands on it.
+
+The board needs a POSIX shell, SFTP or ``cat``, and the runtime's command; ``iree-run-module`` is put there where the
+config names no other. What such a board cannot measure is absent from its answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import os
+import posixpath
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.devices.agentless import scripts
+from hil.controller.devices.agentless.signature import (
+    Signature,
+    check_inputs,
+    check_signature,
+    output_arguments,
+    output_files,
+    read_output,
+    signature_of,
+    write_inputs,
+)
+from hil.controller.devices.agentless.store import Item, Store, find_program
+from hil.controller.devices.answers import broken, expected_bytes, most_bytes
+from hil.controller.devices.client import Loaded
+from hil.controller.devices.iree_tool import PACKAGE, iree_tool
+from hil.controller.devices.profile_pass import ProfilePass
+from hil.controller.devices.streams import Invocation
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.versions import version
+from hil.core.artifacts import Artifact
+from hil.core.boards import BoardConfig, RuntimeCommand, fill
+from hil.core.clock import Ping, now_ns
+from hil.core.digest import digest_file
+from hil.core.placement import Part
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array
+from hil.core.timeline import Span
+from hil.errors import (
+    BoardBusy,
+    BoardError,
+    BoardLost,
+    HilError,
+    RunFailed,
+    StageError,
+    StageTimeout,
+    StorageError,
+    UsageError,
+)
+from hil.formats.iree_command import (
+    PARAMETER_SCOPE,
+    PROFILE_FILE,
+    PROFILE_TOOL,
+    RUN_TOOL,
+    TIMES_FILE,
+    profile_command,
+    times_ns,
+    timing_flags,
+)
+
+if TYPE_CHECKING:
+    from hil.controller.devices.ssh.shell import Shell
+
+# What a run by command cannot tell, and what it tells only where IREE's timing tool can be put beside it.
+NOT_MEASURED = ("peak memory", "clock")
+DEVICE_TIME = "device time"
+# Past its limit the board's side should have answered; then the board itself is given up. It counts seconds by
+# sleeping, and a slow board is late at each: 7 % where it is emulated.
+_GRACE_S = 15.0
+_SLOW = 1.25
+_CALL_S = 60.0
+_SPARE_BYTES = 1 << 16
+_DETAIL = 4000
+_FOLDER = re.compile(r"/[^\0]*")
+_DEFAULT_DEVICES = {"iree": "local-task"}
+
+
+@dataclass
+class _Program:
+    """A program on the board. A command loads it anew each time.
+
+    Attributes:
+        program_id: names it in calls.
+        artifact: what was pushed.
+        signature: what it takes and gives.
+        files: name of each of its files -> where it lies on the board.
+        command: where the command's program lies on the board.
+        device: the device that it runs on.
+    """
+
+    program_id: str
+    artifact: Artifact
+    signature: Signature
+    files: Mapping[str, str]
+    command: str
+    device: str
+
+    @property
+    def weights(self) -> list[str]:
+        """Where its files of parameters lie on the board."""
+        main = self.artifact.main
+        return [place for name, place in sorted(self.files.items()) if name != main and name.endswith(".irpa")]
+
+
+class CommandClient:
+    """Carries out the calls of :class:`hil.controller.devices.client.BoardClient` over a shell. It does not close that.
+
+    Args:
+        shell: commands on the board.
+        config: the board's.
+        board: how errors call it.
+        runtime: the runtime that is going to be used; "" is the config's.
+        why: why the board has no agent, in a line.
+        wait_s: how long a run waits while another one holds the board.
+        cache: where the command for the board's platform is kept; None is the user's.
+
+    Attributes:
+        folder: hil's folder on the board, absolute; "" before :meth:`info` was called.
+        payload_bytes_sent: bytes of programs and tools sent so far.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        config: BoardConfig,
+        *,
+        board: str,
+        runtime: str,
+        why: str,
+        wait_s: float,
+        cache: Cache | None = None,
+    ) -> None:
+        self.folder = ""
+        self.payload_bytes_sent = 0
+        self._shell = shell
+        self._config = config
+        self._command = config.command
+        self._board = board
+        self._runtime = runtime or config.runtime
+        self._why = why
+        self._wait_s = wait_s
+        self._cache = cache or Cache()
+        self._isolated = Isolated(1)
+        self._programs: dict[str, _Program] = {}
+        self._logs: dict[str, list[str]] = {}
+        self._numbers = itertools.count(1)
+        self._machine: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
+        self._store = Store(shell, board)
+
+    def close(self) -> None:
+        """End the process that reads programs."""
+        self._isolated.close()
+
+    # ---- the board
+
+    def info(self) -> dict[str, Any]:
+        """Make hil's folder on the board and read what it shows of itself, with the keys of an agent's Describe.
+
+        Raises:
+            UsageError: the runtime has no command.
+            BoardError: the folder cannot be used, or the shell is not POSIX.
+        """
+        if not self._command.runs(self._runtime):
+            raise UsageError(
+                f"board {self._board} has no agent, and hil knows no command for the runtime {self._runtime!r}",
+                hint="--runtime iree, or a [runtime] table with a program in the board's config",
+            )
+        with self._seam(""):
+            parts = self._probe()
+        self._store.folder = self.folder = parts["folder"]
+        self._machine = scripts.machine(parts)
+        shown: dict[str, Any] = {"name": self._runtime, "version": self._version, "command": self._title}
+        if self._command.is_ours:
+            shown["profile_tool"] = PROFILE_TOOL
+        return {
+            "board_id": parts["board_id"] or self._machine.get("hostname", ""),
+            "name": self._machine.get("hostname", ""),
+            "machine": self._machine,
+            "readings": scripts.readings(parts["readings"]),
+            "runtimes": [shown],
+            "not_measured": list(self._not_measured),
+        }
+
+    def _probe(self) -> dict[str, str]:
+        folder = self._config.connection.folder
+        done = self._shell.run(scripts.probe(folder), timeout=_CALL_S, check=False)
+        parts = scripts.parts(done.out.decode(errors="replace"))
+        complete = {"board_id", "readings", "folder", "end"} <= parts.keys()
+        if done.code or not complete or not _FOLDER.fullmatch(parts["folder"]):
+            unusable = done.code == scripts.NO_FOLDER
+            raise BoardError(
+                f"hil's folder {folder or '.hil'} cannot be made on the board, or is somebody else's"
+                if unusable
+                else "the board's shell does not do what a POSIX shell does",
+                hint="name another one in the board's config: [connection] folder"
+                if unusable
+                else "a login shell and /bin/sh as on Linux are needed, busybox's will do",
+                detail=done.err[-_DETAIL:],
+            )
+        return parts
+
+    def _state(self) -> dict[str, Any]:
+        """What may have changed since :meth:`info`."""
+        done = self._shell.run(scripts.look(), timeout=_CALL_S, check=False)
+        parts = scripts.parts(done.out.decode(errors="replace"))
+        self._machine = {**self._machine, "boot_id": parts.get("boot_id", "")}
+        return {"machine": self._machine, "readings": scripts.readings(parts.get("readings", ""))}
+
+    @property
+    def _title(self) -> str:
+        """The name of the command."""
+        return self._command.program or Path(self._command.file).name or RUN_TOOL
+
+    @property
+    def _not_measured(self) -> tuple[str, ...]:
+        """What answers lack: of a command that is not IREE's own, the device time too."""
+        return NOT_MEASURED if self._command.is_ours else (DEVICE_TIME, *NOT_MEASURED)
+
+    @property
+    def _version(self) -> str:
+        """The runtime's version; "" where it is not known."""
+        return version(PACKAGE) if self._command.is_ours else self._command.version
+
+    def open_session(
+        self, purpose: str, *, fence: int = 0, wait_s: float = 60.0, on_wait: Callable[[str], None] = lambda text: None
+    ) -> int:
+        """Do nothing: each run by itself waits until the board is free."""
+        return 0
+
+    def pings(self, count: int = 8) -> list[Ping]:
+        """Return no pings: a command's clock cannot be asked."""
+        return []
+
+    def counters(self, period_s: float) -> Any:
+        """Refuse.
+
+        Raises:
+            BoardError: always.
+        """
+        raise BoardError("it has no agent that would tell them", board=self._board)
+
+    # ---- files
+
+    def tools(self) -> dict[str, Path]:
+        """The command's program and, beside IREE's own, the tool that times programs: digest -> file on the host.
+
+        Raises:
+            UsageError: the config names a file that is not there.
+            LoadFailed: there is no such tool for the board.
+        """
+        return dict(self._tools)
+
+    def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
+        """Those of the files (digest -> file on the host) that the board lacks, each with 0 bytes already there."""
+        self._files.update(files)
+        with self._seam("push"):
+            return {item.digest: 0 for item in self._store.missing([self._item(name) for name in files])}
+
+    def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
+        """Send files, digest -> (file, 0), whole and verified.
+
+        Raises:
+            LoadFailed: the board has no room.
+            BoardLost: the link broke, or what arrived is not what was sent.
+        """
+        self._files.update({name: path for name, (path, _) in blobs.items()})
+
+        def count(size: int) -> None:
+            self.payload_bytes_sent += size
+            if progress:
+                progress(size)
+
+        with self._seam("push"):
+            self._store.put([self._item(name) for name in blobs], count)
+
+    def _item(self, digest: str) -> Item:
+        return Item(self._files[digest], digest, executable=digest in self._tools)
+
+    def _place(self, path: Path) -> str:
+        """Where a tool lies on the board."""
+        return self._store.place(next(self._item(name) for name, tool in self._tools.items() if tool == path))
+
+    @functools.cached_property
+    def _tools(self) -> dict[str, Path]:
+        tools = {digest_file(path): path for path in (self._program_path, self._timer_path) if path}
+        self._files.update(tools)
+        return tools
+
+    @functools.cached_property
+    def _program_path(self) -> Path | None:
+        """The command's program on the host, where hil puts it on the board."""
+        if self._command.program:
+            return None
+        if self._command.file:
+            file = os.path.expanduser(self._command.file)  # noqa: PTH111 (it takes unknown users as they are)
+            path = self._config.path.parent / file
+            if not path.is_file():
+                raise UsageError(f"the program {path} of the board's [runtime] is no file")
+            return path
+        return self._iree(RUN_TOOL)
+
+    @functools.cached_property
+    def _timer_path(self) -> Path | None:
+        """The tool that times and profiles programs: IREE's, so only beside IREE's own command."""
+        return self._iree(PROFILE_TOOL) if self._command.is_ours else None
+
+    def _iree(self, tool: str) -> Path:
+        machine = self._machine
+        return iree_tool(tool, machine.get("arch", ""), machine.get("libc", ""), cache=self._cache, board=self._board)
+
+    # ---- programs
+
+    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
+        """Take a pushed program: its signature is read here; that the board can load it shows when it is run.
+
+        Args:
+            artifact: the program.
+            device: to run it on; "" is the runtime's default.
+            timeout: nothing takes time here.
+
+        Raises:
+            LoadFailed: it is damaged, or takes or gives what a command cannot pass, or the command is not there.
+        """
+        with self._seam("load"), temporary_folder("hil-command-") as place:
+            log = Path(place) / "read.log"
+            signature = signature_of(artifact, self._isolated, log, needs_own=self._command.is_ours)
+            check_signature(signature, self._command)
+            self._files.update({artifact.digests[name]: path for name, path in artifact.files.items()})
+            files = {name: self._store.place(self._item(artifact.digests[name])) for name in artifact.files}
+            command = self._place(self._program_path) if self._program_path else self.find()
+        device = device or _DEFAULT_DEVICES.get(artifact.runtime, "")
+        program_id = str(next(self._numbers))
+        self._programs[program_id] = _Program(program_id, artifact, signature, files, command, device)
+        return Loaded(
+            program_id, signature.function, signature.inputs, signature.outputs, device=device, version=self._version
+        )
+
+    def find(self) -> str:
+        """Where the program that the config names lies on the board; "" where hil puts one there.
+
+        Raises:
+            LoadFailed: it is not there.
+        """
+        return find_program(self._shell, self._command.program) if self._command.program else ""
+
+    def unload(self, program_id: str) -> None:
+        """Forget a program: a command leaves nothing behind."""
+        self._programs.pop(program_id, None)
+
+    def logs(self, program_id: str = "") -> list[str]:
+        """What a program's commands wrote to stderr, also after it was unloaded."""
+        return list(self._logs.get(program_id, ()))
+
+    def invoke(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        state: bool = False,
+        most_bytes: int | None = None,
+    ) -> Invocation:
+        """Run on the board, and time it there. No command is ever tried again.
+
+        The outputs are of a command of its own; IREE's timing tool, where the board has it, then makes the warm-ups
+        and iterations. Without that tool each of them is a command, and how long it took on the device is not known.
+
+        Args:
+            program_id: of :meth:`load_program`.
+            inputs: name -> tensor in the program's order.
+            warmup, iterations: runs before, and runs whose last outputs count.
+            timeout: seconds for all of them, whole seconds on the board.
+            state: whether to read anew what may have changed on the board.
+            most_bytes: of all outputs; each is bounded by its own shape here.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            LoadFailed, RunFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as it ends.
+        """
+        program, command = self._programs[program_id], self._command
+        files = output_files(program.signature, command)
+        begin = now_ns()
+        with self._run_folder(program, inputs, command) as run:
+            argv = self._argv(program, program.command, run, output_arguments(files, command, run.remote))
+            left = timeout
+            walls: list[float] = []
+            sizes: tuple[int | None, ...] = ()
+            timer = self._place(self._timer_path) if self._timer_path else ""
+            for _ in range(1 if timer else warmup + iterations):
+                wall, sizes = self._once(program, argv, files, run.remote, timeout, left)
+                walls.append(wall)
+                left -= wall
+            start = time.monotonic()
+            outputs = self._fetch(program, run, files, sizes)
+            fetch_s = time.monotonic() - start
+            times: list[int] = []
+            notes: list[str] = []
+            if timer:
+                flags = timing_flags(warmup + iterations, TIMES_FILE)
+                times, problem = self._times(
+                    program, [*self._argv(program, timer, run, []), *flags], run, timeout, left
+                )
+                notes += [f"the device time could not be measured: {problem}"] if problem else []
+            cold_ns = sum(times[:warmup]) if timer else round(sum(walls.pop(0) for _ in range(warmup)) * 1e9)
+            seen = self._state() if state else {}
+        takes_device = any("{device}" in flag for flag in command.flags)
+        if program.device and not takes_device:
+            notes.append(f"the command is not told of the device {program.device}: [runtime] flags has no {{device}}")
+        # The tool tells how long each took, not when.
+        ends = list(accumulate(times[warmup:]))
+        lacking = self._not_measured
+        return Invocation(
+            outputs,
+            iterations_ns=tuple(zip([0, *ends], ends, strict=False)),
+            warmup_ns=cold_ns,
+            host_ns=(begin, now_ns()),
+            board_ns=None,
+            peak_memory_bytes=0,
+            cpu_ns=0,
+            send_s=0.0,
+            fetch_s=fetch_s,
+            state=seen,
+            # IREE's own tool opens the device that it is told to, or fails; of another command nothing is known.
+            placement=(Part(program.device.split("://")[0]),) if takes_device and command.is_ours else None,
+            notes=tuple(notes),
+            command={
+                "line": shlex.join(argv),
+                "wall_s": walls,
+                "why": self._why,
+                "not_measured": [*([] if ends or DEVICE_TIME in lacking else [DEVICE_TIME]), *lacking],
+            },
+        )
+
+    def profile(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        tool: str = "",
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+    ) -> ProfilePass:
+        """Run once more under IREE's profiling tool.
+
+        Nothing on the board tells its clock with the files: their times are its own.
+
+        Args:
+            program_id: of :meth:`load_program`.
+            inputs: name -> tensor in the program's order.
+            tool: digest of the tool, which was sent; "" where the board's own command cannot profile.
+            warmup, iterations: runs before, and runs that count.
+            timeout: seconds for all of them, whole seconds on the board.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            RunFailed: the board's command is its own and cannot profile, or the tool wrote nothing.
+            LoadFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as of :meth:`invoke`.
+        """
+        if not tool:
+            raise RunFailed(
+                f"this board's own command {posixpath.basename(self._title)} cannot profile",
+                board=self._board,
+                hint="only the tool that hil puts on a board can: leave program and file out of [runtime]",
+            )
+        program = self._programs[program_id]
+        with self._run_folder(program, inputs, RuntimeCommand(input="{value}")) as run:
+            argv = profile_command(
+                self._store.place(self._item(tool)),
+                program.files[program.artifact.main],
+                device=program.device,
+                function=program.signature.function,
+                inputs=run.arguments,
+                weights=program.weights,
+                runs=warmup + iterations,
+                output=PROFILE_FILE,
+            )
+            start = now_ns()
+            _, (size,) = self._once(program, argv, [PROFILE_FILE], run.remote, timeout, timeout)
+            if not size:
+                raise RunFailed("the profiling command ended well but wrote nothing")
+            if size > (most := most_bytes()):
+                raise broken(f"a profile of {size >> 20} MiB, where at most {most >> 20} can be")
+            data = self._get(run, PROFILE_FILE, size).read_bytes()
+            host = Span("profile", start, now_ns())
+        return ProfilePass({PROFILE_FILE: memoryview(data)}, (), host, None, warmup, iterations)
+
+    # ---- commands
+
+    @contextlib.contextmanager
+    def _run_folder(
+        self, program: _Program, inputs: Mapping[str, Array], command: RuntimeCommand
+    ) -> Iterator[_RunFolder]:
+        """A folder here and one on the board that has the inputs; both are gone at the end."""
+        check_inputs(program.signature, inputs)
+        remote = f"{self.folder}/runs/{secrets.token_hex(8)}"
+        with temporary_folder("hil-command-") as place, self._seam("run"):
+            local = Path(place)
+            try:
+                arguments, files = write_inputs(program.signature, inputs, command, local, remote)
+            except OSError as error:
+                text = f"cannot write the inputs to {local}: {error.strerror or error}"
+                raise StorageError(text, hint="make room there, or set TMPDIR to another folder") from error
+            try:
+                self._send(local, remote, files)
+                yield _RunFolder(local, remote, arguments)
+            finally:
+                with contextlib.suppress(BoardError):
+                    self._shell.run(scripts.remove(remote), timeout=_CALL_S, check=False)
+
+    def _send(self, local: Path, remote: str, files: Sequence[str]) -> None:
+        """Make the run's folder, with the inputs in it."""
+        size = sum((local / name).stat().st_size for name in files)
+        try:
+            self._shell.run(["mkdir", "-m", "700", remote], timeout=_CALL_S)
+            for name in files:
+                self._shell.put(local / name, f"{remote}/{name}")
+        except BoardLost:
+            raise
+        except BoardError as error:
+            free = self._store.free_bytes()
+            if free is None or free > size + _SPARE_BYTES:
+                raise
+            raise RunFailed(f"the board has no room for the inputs: {size} bytes, and {free} are free") from error
+
+    def _argv(self, program: _Program, command: str, run: _RunFolder, outputs: list[str]) -> list[str]:
+        """The command line of a run, as the config's flags make it."""
+        parameter = self._command.parameter
+        weights = [fill(parameter, {"scope": PARAMETER_SCOPE, "file": place}) for place in program.weights]
+        several = {"{inputs}": run.arguments, "{outputs}": outputs, "{parameters}": weights}
+        values = {
+            "device": program.device,
+            "module": program.files[program.artifact.main],
+            "function": program.signature.function,
+            "folder": run.remote,
+        }
+        argv = [command]
+        for flag in self._command.flags:
+            argv += several[flag] if flag in several else [fill(flag, values)]
+        return argv
+
+    def _once(
+        self, program: _Program, argv: list[str], files: list[str], remote: str, timeout: float, left: float
+    ) -> tuple[float, tuple[int | None, ...]]:
+        """One command: its wall time, without that of waiting for another run, and the size of each file it writes."""
+        late = StageTimeout(
+            f"run took longer than its limit of {timeout:g} s and was ended",
+            hint="raise the limit with --timeout, or see whether the program hangs",
+        )
+        if left <= 0:
+            raise late
+        limit, wait_s = math.ceil(left), math.ceil(self._wait_s)
+        environment = self._command.environment
+        whole = scripts.run(remote, files, argv, limit_s=limit, wait_s=wait_s, environment=environment)
+        start = time.monotonic()
+        try:
+            done = self._shell.run(whole, timeout=(limit + wait_s) * _SLOW + _GRACE_S, check=False)
+        except BoardLost as error:  # its own message shows the script
+            raise BoardLost("the link broke or the board hung during the run", detail=error.message) from error
+        wall = time.monotonic() - start
+        ended = scripts.ended(done.out.decode(errors="replace"))
+        if ended is None or ended.how == "gone":
+            raise BoardLost("the board ended the run without an answer", detail=done.err[-_DETAIL:])
+        if ended.how == "busy":
+            raise BoardBusy(
+                f"another run held the board for more than {wait_s} s", hint="wait for it to end, or raise --wait"
+            )
+        is_answer = argv[0] == program.command
+        if is_answer:
+            self._logs.setdefault(program.program_id, []).extend(done.err.splitlines())
+        if ended.how == "late":
+            late.detail = done.err[-_DETAIL:]
+            raise late
+        if ended.code:
+            # A profile is taken of what has been run: the tool does not say how far it came.
+            raise scripts.failure(ended, done.err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
+        if len(ended.sizes) != len(files):
+            raise BoardError("the board's shell does not tell the size of a file", detail=done.err[-_DETAIL:])
+        return max(wall - ended.waited_s, 0.0), ended.sizes
+
+    def _times(
+        self, program: _Program, argv: list[str], run: _RunFolder, timeout: float, left: float
+    ) -> tuple[list[int], str]:
+        """What each run took by the timing tool, in nanoseconds; or why that is not known: the answer is there."""
+        try:
+            _, (size,) = self._once(program, argv, [TIMES_FILE], run.remote, timeout, left)
+            if not size:
+                return [], f"{PROFILE_TOOL} ended well but wrote nothing"
+            return times_ns(self._get(run, TIMES_FILE, size).read_bytes()), ""
+        except (StageError, BoardBusy) as error:
+            return [], error.message
+        except ValueError as error:
+            return [], f"what {PROFILE_TOOL} wrote cannot be read: {error}"
+
+    def _fetch(
+        self, program: _Program, run: _RunFolder, files: Sequence[str], sizes: Sequence[int | None]
+    ) -> dict[str, Array]:
+        """The outputs, by name."""
+        outputs: dict[str, Array] = {}
+        for spec, file, size in zip(program.signature.outputs, files, sizes, strict=True):
+            if size is None:
+                raise RunFailed(
+                    f"the command ended well but wrote no output {spec.name!r}",
+                    hint="see the output pattern of [runtime] in the board's config",
+                )
+            if size > (most := expected_bytes([spec])):
+                raise broken(f"output {spec.name!r} has {size >> 20} MiB, and at most {most >> 20} are expected")
+            outputs[spec.name] = read_output(spec, self._get(run, file, size))
+        return outputs
+
+    def _get(self, run: _RunFolder, file: str, size: int) -> Path:
+        """Fetch a file that a command wrote."""
+        local = run.local / file
+        self._shell.get(f"{run.remote}/{file}", local, size)
+        if local.stat().st_size != size:
+            raise BoardLost(f"{file} was damaged on its way from the board")
+        return local
+
+    @contextlib.contextmanager
+    def _seam(self, stage: str) -> Iterator[None]:
+        """Errors raised in here are of this board and, where they do not say otherwise, of that stage."""
+        try:
+            yield
+        except HilError as error:
+            raise error.located(stage=stage, board=self._board) from error.__cause__
+
+
+@dataclass(frozen=True)
+class _RunFolder:
+    """A run's folder, here and on the board, and its inputs as the command's arguments."""
+
+    local: Path
+    remote: str
+    arguments: list[str]
