@@ -14,9 +14,9 @@ from support.agents import compile_mlir
 from support.links import AGENTS, COMMANDS, ENDS, Reached, reach
 
 from hil import errors
-from hil.controller.devices.board import Board
 from hil.controller.devices.board_factory import AnyBoard, open_board
 from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.client import AgentClient
 from hil.core.artifacts import Artifact
 from hil.core.boards import RuntimeCommand
 from hil.core.digest import digest_file
@@ -148,7 +148,7 @@ def test_it_is_profiled_and_runs_on(board, load):
         assert len(taken.files["profile.ireeprof"]) > 100
         assert (taken.warmup, taken.iterations) == (1, 2)
         assert taken.host.start_ns < taken.host.end_ns
-        by_agent = isinstance(board, Board)
+        by_agent = isinstance(board.client, AgentClient)
         assert bool(taken.clock_pairs) == (taken.board is not None) == by_agent
         result, _ = program.run({"a": A, "b": B})
     np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
@@ -175,7 +175,7 @@ def test_counters_are_watched_beside_a_run(board, load):
         measured = not watch.trouble
         while measured and not watch.trouble and len({sample.at_ns for sample in watch.samples}) < 2:
             time.sleep(0.01)
-    assert bool(watch.samples) == measured == (isinstance(board, Board))
+    assert bool(watch.samples) == measured == (isinstance(board.client, AgentClient))
     stamps = [sample.at_ns for sample in watch.samples]
     assert stamps == sorted(stamps)
     assert watch.trouble == "" or not measured

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
 _PUSH_TRIES = 4
+_PUSH_PAUSE_S = 0.1
 _PINGS_LAST_NS = 1_000_000_000
 
 
@@ -287,7 +288,7 @@ class Board:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((BoardLost, SessionEnded)),
             stop=tenacity.stop_after_attempt(_PUSH_TRIES),
-            wait=tenacity.wait_exponential(0.1, max=2),
+            wait=tenacity.wait_exponential(_PUSH_PAUSE_S, max=2),
             before_sleep=lambda state: self._reconnect(state.outcome),
             reraise=True,
         )
