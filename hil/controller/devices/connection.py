@@ -248,6 +248,8 @@ class AgentConnection:
             if isinstance(found, errors.UsageError) and not self._target.faults:
                 found = _refused(found, stage)
             if isinstance(found, errors.SessionEnded):
+                if self._hold:
+                    self._hold.wait_over()
                 found = self._ended() or found
             elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
                 found = errors.SessionEnded(f"the lease ended: {why}")

@@ -68,6 +68,8 @@ class Invocation:
 # An agent answers every keep-alive, and tells each second that somebody waits: after so long it is gone, or hangs.
 SILENCE_S = 15.0
 _ALIVE_S = 3.75
+# The two streams of a session may bring the news of its end in either order.
+_REASON_S = 1.0
 # Data that goes on moves so much each time: a chunk of 1 MiB, or the whole of a shorter message.
 STALL_S = 60.0
 _SLOWEST_BYTES_S = 10_000
@@ -143,6 +145,10 @@ class Hold:
                 raise errors.BoardLost(f"the agent says nothing for {SILENCE_S:g} s") from error
             raise
         raise errors.BoardLost("the board closed the session at once")
+
+    def wait_over(self) -> None:
+        """Wait until :attr:`over` is known, once the agent has said on another stream that the session was ended."""
+        self._closed.wait(_REASON_S)
 
     def _silence(self) -> None:
         self._replies.cancel()
