@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
@@ -93,14 +94,14 @@ def artifact_of(layer: Layer) -> Artifact:
     return Artifact("iree", name, {name: layer.program}, {name: digest_file(layer.program)}, "main", "none")
 
 
-def one_test(board: AnyBoard, layer: Layer) -> None:
+def one_test(board: Board, layer: Layer) -> None:
     """Push, load, run, fetch, compare, unload."""
     artifact = artifact_of(layer)
     board.push(artifact)
     run(board, layer, artifact)
 
 
-def run(board: AnyBoard, layer: Layer, artifact: Artifact) -> None:
+def run(board: Board, layer: Layer, artifact: Artifact) -> None:
     """Load, run, fetch, compare, unload."""
     with board.load(artifact) as program:
         result, _ = program.run({"x": np.load(layer.x)})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
@@ -28,7 +28,7 @@ def connect(
     runtime: str = "",
     faults: Sequence[str] = (),
     wait_s: float = 60.0,
-) -> AnyBoard:
+) -> Board:
     """Connect to a board and take it: a context manager that gives it back.
 
     Args:
@@ -61,7 +61,7 @@ def connect(
 
 def run(
     model: Any,
-    board: AnyBoard,
+    board: Board,
     inputs: Mapping[str, Any] | Sequence[Any] = (),
     *,
     shop: Workshop | None = None,

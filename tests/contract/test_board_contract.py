@@ -14,7 +14,8 @@ from support.agents import compile_mlir
 from support.links import AGENTS, COMMANDS, ENDS, Reached, reach
 
 from hil import errors
-from hil.controller.devices.board_factory import AnyBoard, open_board
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
 from hil.core.artifacts import Artifact
@@ -47,7 +48,7 @@ def reached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def board(reached: Reached) -> Iterator[AnyBoard]:
+def board(reached: Reached) -> Iterator[Board]:
     """A board that is ours."""
     choice = choose(reached.board or reached.address, identity=reached.identity, known_hosts=reached.known_hosts)
     if reached.by_command:

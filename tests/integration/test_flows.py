@@ -13,7 +13,7 @@ from support.flow_models import attention, mlp, residual_cnn
 from support.models import DIGITS
 
 import hil
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -37,7 +37,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 
 @pytest.fixture(scope="module")
-def board() -> Iterator[AnyBoard]:
+def board() -> Iterator[Board]:
     with hil.connect("sim") as connected:
         yield connected
 
@@ -49,7 +49,7 @@ def images() -> list[dict[str, Array]]:
 
 
 @pytest.fixture
-def take(shop: Workshop, board: AnyBoard, tmp_path: Path) -> Callable[..., Case]:
+def take(shop: Workshop, board: Board, tmp_path: Path) -> Callable[..., Case]:
     """take(flow, model, inputs, samples) is the case of a model, ended."""
 
     def call(flow: Flow, model: Path, inputs: dict[str, Array], samples: list[dict[str, Array]]) -> Case:

@@ -130,7 +130,7 @@ def fake_boards(monkeypatch: pytest.MonkeyPatch) -> FakeBoards:
     boards = FakeBoards()
     monkeypatch.setattr(board_pool, "open_board", boards)
     # A board that is lost is found again at once where the script lets it.
-    monkeypatch.setattr(board_pool, "regain", lambda lost, error, reopen: lost.close())
+    monkeypatch.setattr(board_pool, "reconnect", lambda lost, error, reopen: lost.close())
     return boards
 
 

@@ -26,7 +26,7 @@ from hil.controller.cli.options import (
 
 if TYPE_CHECKING:
     from hil.bundles import Bundle
-    from hil.controller.devices.board_factory import AnyBoard
+    from hil.controller.devices.board import Board
     from hil.controller.pipeline.case import Workshop
 
 _FILE = click.Path(path_type=Path)
@@ -100,7 +100,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
         with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
             screen.begin(model.stem, 1)
 
-            def opened(board: AnyBoard) -> None:
+            def opened(board: Board) -> None:
                 if board.target:
                     screen.note(f"compiling for {board.target}")
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.health.conditions import changed
 from hil.controller.devices.health.power import answering, recover
 from hil.controller.devices.links.link import Say
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
-# What boards and programs were called while those without an agent were others.
-AnyBoard: TypeAlias = Board
-AnyProgram: TypeAlias = LoadedProgram
-
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
-_REGAIN_S = 20.0
+_RECONNECT_S = 20.0
 
 
 def open_board(
@@ -28,7 +23,7 @@ def open_board(
     faults: tuple[str, ...] = (),
     wait_s: float = 60.0,
     say: Say = lambda text: None,
-) -> AnyBoard:
+) -> Board:
     """Connect to a board. One that does not answer is reset and its power cycled, where its config says how.
 
     Args:
@@ -75,7 +70,7 @@ def open_board(
     return recover(connect_anyhow, choice.config.power, board=choice.name, say=say)
 
 
-def regain(lost: AnyBoard, error: BoardError, reopen: Callable[[], AnyBoard]) -> AnyBoard | None:
+def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Board | None:
     """After a board was lost: have it again if it comes back soon, and tell what became of it.
 
     Nothing is run again. Only a board that is reached over SSH is looked for: another's link says all there is to know.
@@ -92,9 +87,9 @@ def regain(lost: AnyBoard, error: BoardError, reopen: Callable[[], AnyBoard]) ->
     if lost.shell is None or not isinstance(error, (BoardLost, SessionEnded)):
         return None
     try:
-        board = answering(reopen, _REGAIN_S)
+        board = answering(reopen, _RECONNECT_S)
     except (BoardError, UsageError) as gone:
-        error.hint = error.hint or f"it did not come back within {_REGAIN_S:g} s: {gone.message}"
+        error.hint = error.hint or f"it did not come back within {_RECONNECT_S:g} s: {gone.message}"
         return None
     if happened := changed(lost.info, board.info):
         error.add(f"meanwhile {' and '.join(happened)}")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from hil.controller.devices.board_factory import AnyBoard, AnyProgram, open_board, regain
+from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board_factory import open_board, reconnect
 from hil.controller.devices.board_resolver import BoardChoice, pinned
 from hil.core.artifacts import Artifact
 from hil.errors import BoardError, BoardLost, HilError
@@ -38,10 +39,10 @@ class BoardSession:
         board: the board.
     """
 
-    def __init__(self, board: AnyBoard, most_loaded: int = 0) -> None:
+    def __init__(self, board: Board, most_loaded: int = 0) -> None:
         self.board = board
         self._most_loaded = most_loaded
-        self._loaded: dict[Hashable, AnyProgram] = {}
+        self._loaded: dict[Hashable, LoadedProgram] = {}
         # What made loading a program fail would for its next run too.
         self._failed: tuple[Hashable, HilError] | None = None
 
@@ -51,8 +52,8 @@ class BoardSession:
         *,
         timeout: float,
         no_fallback: bool = False,
-        check: Callable[[AnyProgram], None] = lambda program: None,
-    ) -> tuple[AnyProgram, bool]:
+        check: Callable[[LoadedProgram], None] = lambda program: None,
+    ) -> tuple[LoadedProgram, bool]:
         """Load a pushed program, or take the one that stayed loaded; whether it was loaded now.
 
         Args:
@@ -137,7 +138,7 @@ class BoardPool:
         *,
         wait_s: float = 60.0,
         say: Say = lambda text: None,
-        opened: Callable[[AnyBoard], None] = lambda board: None,
+        opened: Callable[[Board], None] = lambda board: None,
         most_loaded: int = 0,
     ) -> None:
         self._purpose = purpose
@@ -170,7 +171,7 @@ class BoardPool:
             assert entry.session is not None
             return entry.session
 
-    def board(self, choice: BoardChoice, *, runtime: str = "", faults: Sequence[str] = ()) -> AnyBoard:
+    def board(self, choice: BoardChoice, *, runtime: str = "", faults: Sequence[str] = ()) -> Board:
         """The board of :meth:`session`."""
         return self.session(choice, runtimes=(runtime,), faults=faults).board
 
@@ -193,7 +194,7 @@ class BoardPool:
             if session is None:
                 return None
             session.forget()
-            board = regain(session.board, error, lambda: self._open(entry))
+            board = reconnect(session.board, error, lambda: self._open(entry))
             if board is not None:
                 self._adopt(entry, board)
             return entry.session
@@ -236,7 +237,7 @@ class BoardPool:
                 _place(choice, faults), _Entry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults))
             )
 
-    def _open(self, entry: _Entry) -> AnyBoard:
+    def _open(self, entry: _Entry) -> Board:
         first, *others = entry.runtimes
         board = self._connect(entry, first)
         for runtime in others:
@@ -254,7 +255,7 @@ class BoardPool:
         entry.choice = pinned(entry.choice, board.name)
         return board
 
-    def _connect(self, entry: _Entry, runtime: str) -> AnyBoard:
+    def _connect(self, entry: _Entry, runtime: str) -> Board:
         return open_board(
             entry.choice,
             runtime=runtime,
@@ -264,7 +265,7 @@ class BoardPool:
             say=self._say,
         )
 
-    def _adopt(self, entry: _Entry, board: AnyBoard) -> None:
+    def _adopt(self, entry: _Entry, board: Board) -> None:
         with self._mutex:
             if not self._closed:
                 entry.session = BoardSession(board, self._most_loaded)

@@ -17,7 +17,7 @@ from hil.core.timeline import Call, Sample, Span
 from hil.errors import HilError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_factory import AnyBoard, AnyProgram
+    from hil.controller.devices.board import Board, LoadedProgram
 
 # Often enough to see a clock being throttled; 1 % of a slow core's time.
 PERIOD_S = 0.05
@@ -55,7 +55,7 @@ class Capture:
         notes: what went wrong, a line each.
     """
 
-    def __init__(self, board: AnyBoard) -> None:
+    def __init__(self, board: Board) -> None:
         self.board = board.name
         self._board = board
         self._watch = board.watch_counters(PERIOD_S)
@@ -79,7 +79,7 @@ class Capture:
             self.calls.append(Call(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns))
 
     def profile(
-        self, program: AnyProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
+        self, program: LoadedProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
     ) -> None:
         """Run once more, under the profiler: as often as asked for, to the bound of :func:`bounded`.
 

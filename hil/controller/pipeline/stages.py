@@ -21,7 +21,7 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import expected_result, refer_each, refer_with_fallback
 from hil.controller.backends.references.noise import largest_noise, measure_noise
 from hil.controller.backends.runtime_registry import compiler_for, runtime_for
-from hil.controller.devices.board_factory import AnyProgram
+from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -135,7 +135,7 @@ def _load(case: Case, tools: Tools) -> Iterator[Case]:
     start = time.monotonic()
     tools.shop.watch(case, Stage.LOAD, "")
 
-    def check(program: AnyProgram) -> None:
+    def check(program: LoadedProgram) -> None:
         if case.signature is not None:
             check_loaded(artifact.function, case.signature, program.loaded.inputs)
 

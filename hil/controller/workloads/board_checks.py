@@ -18,7 +18,7 @@ from hil.core.scratch import temporary_folder
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_factory import AnyBoard
+    from hil.controller.devices.board import Board
     from hil.controller.devices.deploy.probe import Seen
     from hil.controller.devices.ssh.shell import Shell
     from hil.controller.pipeline.board_pool import BoardSession
@@ -193,7 +193,7 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
     return usable
 
 
-def _command(board: AnyBoard) -> Generator[Check, None, bool]:
+def _command(board: Board) -> Generator[Check, None, bool]:
     """Whether the program is there that the config names, on a board that is served by command."""
     from hil.controller.devices.agentless.client import CommandClient
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.runtime_registry import common_runtime
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
@@ -98,7 +98,7 @@ def _run(
         if not note:
             recorder.write(case)
 
-    def opened(board: AnyBoard) -> None:
+    def opened(board: Board) -> None:
         if board.target:
             screen.note(f"compiling for {board.target}")
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}

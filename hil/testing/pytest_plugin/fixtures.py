@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_factory import AnyBoard
+    from hil.controller.devices.board import Board
     from hil.core.artifacts import Artifact, Model
     from hil.core.results import RunResult, Verdict
     from hil.core.tensors import Array
@@ -59,7 +59,7 @@ def hil_inputs(_hil_run: CaseRun, hil_model: Model) -> Mapping[str, Array]:
 
 
 @pytest.fixture
-def hil_board(_hil_run: CaseRun) -> Iterator[AnyBoard]:
+def hil_board(_hil_run: CaseRun) -> Iterator[Board]:
     """A board, the test's alone until it is over."""
     with _hil_run.borrow() as session:
         yield session.board

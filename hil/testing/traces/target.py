@@ -11,7 +11,7 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree import recipe_of
 from hil.controller.backends.runtime_registry import compiler_for
 from hil.controller.backends.targets import described, likely_cause
-from hil.controller.devices.board_factory import AnyBoard, AnyProgram
+from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.models.iree_compiler import native_compiler
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Workshop
@@ -132,7 +132,7 @@ class Target:
         dtypes = tuple(dtype_name(array.dtype) for array in returned)
         return Answer(tuple(given.values()), own, dtypes, result.source + where)
 
-    def board(self) -> AnyBoard:
+    def board(self) -> Board:
         """The board, connected and ours.
 
         Raises:
@@ -148,7 +148,7 @@ class Target:
     def _session(self) -> BoardSession:
         return self._pool.session(self._choice, runtimes=(self.backend.runtime,))
 
-    def _load(self, artifact: Artifact) -> AnyProgram:
+    def _load(self, artifact: Artifact) -> LoadedProgram:
         session = self._session()
         try:
             if not session.has(artifact):
@@ -159,12 +159,12 @@ class Target:
             raise
         return program
 
-    def _take(self, board: AnyBoard) -> None:
+    def _take(self, board: Board) -> None:
         """Refuse a board that lacks what is needed, and have it for ourselves."""
         self._check(board)
         board.take()
 
-    def _check(self, board: AnyBoard) -> None:
+    def _check(self, board: Board) -> None:
         """Refuse a runtime or a driver that the board does not have."""
         runtime, device = self.backend.runtime, self.device.split("://")[0]
         there = {one["name"]: one for one in board.info.get("runtimes", ())}

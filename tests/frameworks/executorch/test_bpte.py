@@ -18,7 +18,7 @@ from support.executorch_programs import Conv, Linear, export, save_bpte, save_pt
 import hil
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.backends.references import expected_result
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
@@ -50,13 +50,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 
 @pytest.fixture(scope="module")
-def board() -> Iterator[AnyBoard]:
+def board() -> Iterator[Board]:
     with hil.connect("sim", runtime="executorch") as connected:
         yield connected
 
 
 @pytest.fixture(scope="module")
-def judged(shop: Workshop, board: AnyBoard) -> Callable[[Bundle, Path], list[bool]]:
+def judged(shop: Workshop, board: Board) -> Callable[[Bundle, Path], list[bool]]:
     """What hil says of each case of a bundle, on the simulator."""
 
     def judge(bundle: Bundle, folder: Path) -> list[bool]:

@@ -13,7 +13,7 @@ pytest.importorskip("executorch")
 from support.executorch_programs import NETS, export, save_pt2
 
 import hil
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case, Workshop
@@ -33,7 +33,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 
 @pytest.fixture(scope="module")
-def board() -> Iterator[AnyBoard]:
+def board() -> Iterator[Board]:
     with hil.connect("sim") as connected:
         yield connected
 
@@ -48,7 +48,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def take(shop: Workshop, board: AnyBoard, tmp_path: Path) -> Callable[[Flow, Path], Case]:
+def take(shop: Workshop, board: Board, tmp_path: Path) -> Callable[[Flow, Path], Case]:
     """take(flow, model) is the case of a model, ended."""
 
     def call(flow: Flow, model: Path) -> Case:

@@ -24,7 +24,7 @@ from hil.controller.analysis.bench.store import (
     stored_case,
     write_google,
 )
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose, knows_target, with_target
 from hil.controller.devices.links.factory import is_address
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
@@ -141,7 +141,7 @@ def trial(case: Case, session: BoardSession, runner: Runner, *, check: bool) -> 
     return runner.judge(case)
 
 
-def side_of(case: Case, label: str, board: AnyBoard) -> Side:
+def side_of(case: Case, label: str, board: Board) -> Side:
     """The side that a case makes after its trial."""
     side = Side(label, case, board, result=case.result)
     if case.result is not None and case.result.device_ns:

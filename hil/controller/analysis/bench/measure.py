@@ -14,7 +14,7 @@ import numpy as np
 
 from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nanoseconds
 from hil.controller.analysis.bench.stats import compare_rounds, is_precise, round_log_ratios
-from hil.controller.devices.board_factory import AnyBoard, AnyProgram
+from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.pipeline.case import Case
 from hil.core import clock
 from hil.core.results import RunResult, Stage
@@ -67,7 +67,7 @@ class Side:
 
     label: str
     case: Case
-    board: AnyBoard
+    board: Board
     first_run_ns: int | None = None
     batches: list[Batch] = field(default_factory=list)
     result: RunResult | None = None
@@ -218,7 +218,7 @@ class _Meter:
         self._side = side
         self._round = round
         self._copy = copy
-        self._program: AnyProgram | None = None
+        self._program: LoadedProgram | None = None
 
     def __enter__(self) -> _Meter:
         artifact = self._side.case.artifact

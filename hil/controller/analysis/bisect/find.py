@@ -23,7 +23,7 @@ from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, Laye
 from hil.controller.analysis.bisect.subject import Subject, expose, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.board_pool import BoardPool
@@ -90,7 +90,7 @@ def bisect(
 
     used = choice.name, choice.config.hw_type
 
-    def opened(board: AnyBoard) -> None:
+    def opened(board: Board) -> None:
         nonlocal used
         used = board.name, board.config.hw_type
 

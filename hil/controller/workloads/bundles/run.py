@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.bundles.signature import sealed
 from hil.bundles.verdicts import untested
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, Workshop
@@ -98,7 +98,7 @@ def _run(
     def watch(case: Case, stage: Stage, note: str) -> None:
         screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
 
-    def opened(board: AnyBoard) -> None:
+    def opened(board: Board) -> None:
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
 
     runner = Runner(replace(shop, watch=watch, keep=recorder.keep, ended=recorder.write))

@@ -11,7 +11,7 @@ from typing import Any
 
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
-from hil.controller.devices.board_factory import AnyProgram
+from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
@@ -288,7 +288,7 @@ class _Study:
             ),
         )
 
-    def _run_steps(self, row: Row, loaded: AnyProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
+    def _run_steps(self, row: Row, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
         """Every step's outputs; each starts from the variables as the program itself left them."""
         state, results = dict(program.values), []
         for step in range(self.asked.steps):

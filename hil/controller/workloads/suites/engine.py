@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hil.controller.devices.board_factory import AnyBoard
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
@@ -226,7 +226,7 @@ class Engine:
         finally:
             self._pool.give_back(choice, faults=self._plan.faults)
 
-    def _opened(self, board: AnyBoard) -> None:
+    def _opened(self, board: Board) -> None:
         """A board is there; it must take the programs that the others take."""
         self._agreed.join(board.config)
         self._got_in = True
