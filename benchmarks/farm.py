@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks import common
 from benchmarks.common import HERE, Peer, Row
 from benchmarks.farm_lab import Lab, lab, make_bundle
-from hil.controller.farm.words import Spec
+from hil.controller.farm.messages import JobSpec
 
 LABGRID = "labgrid==26.*"
 BOARDS = (1, 20, 200)
@@ -122,7 +122,7 @@ def throughput(bundle: Path, cases: int, jobs: int, notes: list[str]) -> Row:
     return common.beside(name, many, "one board", one, 1.0, "1/s", ">= 17")
 
 
-def rate(farm: Lab, spec: Spec, jobs: int, boards: Sequence[str]) -> float:
+def rate(farm: Lab, spec: JobSpec, jobs: int, boards: Sequence[str]) -> float:
     """Jobs a second, from the first that had its board to the last that gave it back."""
     names = [farm.order([spec] * jobs, board) for board in boards]
     times = [result["board_ns"] for part in names for result in farm.results(part)]

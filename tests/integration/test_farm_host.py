@@ -20,13 +20,12 @@ from support.gateways import Running, running_gateway, token_of, until
 from support.models import DIGITS
 
 from hil.controller.devices.client import AgentClient, Target
-from hil.controller.farm import holding
-from hil.controller.farm.holding import Holding
-from hil.controller.farm.leased import lease_order
-from hil.controller.farm.packing import packed_run
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Kind, Spec
+from hil.controller.farm import lease_session
+from hil.controller.farm.job_files import packed_run
+from hil.controller.farm.lease_session import LeaseSession, lease_order
+from hil.controller.farm.messages import JobSpec, Kind
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.settings import FarmSettings
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
@@ -38,13 +37,13 @@ pytestmark = pytest.mark.timeout(400)
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 PACE_S = 0.2
-TERMS = Terms(beat_s=0.2, lease_s=6.0, owner_s=6.0, quarantine_s=2.0, quarantine_most_s=5.0)
+TERMS = FarmSettings(beat_s=0.2, lease_s=6.0, owner_s=6.0, quarantine_s=2.0, quarantine_most_s=5.0)
 
 
 class Lab:
     """A farm whose host has two boards on which a run takes PACE_S."""
 
-    def __init__(self, farm: Running, token: str, host: Host, specs: dict[str, Spec]) -> None:
+    def __init__(self, farm: Running, token: str, host: Host, specs: dict[str, JobSpec]) -> None:
         self.running, self.token, self.host, self.specs = farm, token, host, specs
         self.address = FarmAddress((farm.address,), token)
         self.client = farm.client(token)
@@ -54,7 +53,7 @@ class Lab:
         until(lambda: list(states(self.client).values()) == ["online", "online"], str(self.client.ask("boards")))
         until(lambda: not self.client.ask("jobs", state="running"))
 
-    def begun(self, spec: Spec | None = None, **settings: Any) -> tuple[str, str]:
+    def begun(self, spec: JobSpec | None = None, **settings: Any) -> tuple[str, str]:
         """A job that takes long, when it runs on a board; its name and the board's."""
         (name,) = submit(self.client, spec or self.specs["long"], **settings)
         made = until(lambda: job_of(self.client, name)["attempts_made"])[-1]
@@ -68,7 +67,7 @@ def lab(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("lab")
     with (
         fresh(database_server, database_server.make_farm) as db,
-        running_gateway(db, folder, terms=TERMS) as farm,
+        running_gateway(db, folder, settings=TERMS) as farm,
         running_host(farm, token_of(db, "lab"), "lab", "--sim", "2", "--sim-fault", f"pace:seconds={PACE_S}") as host,
     ):
         (folder / "broken.onnx").write_bytes(b"this is no model")
@@ -81,7 +80,7 @@ def lab(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> It
                 client.upload(parcel.uploads())
             digest = digest_file(folder / "broken.onnx")
             client.upload({digest: folder / "broken.onnx"})
-            specs["broken"] = Spec(Kind.RUN, {"models": ["m.onnx"]}, {"m.onnx": digest})
+            specs["broken"] = JobSpec(Kind.RUN, {"models": ["m.onnx"]}, {"m.onnx": digest})
         made = Lab(farm, token_of(db, "anna"), host, specs)
         yield made
         made.ready()
@@ -129,7 +128,7 @@ def test_a_model_that_cannot_be_read_is_a_result_and_is_not_tried_again(lab):
 
 
 def test_a_job_that_makes_no_sense_is_bad_usage(lab):
-    (name,) = submit(lab.client, Spec(Kind.RUN, {"models": 7}))
+    (name,) = submit(lab.client, JobSpec(Kind.RUN, {"models": 7}))
     result = result_of(lab.client, name)
     assert (result["exit_code"], result["attempts"]) == (2, 1) and "no job of a farm" in result["reason"]
 
@@ -137,7 +136,7 @@ def test_a_job_that_makes_no_sense_is_bad_usage(lab):
 def test_a_part_of_a_suite_runs_as_the_suite_does(lab):
     request = Request("suite", flow="onnxruntime", layers=False)
     files = {f"suite/{name}.onnx": next(iter(lab.specs["short"].files.values())) for name in ("one", "two")}
-    (name,) = submit(lab.client, Spec(Kind.SUITE, json.loads(json.dumps(request.to_json())), files))
+    (name,) = submit(lab.client, JobSpec(Kind.SUITE, json.loads(json.dumps(request.to_json())), files))
     result = result_of(lab.client, name)
     assert (result["exit_code"], result["outcome"]) == (0, "PASS"), result["reason"]
     assert {case["board"] for case in result["record"]["cases"]} == {result["board"]}
@@ -209,8 +208,8 @@ def test_a_board_that_somebody_used_beside_the_farm_is_the_farms_again(lab):
 @pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
 def test_whoever_leases_a_board_reaches_its_agent_until_the_lease_is_over(lab, near, monkeypatch):
     if not near:
-        monkeypatch.setattr(holding, "machine_id", lambda: "another machine")
-    with Holding(lab.address, lease_order("simulated", "a test")) as held:
+        monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
+    with LeaseSession(lab.address, lease_order("simulated", "a test")) as held:
         assert held.wait(20)
         assert (held.address == held.held.card.direct) is near
         client = AgentClient(Target(held.address), held.held.card.name)
@@ -227,9 +226,9 @@ def test_whoever_leases_a_board_reaches_its_agent_until_the_lease_is_over(lab, n
 @pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
 def test_whoever_leases_a_board_opens_sessions_with_the_leases_fence_and_no_other(lab, near, monkeypatch):
     if not near:
-        monkeypatch.setattr(holding, "machine_id", lambda: "another machine")
+        monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
     lab.ready()
-    with Holding(lab.address, lease_order("name=lab-sim-1", "an attack")) as held:
+    with LeaseSession(lab.address, lease_order("name=lab-sim-1", "an attack")) as held:
         assert held.wait(20)
         fence, client = held.held.grant.fence, AgentClient(Target(held.address), "lab-sim-1")
         for other in (2**64 - 1, 2**63, 2**62 - 1, fence + 1, fence - 1, 0):
@@ -280,6 +279,8 @@ def test_two_hosts_of_one_name_on_a_machine_are_one_too_many(lab):
     assert done.returncode == 4 and "a host lab runs here already" in done.stderr
 
 
-def _of_seconds(lab: Lab, seconds: float) -> Spec:
+def _of_seconds(lab: Lab, seconds: float) -> JobSpec:
     spec = lab.specs["short"]
-    return Spec(spec.kind, {**spec.options, "iterations": max(1, round(seconds / PACE_S))}, spec.files, spec.affinity)
+    return JobSpec(
+        spec.kind, {**spec.options, "iterations": max(1, round(seconds / PACE_S))}, spec.files, spec.affinity
+    )

@@ -16,21 +16,20 @@ from support.sshd import Sshd, running_sshd
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient, Target
-from hil.controller.farm import holding
+from hil.controller.farm import lease_session
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.holding import Holding
-from hil.controller.farm.leased import lease_order
-from hil.controller.farm.packing import packed_run
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Spec
+from hil.controller.farm.job_files import packed_run
+from hil.controller.farm.lease_session import LeaseSession, lease_order
+from hil.controller.farm.messages import JobSpec
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.settings import FarmSettings
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
 
 pytestmark = pytest.mark.timeout(300)
 
-TERMS = Terms(beat_s=0.2, lease_s=6.0, owner_s=6.0, quarantine_s=2.0)
+TERMS = FarmSettings(beat_s=0.2, lease_s=6.0, owner_s=6.0, quarantine_s=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 def farm(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
     with (
         fresh(database_server, database_server.make_farm) as db,
-        running_gateway(db, tmp_path_factory.mktemp("farm"), terms=TERMS) as running,
+        running_gateway(db, tmp_path_factory.mktemp("farm"), settings=TERMS) as running,
     ):
         yield running, token_of(db, "anna")
 
@@ -55,7 +54,7 @@ def client(farm: tuple[Running, str]) -> Iterator[FarmClient]:
 
 
 @pytest.fixture(scope="module")
-def spec(client: FarmClient) -> Spec:
+def spec(client: FarmClient) -> JobSpec:
     model = DIGITS / "digits_cnn.onnx"
     with Isolated(1) as isolated:
         spec, parcel = packed_run(Job((model,), runtime="onnxruntime"), import_model(model, isolated=isolated))
@@ -94,8 +93,8 @@ def test_a_job_runs_on_a_board_that_the_host_reaches_over_ssh(hosts, client, spe
 
 
 def test_its_agent_is_reached_through_the_farm(hosts, farm, monkeypatch):
-    monkeypatch.setattr(holding, "machine_id", lambda: "another machine")
-    with Holding(FarmAddress((farm[0].address,), farm[1]), lease_order("chip=x", "a test")) as held:
+    monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
+    with LeaseSession(FarmAddress((farm[0].address,), farm[1]), lease_order("chip=x", "a test")) as held:
         assert held.wait(20)
         agent = AgentClient(Target(held.address), "bench")
         assert agent.open_session("mine", fence=held.held.grant.fence, on_wait=print)

@@ -19,11 +19,10 @@ from support.plugin_runs import Project
 from support.running_farms import HIL, TERMS, RunningFarm, running_farm
 
 import hil as library
-from hil.controller.farm import holding as holdings
+from hil.controller.farm import lease_session as holdings
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.holding import Holding
-from hil.controller.farm.leased import lease_order
-from hil.controller.farm.places import farm_address
+from hil.controller.farm.lease_session import LeaseSession, lease_order
+from hil.controller.farm.paths import farm_address
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.request import Request
@@ -246,7 +245,7 @@ def test_a_suite_through_a_tunnel_goes_on_after_a_gateways_death(
 
 
 def test_an_admin_may_end_a_lease(real_farm: Farm) -> None:
-    with Holding(farm_address(), lease_order("", "a test")) as holding:
+    with LeaseSession(farm_address(), lease_order("", "a test")) as holding:
         assert holding.wait(30)
         with FarmClient(farm_address()) as farm:
             farm.do("cancel", name=holding.held.grant.job)

@@ -22,10 +22,10 @@ import pytest
 
 from hil import errors
 from hil.controller.devices.client import AgentClient, Target
-from hil.controller.farm.leased import machine_id
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.stubs import LEASE_KEY, LEASE_SECRET_KEY, methods
-from hil.controller.farm.words import BoardCard, Grant, Order
+from hil.controller.farm.lease_session import machine_id
+from hil.controller.farm.messages import BoardCard, Grant, Submission
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, methods
 from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
 from support.agents import start_process, stop_process
@@ -46,7 +46,7 @@ iree = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backen
 @dataclass
 class Lease:
     number: int
-    order: Order
+    order: Submission
     board: str = ""
     fence: int = 0
     over: str = ""
@@ -163,7 +163,7 @@ class FakeFarm:
             assert first.resume.key == lease.key
             lease.resumed += 1
         else:
-            order = Order.of_json(json.loads(first.open))
+            order = Submission.of_json(json.loads(first.open))
             if order.selector == "impossible":
                 _abort(context, errors.FarmError("no board of the farm matches impossible", hint="the nearest: sim-1"))
             with self.changed:

@@ -23,12 +23,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.desk.access import add_token
-from hil.controller.farm.desk.database import Database
-from hil.controller.farm.desk.embedded import Embedded
-from hil.controller.farm.desk.migrate import migrate
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.words import Order, Priority, Role
+from hil.controller.farm.messages import Priority, Role, Submission
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.store.access import add_token
+from hil.controller.farm.store.database import Database, migrate
+from hil.controller.farm.store.embedded_database import Embedded
 from hil.core.boards import load_board
 from hil.errors import BoardError
 from support import farm_chaos_verdict as verdict
@@ -257,7 +256,7 @@ def submit(farm: Farm, plan: list[Batch], jobs: dict[str, KnownJob]) -> None:
     begun = time.monotonic()
     for batch in plan:
         time.sleep(max(begun + batch.at_s - time.monotonic(), 0.0))
-        order = Order(
+        order = Submission(
             "chaos",
             tuple(jobs[kind].spec for kind in batch.kinds),
             batch.selector,
@@ -270,7 +269,7 @@ def submit(farm: Farm, plan: list[Batch], jobs: dict[str, KnownJob]) -> None:
             farm.expected[name] = (jobs[kind].exit_code, jobs[kind].outcome)
 
 
-def _submit(farm: Farm, batch: Batch, order: Order, jobs: dict[str, KnownJob]) -> tuple[int, list[str]]:
+def _submit(farm: Farm, batch: Batch, order: Submission, jobs: dict[str, KnownJob]) -> tuple[int, list[str]]:
     with farm.client(batch.user) as client:
         for kind in dict.fromkeys(batch.kinds):
             client.upload(jobs[kind].files)

@@ -8,36 +8,46 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from hil.controller.farm.desk import boards, forgetting, leases, submissions, ticking
-from hil.controller.farm.desk.database import Database, Tx
-from hil.controller.farm.desk.engine import Engine
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Bearer, BoardCard, BoardState, Grant, Kind, Order, Result, Role, Spec
+from hil.controller.farm.messages import (
+    BoardCard,
+    BoardState,
+    Grant,
+    JobResult,
+    JobSpec,
+    Kind,
+    Principal,
+    Role,
+    Submission,
+)
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store import boards, leases, submissions, sweeper
+from hil.controller.farm.store.database import Database, Tx
+from hil.controller.farm.store.lease_queue import LeaseQueue
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ANNA, BERT = Bearer("anna", Role.SUBMITTER, "vision"), Bearer("bert", Role.SUBMITTER, "speech")
-ADMIN = Bearer("root", Role.ADMIN)
+ANNA, BERT = Principal("anna", Role.SUBMITTER, "vision"), Principal("bert", Role.SUBMITTER, "speech")
+ADMIN = Principal("root", Role.ADMIN)
 # For a gateway that has heard everybody for long.
 LONG_AGO = -1e9
-PASSED = Result(0, "PASS", board_ns=(1, 2))
-BROKEN = Result(4, "BOARD_LOST", "the board stopped answering", infrastructure=True)
+PASSED = JobResult(0, "PASS", board_ns=(1, 2))
+BROKEN = JobResult(4, "BOARD_LOST", "the board stopped answering", infrastructure=True)
 
 
 class Desk:
     """What a gateway does with the desk, one call after the other. Made by :func:`open_desk`."""
 
-    def __init__(self, url: str, terms: Terms) -> None:
-        self.terms = terms
+    def __init__(self, url: str, settings: FarmSettings) -> None:
+        self.settings = settings
         self._loop = asyncio.new_event_loop()
         self.db = self._loop.run_until_complete(Database.open(url))
-        self.engine = Engine(self.db)
-        self._loop.run_until_complete(self.engine.open())
+        self.queue = LeaseQueue(self.db)
+        self._loop.run_until_complete(self.queue.open())
         self._numbers = itertools.count(1)
 
     def close(self) -> None:
-        self._loop.run_until_complete(self.engine.close())
+        self._loop.run_until_complete(self.queue.close())
         self._loop.run_until_complete(self.db.close())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
@@ -66,22 +76,22 @@ class Desk:
 
         return self.do(read)
 
-    def submit(self, count: int = 1, who: Bearer = ANNA, kind: Kind = Kind.RUN, **order: Any) -> list[str]:
-        specs = order.pop("specs", (Spec(kind),) * count)
+    def submit(self, count: int = 1, who: Principal = ANNA, kind: Kind = Kind.RUN, **order: Any) -> list[str]:
+        specs = order.pop("specs", (JobSpec(kind),) * count)
         order = {"title": "a job", "specs": specs, **order}
-        return self.do(submissions.submit, self.engine, who, Order(**order), "", self.terms).jobs
+        return self.do(submissions.submit, self.queue, who, Submission(**order), "", self.settings).jobs
 
-    def cancel(self, name: str, who: Bearer = ADMIN) -> list[str]:
-        return self.do(submissions.cancel, self.engine, who, name, self.terms)
+    def cancel(self, name: str, who: Principal = ADMIN) -> list[str]:
+        return self.do(submissions.cancel, self.queue, who, name, self.settings)
 
     def attend(
         self, board: str, worker: str = "", held: Sequence[int] = (), *, host: str = "h", **card: Any
-    ) -> boards.Attendance:
+    ) -> boards.AttendReply:
         presented = BoardCard(board, host=host, **card)
-        return self.do(boards.attend, self.engine, presented, worker or f"worker of {board}", held, self.terms)
+        return self.do(boards.attend, self.queue, presented, worker or f"worker of {board}", held, self.settings)
 
     def leave(self, board: str, worker: str = "") -> None:
-        self.do(boards.leave, self.engine, board, worker or f"worker of {board}", self.terms)
+        self.do(boards.leave, self.queue, board, worker or f"worker of {board}", self.settings)
 
     def online(self, *names: str, **card: Any) -> None:
         """Boards that are attended and were found healthy."""
@@ -90,8 +100,8 @@ class Desk:
             self.report(self.grant(name))
             assert self.board(name)["state"] == BoardState.ONLINE.value
 
-    def beat(self, board: str, held: Sequence[int] = (), worker: str = "") -> leases.Beat:
-        return self.do(leases.beat, board, worker or f"worker of {board}", held, self.terms)
+    def beat(self, board: str, held: Sequence[int] = (), worker: str = "") -> leases.BeatReply:
+        return self.do(leases.beat, board, worker or f"worker of {board}", held, self.settings)
 
     def beat_all(self) -> None:
         for row in self.rows("select name, worker from hil.boards where worker <> ''"):
@@ -102,29 +112,29 @@ class Desk:
         self.do(leases.started, lease, self.lease(lease)["worker"], direct)
 
     def report(
-        self, grant: Grant | int, result: Result = PASSED, *, fence: int = 0, worker: str = ""
+        self, grant: Grant | int, result: JobResult = PASSED, *, fence: int = 0, worker: str = ""
     ) -> tuple[bool, str]:
         lease = grant if isinstance(grant, int) else grant.lease
         worker = worker or self.lease(lease)["worker"]
-        return self.do(leases.report, self.engine, lease, worker, result, fence, self.terms)
+        return self.do(leases.report, self.queue, lease, worker, result, fence, self.settings)
 
     def release(self, lease: int, key: str, reason: str = "given back") -> None:
-        self.do(leases.release, self.engine, lease, key, reason, self.terms)
+        self.do(leases.release, self.queue, lease, key, reason, self.settings)
 
     def drain(self, board: str, reason: str = "") -> None:
         self.do(boards.drain, ADMIN, board, reason)
 
     def resume(self, board: str) -> None:
-        self.do(boards.resume, self.engine, ADMIN, board, self.terms)
+        self.do(boards.resume, self.queue, ADMIN, board, self.settings)
 
     def forget(self, board: str) -> list[str]:
-        return self.do(forgetting.forget, ADMIN, board, self.terms)
+        return self.do(boards.forget, ADMIN, board, self.settings)
 
     def forget_absent(self, absent_s: float) -> list[str]:
-        return self.do(forgetting.forget_absent, absent_s, self.terms)
+        return self.do(boards.forget_absent, absent_s, self.settings)
 
     def tick(self, heard_since: float = LONG_AGO) -> int:
-        return self.do(ticking.tick, self.engine, self.terms, heard_since)
+        return self.do(sweeper.tick, self.queue, self.settings, heard_since)
 
     def silence(self, board: str) -> None:
         """Nothing was heard of a board's worker for as long as it takes."""
@@ -133,7 +143,7 @@ class Desk:
 
     def grants(self) -> list[Grant]:
         found = [row["id"] for row in self.rows("select id from hil.leases where ended_at is null order by id")]
-        return self.do(leases.grants_of, found, self.terms)
+        return self.do(leases.grants_of, found, self.settings)
 
     def grant(self, board: str) -> Grant:
         [found] = [one for one in self.grants() if one.board == board]
@@ -171,13 +181,13 @@ class Desk:
         return [(row["what"], row["reason"]) for row in rows if all(row[key] == value for key, value in of.items())]
 
     def fetched(self, *names: str) -> list[int]:
-        return self.run(self.engine.fetch(names))
+        return self.run(self.queue.fetch(names))
 
 
 @contextmanager
-def open_desk(url: str, **terms: float) -> Iterator[Desk]:
+def open_desk(url: str, **settings: float) -> Iterator[Desk]:
     # Longer than any test takes: time passes where a test says so.
-    desk = Desk(url, Terms(**{"lease_s": 500, "owner_s": 500, **terms}))
+    desk = Desk(url, FarmSettings(**{"lease_s": 500, "owner_s": 500, **settings}))
     try:
         yield desk
     finally:

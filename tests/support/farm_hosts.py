@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.host.posts import sockets_for
-from hil.controller.farm.words import Order, Spec
+from hil.controller.farm.host.inventory import sockets_for
+from hil.controller.farm.messages import JobSpec, Submission
 from support.farm_chaos_checks import read_journal
 from support.gateways import Running, until
 from support.sshd import started_with
@@ -99,8 +99,8 @@ def running_host(farm: Running, token: str, name: str, *words: str) -> Iterator[
         assert not left, host.said
 
 
-def submit(farm: FarmClient, *specs: Spec, **settings: Any) -> list[str]:
-    return farm.submit(Order("a test", specs, **settings))[1]
+def submit(farm: FarmClient, *specs: JobSpec, **settings: Any) -> list[str]:
+    return farm.submit(Submission("a test", specs, **settings))[1]
 
 
 def job_of(farm: FarmClient, name: str) -> dict[str, Any]:

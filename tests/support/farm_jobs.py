@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.controller.farm.words import Kind, Spec
+from hil.controller.farm.messages import JobSpec, Kind
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
 from hil.core.tensors import TensorSpec
@@ -62,7 +62,7 @@ class KnownJob:
     """
 
     kind: str
-    spec: Spec
+    spec: JobSpec
     files: dict[str, Path]
     exit_code: int
     outcome: str
@@ -81,7 +81,7 @@ def _jobs(folder: Path) -> Iterator[KnownJob]:
     model = folder / "odd.onnx"
     _write_odd_model(model)
     digest = digest_file(model)
-    spec = Spec(Kind.RUN, {"models": ["model/odd.onnx"]}, {"model/odd.onnx": digest})
+    spec = JobSpec(Kind.RUN, {"models": ["model/odd.onnx"]}, {"model/odd.onnx": digest})
     yield KnownJob("compile", spec, {digest: model}, 3, "COMPILE_ERROR")
 
 
@@ -108,5 +108,5 @@ def _bundle_job(
     case = MethodTestCase([np.arange(4, dtype=np.int32), b], [expected])
     Bundle.create(program, [MethodTestSuite("main", [case])]).save(path)
     digest, at = digest_file(path), f"bundle/{path.name}"
-    spec = Spec(Kind.BUNDLE, {"models": [at], "methods": []}, {at: digest}, affinity=digest)
+    spec = JobSpec(Kind.BUNDLE, {"models": [at], "methods": []}, {at: digest}, affinity=digest)
     return KnownJob(kind, spec, {digest: path}, exit_code, outcome)

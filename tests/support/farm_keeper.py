@@ -19,7 +19,7 @@ _LOOK_S = 0.1
 
 
 @dataclass
-class Kept:
+class SupervisedProcess:
     """A process that is started again."""
 
     name: str
@@ -59,7 +59,7 @@ class Keeper:
 
     def __init__(self, mark: str, folder: Path) -> None:
         self.mark = mark
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, SupervisedProcess] = {}
         self._folder = folder
         self._lock = threading.RLock()
         self._looks: list[Callable[[], None]] = []
@@ -86,7 +86,7 @@ class Keeper:
         """Start a process, and again whenever it ends."""
         with self._lock:
             given = {**os.environ, MARK: self.mark, **environment}
-            self.kept[name] = Kept(name, command, given, self._folder / f"{name}.log")
+            self.kept[name] = SupervisedProcess(name, command, given, self._folder / f"{name}.log")
             self.kept[name].start()
 
     def look(self, after: Callable[[], None]) -> None:

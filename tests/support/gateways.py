@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.desk.access import add_token
 from hil.controller.farm.gateway.server import Gateway, GatewayConfig, serving
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import BoardCard, Grant, Kind, Order, Result, Role, Spec
+from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Role, Submission
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store.access import add_token
 from hil.protocol.v1 import farm_pb2 as pb
 from support import farm_rows
 
 WAIT_S = 90.0
 # Boards are healthy until somebody says otherwise.
-QUICK = Terms(beat_s=0.2)
+QUICK = FarmSettings(beat_s=0.2)
 
 
 class Running:
@@ -74,7 +74,7 @@ class Running:
 
 @contextlib.contextmanager
 def running_gateway(db: str, folder: Path, **settings: Any) -> Iterator[Running]:
-    given = {"listen": (f"unix:{folder}/gateway.sock",), "artifacts": str(folder / "artifacts"), "terms": QUICK}
+    given = {"listen": (f"unix:{folder}/gateway.sock",), "artifacts": str(folder / "artifacts"), "settings": QUICK}
     running = Running(GatewayConfig(db=db, **{**given, **settings}))
     try:
         yield running
@@ -90,8 +90,8 @@ def token_of(db: str, user: str, role: Role = Role.ADMIN, **settings: Any) -> st
     return farm_rows.with_tx(db, lambda tx: add_token(tx, user, role, **settings))
 
 
-def simple_order(**settings: Any) -> Order:
-    return Order(**{"title": "digits", "specs": (Spec(Kind.RUN),), **settings})
+def simple_order(**settings: Any) -> Submission:
+    return Submission(**{"title": "digits", "specs": (JobSpec(Kind.RUN),), **settings})
 
 
 def until(condition: Callable[[], Any], what: str = "") -> Any:
@@ -137,8 +137,8 @@ class BareBoard:
     def print(self, grant: Grant, text: str) -> None:
         self.say(printed=pb.Printed(lease=grant.lease, text=text))
 
-    def report(self, grant: Grant, result: Result | None = None) -> pb.ReportReply:
-        said = json.dumps((result or Result(0, "PASS")).to_json())
+    def report(self, grant: Grant, result: JobResult | None = None) -> pb.ReportReply:
+        said = json.dumps((result or JobResult(0, "PASS")).to_json())
         reply = self.farm.report(grant.lease, self.worker, said, grant.fence)
         self.held.discard(grant.lease)
         return reply

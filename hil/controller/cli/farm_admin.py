@@ -9,7 +9,7 @@ import click
 
 from hil.controller.cli.farm_options import UNITS
 from hil.controller.cli.options import json_option
-from hil.controller.farm.words import Role
+from hil.controller.farm.messages import Role
 
 
 def _period(context: click.Context, option: click.Parameter, value: str) -> float:
@@ -184,7 +184,7 @@ def forget(board: str, as_json: bool) -> None:
 
 def _farm() -> Any:
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
 
     return FarmClient(farm_address())
 

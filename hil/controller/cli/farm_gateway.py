@@ -39,14 +39,14 @@ def gateway(
 
     Prints one JSON line when it serves; logs, as JSON, go to stderr. Ctrl-C or SIGTERM ends it.
     """
-    from hil.controller.farm.home import need_packages
+    from hil.controller.farm.local_farm import need_packages
 
     need_packages()
-    from hil.controller.farm.artifacts import ARTIFACTS_VARIABLE
-    from hil.controller.farm.gateway.logging import log_json
+    from hil.controller.farm.gateway.artifacts import ARTIFACTS_VARIABLE
     from hil.controller.farm.gateway.server import GatewayConfig
-    from hil.controller.farm.places import DB_VARIABLE, farm_home, socket_of
-    from hil.controller.farm.terms import load_terms
+    from hil.controller.farm.paths import DB_VARIABLE, farm_home, socket_of
+    from hil.controller.farm.settings import load_settings
+    from hil.controller.farm.telemetry import log_json
     from hil.errors import UsageError
 
     home = farm_home()
@@ -63,7 +63,7 @@ def gateway(
         tls_key=tls_key,
         metrics=metrics,
         advertise=advertise,
-        terms=load_terms(home / "farm.toml"),
+        settings=load_settings(home / "farm.toml"),
     )
     log_json()
     asyncio.run(_serve(config))

@@ -36,7 +36,7 @@ def host(**given: Any) -> int:
     may stand behind any firewall.
     """
     from hil.controller.farm.host.host import serve
-    from hil.controller.farm.places import farm_address, farm_home
+    from hil.controller.farm.paths import farm_address, farm_home
 
     serve(farm_address(), farm_home(), **given, say=_say)
     return 0

@@ -18,12 +18,12 @@ import click
 
 from hil.controller.cli.farm_options import UNITS, priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
-from hil.controller.farm.words import Priority
+from hil.controller.farm.messages import Priority
 from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.farm.holding import Holding
+    from hil.controller.farm.lease_session import LeaseSession
 
 _LOOK_S = 0.2
 # So long a command may take to end by itself, after Ctrl-C or a SIGTERM.
@@ -68,9 +68,8 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
     is CMD's, or 4 when the lease ended before it did: then CMD is ended. With CMD stdout is CMD's alone, --json or not.
     """
     from hil.controller.cli.screen import print_json
-    from hil.controller.farm.holding import Holding
-    from hil.controller.farm.leased import lease_order
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.lease_session import LeaseSession, lease_order
+    from hil.controller.farm.paths import farm_address
 
     for_s = duration(for_)
     if command and shutil.which(command[0]) is None:
@@ -81,7 +80,7 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
     )
     with (
         _terminable(),
-        Holding(farm_address(), order) as holding,
+        LeaseSession(farm_address(), order) as holding,
         temporary_folder("hil-lease-") as at,
     ):
         holding.wait_told(wait_s, lambda text: click.echo(text, err=True))
@@ -106,7 +105,7 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
         return EXIT_OK
 
 
-def _run(command: tuple[str, ...], config: Path, holding: Holding) -> int:
+def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
     """Run a command with the board; its exit code.
 
     Raises:
@@ -133,7 +132,7 @@ def _run(command: tuple[str, ...], config: Path, holding: Holding) -> int:
         _end(process)
 
 
-def _lost(holding: Holding) -> FarmError:
+def _lost(holding: LeaseSession) -> FarmError:
     return FarmError(f"the lease ended: {holding.over}", board=holding.held.card.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hil.controller.farm.words import Priority
+from hil.controller.farm.messages import Priority
 
 # In seconds.
 UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}

@@ -20,7 +20,7 @@ def logs(job: str, live: bool, as_json: bool) -> int:
     from hil.controller.cli.farm_wait import follow
     from hil.controller.cli.screen import print_json
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
     from hil.errors import UsageError
 
     if live and as_json:
@@ -52,7 +52,7 @@ def result(job: str, out: Path | None, as_json: bool) -> int:
     """
     from hil.controller.cli.farm_wait import show
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
     from hil.controller.farm.results import outcomes
 
     with FarmClient(farm_address()) as farm:
@@ -66,7 +66,7 @@ def cancel(job: str, as_json: bool) -> int:
     """End a JOB, or take it out of the queue; of a submission all that have not ended."""
     from hil.controller.cli.screen import print_json
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
 
     with FarmClient(farm_address()) as farm:
         ended = farm.do("cancel", name=job)["cancelled"]

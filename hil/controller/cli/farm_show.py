@@ -8,7 +8,7 @@ import click
 
 from hil.controller.cli.farm_watch import watch
 from hil.controller.cli.options import json_option
-from hil.controller.farm.words import JobState
+from hil.controller.farm.messages import JobState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +46,7 @@ Examples:
 def status(job: str | None, states: tuple[str, ...], user: str, limit: int, as_json: bool) -> None:
     """Show the boards, the queue and the newest jobs; or one JOB, or all jobs of a submission."""
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
     from hil.errors import UsageError
 
     if job and (states or user):
@@ -67,7 +67,7 @@ def status(job: str | None, states: tuple[str, ...], user: str, limit: int, as_j
 
 def _merged(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Both, each job once, the newest last."""
-    from hil.controller.farm.words import parse_job
+    from hil.controller.farm.messages import parse_job
 
     by_name = {row["name"]: row for row in (*some, *others)}
     return sorted(by_name.values(), key=lambda row: (parse_job(row["name"])[0], parse_job(row["name"])[1] or 0))
@@ -89,7 +89,7 @@ def _show_job(farm: Any, name: str, as_json: bool) -> None:
     """One job with its attempts, or the jobs of a submission that has several."""
     from hil.controller.cli.farm_tables import console, jobs_table, show, utc_now
     from hil.controller.cli.screen import print_json
-    from hil.controller.farm.words import parse_job
+    from hil.controller.farm.messages import parse_job
 
     submission, number = parse_job(name)
     rows = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
@@ -133,7 +133,7 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
     from hil.controller.cli.screen import print_json
     from hil.controller.farm import selector
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
 
     wanted = selector.parse(text)
     with FarmClient(farm_address()) as farm:
@@ -164,7 +164,7 @@ def top(as_json: bool) -> None:
     from hil.controller.cli.farm_tables import console, latency, line, show, summary, users_table
     from hil.controller.cli.screen import print_json
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
 
     with FarmClient(farm_address()) as farm:
         stats = farm.ask("stats")
@@ -185,7 +185,7 @@ def events(board: str, job: str, limit: int, as_json: bool) -> None:
     from hil.controller.cli.farm_tables import console, events_table, show
     from hil.controller.cli.screen import print_json
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
 
     with FarmClient(farm_address()) as farm:
         rows = farm.ask("events", board=board, job=job, limit=limit)

@@ -21,7 +21,7 @@ from hil.controller.cli.options import (
     tolerance_options,
 )
 from hil.controller.cli.suite import case_options
-from hil.controller.farm.words import Kind
+from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
@@ -107,7 +107,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     from hil.controller.cli.farm_wait import wait_for
     from hil.controller.cli.screen import print_json
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
     from hil.controller.farm.submitting import kind_of
     from hil.controller.farm.submitting import submit as send
 

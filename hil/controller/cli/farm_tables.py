@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.cli.farm_options import UNITS
-from hil.controller.farm.words import BoardState, JobState, Kind
+from hil.controller.farm.messages import BoardState, JobState, Kind
 from hil.core.text import visible
 
 if TYPE_CHECKING:
@@ -202,8 +202,7 @@ def latency(stats: Mapping[str, Any]) -> Text:
 
 def said_labels(labels: Mapping[str, Any], wide: bool = False) -> str:
     """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; ``wide``: also technical ones."""
-    from hil.controller.farm.selector_text import quoted
-    from hil.controller.farm.selector_values import said
+    from hil.controller.farm.selector import quoted, said
 
     def one(name: str, value: Any) -> str:
         if value is True:

@@ -43,11 +43,11 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
     Everything is kept in HIL_FARM_HOME. Whatever of it dies is started again; killed and started anew it goes on
     where it was.
     """
-    from hil.controller.farm.places import farm_home
-    from hil.controller.farm.up import Wishes
+    from hil.controller.farm.local_farm import UpOptions
+    from hil.controller.farm.paths import farm_home
     from hil.errors import UsageError
 
-    wishes = Wishes(**settings)
+    wishes = UpOptions(**settings)
     if bool(wishes.tls_cert) != bool(wishes.tls_key):
         raise UsageError("--tls-cert and --tls-key go together")
     if as_json and not detach:
@@ -57,12 +57,12 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
 
 def _here(home: Path, wishes: Any) -> int:
     """Until Ctrl-C, SIGTERM or SIGHUP."""
-    from hil.controller.farm.up import Up
+    from hil.controller.farm.local_farm import LocalFarm
 
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: over.set())
-    with Up(home, wishes, _say, over) as farm:
+    with LocalFarm(home, wishes, _say, over) as farm:
         _say("the farm is up; Ctrl-C ends it" if sys.stderr.isatty() else "the farm is up")
         farm.watch()
         _say("ending")
@@ -78,8 +78,8 @@ def _detached(home: Path, wishes: Any, as_json: bool) -> int:
     import os
 
     from hil.controller.cli.screen import print_json
-    from hil.controller.farm.home import LOGS, prepare_home, sheet_of
-    from hil.controller.farm.places import DB_VARIABLE
+    from hil.controller.farm.local_farm import LOGS, prepare_home, sheet_of
+    from hil.controller.farm.paths import DB_VARIABLE
 
     prepare_home(home)
     log = home / LOGS / "up.log"
@@ -127,7 +127,7 @@ def _counted(home: Path) -> dict[str, int]:
     """State -> how many boards."""
     from collections import Counter
 
-    from hil.controller.farm.home import ask
+    from hil.controller.farm.local_farm import ask
 
     return dict(Counter(board["state"] for board in ask(home, "boards")))
 
@@ -137,8 +137,8 @@ def _counted(home: Path) -> dict[str, int]:
 def down(as_json: bool) -> int:
     """End the farm of HIL_FARM_HOME that runs on this machine; its jobs go on when it is up again."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.farm.down import end_farm
-    from hil.controller.farm.places import farm_home
+    from hil.controller.farm.local_farm import end_farm
+    from hil.controller.farm.paths import farm_home
 
     ended = end_farm(farm_home())
     if as_json:

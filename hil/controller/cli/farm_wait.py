@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.farm.words import JobState
+from hil.controller.farm.messages import JobState
 from hil.errors import FarmUnreachable, NoSuchBoard
 
 if TYPE_CHECKING:
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.results import Outcome
+    from hil.controller.farm.results import EndedJob
 
 _OVER = (JobState.DONE.value, JobState.CANCELLED.value)
 
@@ -126,7 +126,7 @@ def _on_stderr(line: str) -> None:
     click.echo(line, err=True)
 
 
-def show(farm: FarmClient, name: str, ended: Sequence[Outcome], *, out: Path | None, as_json: bool) -> int:
+def show(farm: FarmClient, name: str, ended: Sequence[EndedJob], *, out: Path | None, as_json: bool) -> int:
     """Show what jobs came to, fetching it where it is a suite or where ``out`` says so; their exit code."""
     from hil.controller.cli.screen import print_json
     from hil.controller.farm.results import exit_code, fetch_run, fetch_suite, is_suite
@@ -151,7 +151,7 @@ def show(farm: FarmClient, name: str, ended: Sequence[Outcome], *, out: Path | N
     return code
 
 
-def _print(ended: Sequence[Outcome], document: dict[str, Any], out: Path | None) -> None:
+def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None) -> None:
     from hil.controller.pipeline.record import print_case
     from hil.controller.storage.console import Console
     from hil.core.results import Timings

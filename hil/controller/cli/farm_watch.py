@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.farm.words import BoardState, JobState
+from hil.controller.farm.messages import BoardState, JobState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +46,7 @@ def watch(every_s: float, as_json: bool) -> int:
     """
     from hil.controller.cli.farm_tables import console
     from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.places import farm_address
+    from hil.controller.farm.paths import farm_address
 
     with FarmClient(farm_address()) as farm:
         try:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.suites import Ended, merge
-from hil.controller.farm.words import JobState, Kind, Result, Spec, gravest
+from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind, gravest
 from hil.controller.storage.runs import storing
-from hil.controller.workloads.suites.store import SuiteRun, default_folder
-from hil.errors import FarmError, UsageError
+from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.reports import write_reports
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
+from hil.core.results import Outcome, exit_code_of
+from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, FarmError, UsageError
 
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EndedJob:
     """A job that has ended.
 
     Attributes:
@@ -29,11 +35,11 @@ class Outcome:
     """
 
     name: str
-    spec: Spec
-    result: Result
+    spec: JobSpec
+    result: JobResult
 
 
-def outcomes(farm: FarmClient, name: str) -> list[Outcome]:
+def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
     """How the jobs of a submission ended, or one of them.
 
     Raises:
@@ -46,20 +52,20 @@ def outcomes(farm: FarmClient, name: str) -> list[Outcome]:
         raise UsageError(
             f"{what} not ended: {going[0]['name']} is {going[0]['state']}", hint=f"hil farm logs {name} -f"
         )
-    return [Outcome(row["name"], Spec.of_json(row["spec"]), Result.of_json(row)) for row in rows]
+    return [EndedJob(row["name"], JobSpec.of_json(row["spec"]), JobResult.of_json(row)) for row in rows]
 
 
-def exit_code(ended: Sequence[Outcome]) -> int:
+def exit_code(ended: Sequence[EndedJob]) -> int:
     """One exit code for all."""
     return gravest([one.result.exit_code for one in ended])
 
 
-def is_suite(ended: Sequence[Outcome]) -> bool:
+def is_suite(ended: Sequence[EndedJob]) -> bool:
     """Whether these are parts of a suite."""
     return all(one.spec.kind is Kind.SUITE for one in ended)
 
 
-def fetch_run(farm: FarmClient, one: Outcome, folder: Path) -> None:
+def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
     """A run's folder as its host had it.
 
     Raises:
@@ -72,7 +78,7 @@ def fetch_run(farm: FarmClient, one: Outcome, folder: Path) -> None:
     _fetch(farm, one.result.files, folder)
 
 
-def fetch_suite(farm: FarmClient, ended: Sequence[Outcome], out: Path | None) -> SuiteRun:
+def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -> SuiteRun:
     """One suite run of all parts, with its reports and what its cases kept.
 
     Args:
@@ -87,7 +93,7 @@ def fetch_suite(farm: FarmClient, ended: Sequence[Outcome], out: Path | None) ->
     """
     typed = ended[0].spec.options["typed"]
     folder = out or default_folder(typed["suite"], typed["flow_name"])
-    run = merge([Ended(one.spec, one.result) for one in ended], folder)
+    run = merge(ended, folder)
     for one in ended:
         cases = {at: digest for at, digest in one.result.files.items() if PurePosixPath(at).parts[0] == "cases"}
         _fetch(farm, cases, folder)
@@ -118,3 +124,97 @@ def _fetch(farm: FarmClient, files: Mapping[str, str], folder: Path) -> None:
                 pass
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
+    """One suite run of all parts, with its reports; every case has exactly one record.
+
+    The cases of a part that came to no record are lost, for the part's reason; those of a cancelled one are missing.
+
+    Args:
+        parts: all of the submission's.
+        folder: the run's, which must not hold one already. What the cases kept is not fetched.
+
+    Raises:
+        UsageError: the folder holds a run.
+        StorageError: it cannot be written.
+    """
+    heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
+    run = SuiteRun.create(folder, _head(parts, heads, folder))
+    request = Request.of_json(run.head["request"])
+    found: dict[str, CaseRecord] = {}
+    for part in parts:
+        found |= {record.id: record for record in _records(part, run, request)}
+    with run.writing():
+        for case_id in run.head["ids"]:
+            if case_id in found:
+                run.append(found[case_id])
+    outcomes = [Outcome(record.outcome) for record in found.values()]
+    code = exit_code_of(outcomes) if outcomes else EXIT_NOTHING_RAN
+    cut = any(part.result.exit_code == EXIT_INTERRUPTED for part in parts)
+    started = [head["started"] for head in heads if head.get("started")]
+    ended = [head["finished"] for head in heads if head.get("finished")]
+    run.head.update(
+        started=min(started, default=run.head["started"]),
+        finished=None if cut else max(ended, default=time.time()),
+        interrupted=cut,
+        exit_code=EXIT_INTERRUPTED if cut else code,
+    )
+    run.save()
+    write_reports(folder)
+    return run
+
+
+def _head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    options = parts[0].spec.options
+    typed = options["typed"]
+    known = {one.name for one in dataclasses.fields(Request)}
+    asked = Request.of_json({name: value for name, value in options.items() if name in known})
+    asked = replace(asked, source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"]))
+    listed = [case[0] for part in parts for case in part.spec.options["cases"]]
+    all_ids = next((list(head["suite_ids"]) for head in heads if head.get("suite_ids")), listed)
+    order = {case_id: number for number, case_id in enumerate(all_ids)}
+    return {
+        "request": asked.to_json(),
+        "id": folder.name,
+        "source": typed["source"],
+        "suite": typed["suite"],
+        "flow": typed["flow_name"],
+        "runtime": typed["runtime"],
+        "boards": sorted({board for head in heads for board in head.get("boards", ())}),
+        "board_info": {board: info for head in heads for board, info in head.get("board_info", {}).items()},
+        "command": "",
+        "versions": next((head["versions"] for head in heads if head.get("versions")), versions()),
+        "ids": sorted(listed, key=lambda case_id: order.get(case_id, len(order))),
+        "suite_ids": all_ids,
+        "expected": typed["expected"],
+        "left_out": typed.get("left_out", []),
+    }
+
+
+def _records(part: EndedJob, run: SuiteRun, request: Request) -> Iterable[CaseRecord]:
+    """A part's records, as if its cases had run here."""
+    was = str(part.result.record.get("folder", ""))
+    ended = {}
+    for line in part.result.record.get("cases") or ():
+        record = CaseRecord.of_json(line)
+        diff = record.diff.replace(was, str(run.folder)) if was else record.diff
+        ended[record.id] = replace(record, repeat=request.command(record.id), diff=diff)
+    cancelled = part.result.exit_code == EXIT_INTERRUPTED
+    for case in part.spec.options["cases"]:
+        if case[0] in ended:
+            yield ended[case[0]]
+        elif not cancelled:
+            yield _lost(case, part.result, run, request)
+
+
+def _lost(case: Sequence[str], result: JobResult, run: SuiteRun, request: Request) -> CaseRecord:
+    """The record of a case that never came to a board, or never came back from one."""
+    known = {outcome.value for outcome in Outcome if outcome.exit_code}
+    outcome = result.outcome if result.outcome in known and not result.infrastructure else Outcome.BOARD_LOST.value
+    case_id, model, layer, op = case
+    where = {name: run.head[name] for name in ("suite", "flow", "runtime", "started")}
+    message, repeat = result.reason or "the job came to no result", request.command(case_id)
+    return CaseRecord(
+        case_id, model, **where, outcome=outcome, ended=outcome, layer=layer, op=op, message=message, repeat=repeat
+    )

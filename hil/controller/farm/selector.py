@@ -13,19 +13,22 @@
 
 A comma and ``or`` beside each other need parentheses, for people read them in two ways. What a board has no label for
 is not equal to, in, above or below anything, so ``chip!=a53`` is also true of a board without ``chip``.
+
+A selector's text as tokens, and errors that say where in it something is wrong.
+
+What a label's value is beside what a selector asks for: equal, above, below; numbers, units, versions.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
-from hil.controller.farm.selector_text import Reader, Token, quoted
-from hil.controller.farm.selector_values import Wanted, above, is_there, quantity, said, version
+from hil.errors import UsageError
 
 Labels: TypeAlias = Mapping[str, Any]
 Tree: TypeAlias = "Term | All | Either"
@@ -253,3 +256,224 @@ def _magnitude(reader: Reader, op: str) -> str:
     if quantity(found.text)[0] is None and (unit := re.fullmatch("[0-9]+([A-Za-z]+)", found.text)):
         raise reader.error(f"{unit[1]} is no unit; B, KB, KiB, MB, MiB, ... are", at=found)
     return found.text
+
+
+_LONGEST = 2000
+_WORD = r"[^\s\"'()&|,=<>!]+"
+_TOKEN = re.compile(
+    rf"""(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<mark>&&|\|\||==|!=|>=|<=|[=<>!(),])|(?P<word>{_WORD})""",
+    re.DOTALL,
+)
+_KEYWORDS = ("and", "or", "not", "in")
+_HINT = 'for example "chip=a53, mem>=1GiB, runtimes in (iree, onnxruntime), !gpu"'
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of a selector.
+
+    Attributes:
+        kind: ``quoted``, ``mark`` (punctuation and keywords) or ``word``.
+        text: what it says, without quotes.
+        at: where it begins.
+    """
+
+    kind: str
+    text: str
+    at: int
+
+
+class Reader:
+    """A selector's tokens, one after another.
+
+    Args:
+        text: the selector.
+
+    Raises:
+        UsageError: a piece of it is no token.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        if len(text) > _LONGEST:
+            raise UsageError(f"a selector has {len(text):,} characters, of at most {_LONGEST:,}", hint=_HINT)
+        for place, character in enumerate(text):
+            if not (character.isprintable() or character.isspace()):
+                raise self._error(_no_token(character), place)
+        self._tokens: list[Token] = []
+        at = _after_space(text, 0)
+        while at < len(text):
+            found = _TOKEN.match(text, at)
+            if not found:
+                raise self._error(_no_token(text[at]), at)
+            self._tokens.append(_token(found))
+            at = _after_space(text, found.end())
+        self._index = 0
+
+    @property
+    def next(self) -> Token | None:
+        """The token that comes, or None at the end."""
+        return self._tokens[self._index] if self._index < len(self._tokens) else None
+
+    def takes(self, *marks: str) -> Token | None:
+        """Go over the next token if it is one of these marks or keywords."""
+        token = self.next
+        if token is None or token.kind != "mark" or token.text not in marks:
+            return None
+        self._index += 1
+        return token
+
+    def expects(self, mark: str, else_: str) -> None:
+        """Go over a mark that must come.
+
+        Raises:
+            UsageError: something else comes.
+        """
+        if not self.takes(mark):
+            raise self.error(else_)
+
+    def value(self, what: str) -> Token:
+        """Go over a word or a quoted text.
+
+        Raises:
+            UsageError: something else comes.
+        """
+        token = self.next
+        if token is None or token.kind == "mark":
+            raise self.error(f"{what} is missing")
+        self._index += 1
+        return token
+
+    def error(self, what: str, *, at: Token | None = None) -> UsageError:
+        """What is wrong at a token, else at the one that comes."""
+        token = at or self.next
+        return self._error(what, token.at if token else len(self._text.rstrip()))
+
+    def _error(self, what: str, at: int) -> UsageError:
+        return UsageError(f"selector {self._text!r}, character {at + 1}: {what}", hint=_HINT)
+
+
+def quoted(text: str) -> str:
+    """A label or a value as a selector writes it: in quotes where it would be read otherwise without them."""
+    if re.fullmatch(_WORD, text) and text.lower() not in _KEYWORDS:
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _after_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _token(found: re.Match[str]) -> Token:
+    kind, text = str(found.lastgroup), found[0]
+    if kind == "quoted":
+        text = re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
+    elif kind == "word" and text.lower() in _KEYWORDS:
+        kind, text = "mark", text.lower()
+    return Token(kind, text, found.start())
+
+
+def _no_token(character: str) -> str:
+    if character in "\"'":
+        return "a quote is not closed"
+    return "`and` is && or a comma, `or` is ||" if character in "&|" else f"{character!r} cannot stand here"
+
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{binary}b": (1024 if binary else 1000) ** power
+    for power, letter in enumerate("kmgt", 1)
+    for binary in ("", "i")
+}
+_QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmgt]i?b|b|)", re.IGNORECASE)
+_VERSION = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
+# Of a CPU's hundred features a message says this many.
+_SAID = 4
+
+
+class Wanted:
+    """The values that a selector asks for, of which one will do; looked up, for a label may have many elements too.
+
+    Args:
+        values: as they were typed.
+    """
+
+    def __init__(self, values: Sequence[str]) -> None:
+        self._texts = frozenset(values)
+        self._lower = frozenset(value.lower() for value in values)
+        found = [quantity(value) for value in values]
+        self._numbers = frozenset(number for number, _ in found if number is not None)
+        self._with_unit = frozenset(number for number, unit in found if number is not None and unit)
+
+    def has(self, value: Any) -> bool:
+        """Whether one element of a label is one of them: texts as they are, numbers by what they amount to."""
+        if isinstance(value, bool):
+            return not self._lower.isdisjoint(_TRUE if value else _FALSE)
+        if isinstance(value, (int, float)):
+            return value in self._numbers
+        text = as_text(value)
+        mine, unit = quantity(text)
+        return text in self._texts or (mine is not None and mine in (self._numbers if unit else self._with_unit))
+
+
+def above(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:
+    """Whether one element of a label compares so with what is asked for; False where they cannot be compared.
+
+    Numbers compare with numbers, and with a text where either has a unit (``512MiB``); else texts are versions:
+    ``6.10`` is above ``6.9``, and ``6.1`` is ``6.1.0``.
+    """
+    if isinstance(value, bool):
+        return False
+    number, unit = quantity(wanted)
+    mine, my_unit = (value, "") if isinstance(value, (int, float)) else quantity(as_text(value))
+    if unit or my_unit or (number is not None and mine is value):
+        return mine is not None and number is not None and compare(mine, number)
+    versions = version(as_text(value)), version(wanted)
+    return None not in versions and compare(*versions)
+
+
+@lru_cache(4096)
+def quantity(text: str) -> tuple[float | None, str]:
+    """``1.5 GiB`` -> its number of bytes and ``gib``; no number where it is none."""
+    found = _QUANTITY.fullmatch(text.strip())
+    if not found:
+        return None, ""
+    unit = found[2].lower()
+    return float(found[1]) * _UNITS[unit], unit
+
+
+@lru_cache(4096)
+def version(text: str) -> tuple[float, ...] | None:
+    """``6.1.0-23-amd64`` -> (6, 1): its leading numbers, without noughts at the end; None where it has none."""
+    found = _VERSION.match(text.strip())
+    if not found:
+        return None
+    parts = [float(part) for part in found[1].split(".")]
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)
+
+
+def is_there(value: Any) -> bool:
+    """Whether a label says yes: it is there, and neither false, 0 nor empty."""
+    return bool(value) and not (isinstance(value, str) and value.strip().lower() in _FALSE)
+
+
+def as_text(value: Any) -> str:
+    """A label's value as people write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def said(value: Any, beside: Sequence[str] = ()) -> str:
+    """A label's value for people; a number in the units of what it stands beside. Of a long list, its beginning."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        texts = [said(one, beside) for one in value]
+        more = [f"{len(texts) - _SAID} more"] if len(texts) > _SAID + 1 else []
+        return " and ".join(texts[:_SAID] + more if more else texts) or "empty"
+    number = not isinstance(value, bool) and isinstance(value, (int, float)) and 1024 <= value < 1e30
+    if number and any(quantity(text)[1] for text in beside):
+        power = next(power for power in (40, 30, 20, 10) if value >= 1 << power)
+        return f"{value / (1 << power):.4g}{' KMGT'[power // 10]}iB"
+    return as_text(value)

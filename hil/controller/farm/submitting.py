@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.packing import Parcel, packed_bundle, packed_run, unfolded
+from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, packed_run, unfolded
+from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
-from hil.controller.farm.suites import plan_suite
 from hil.controller.farm.telemetry import span
-from hil.controller.farm.words import BoardState, Kind, Order, Spec
+from hil.controller.models.flows import load_flow
+from hil.controller.models.flows.named import BESIDE, flows
 from hil.controller.models.importers import SAVED_MODEL, import_model
+from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.paths import exists
+from hil.controller.workloads.bundles.flagfile import is_flagfile
+from hil.controller.workloads.suites.folder import models_at
+from hil.controller.workloads.suites.job import suite_of
+from hil.controller.workloads.suites.model_cases import SuiteModel
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import BUILT_IN
-from hil.errors import UsageError
+from hil.controller.workloads.suites.spec import CaseSpec, Suite
+from hil.core.text import jsonable
+from hil.errors import HilError, StorageError, UsageError
 
 BUNDLE_SUFFIX = ".hilb"
 # So much to upload is told.
@@ -28,7 +39,7 @@ _LARGE = 8 << 20
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What an order consists of.
 
     Attributes:
@@ -38,7 +49,7 @@ class Load:
     """
 
     title: str
-    specs: tuple[Spec, ...]
+    specs: tuple[JobSpec, ...]
     uploads: dict[str, Path] = field(default_factory=dict)
 
 
@@ -84,7 +95,7 @@ def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
     return Kind.BUNDLE if all(bundles) else Kind.RUN
 
 
-def load_models(job: Job) -> Load:
+def load_models(job: Job) -> Workload:
     """A job for each model.
 
     Raises:
@@ -103,7 +114,7 @@ def load_models(job: Job) -> Load:
     return _loaded(job, [packed_run(replace(job, models=(model.path,)), model) for model in models])
 
 
-def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Load:
+def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload:
     """A job for each bundle.
 
     Raises:
@@ -116,14 +127,14 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Load:
     return _loaded(job, packed)
 
 
-def _loaded(job: Job, packed: Sequence[tuple[Spec, Parcel]]) -> Load:
+def _loaded(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
     names = [path.parent.name if path.name == SAVED_MODEL else path.stem for path in job.models]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     uploads = {digest: file for _, parcel in packed for digest, file in parcel.uploads().items()}
-    return Load(f"{names[0]}{more}", tuple(spec for spec, _ in packed), uploads)
+    return Workload(f"{names[0]}{more}", tuple(spec for spec, _ in packed), uploads)
 
 
-def load_suite(request: Request, boards: int) -> Load:
+def load_suite(request: Request, boards: int) -> Workload:
     """A suite's parts; none where no case was chosen.
 
     Args:
@@ -134,7 +145,7 @@ def load_suite(request: Request, boards: int) -> Load:
         UsageError: there is no such suite or flow, or a file cannot be read.
     """
     plan = plan_suite(request, boards)
-    return Load(plan.title, plan.specs, plan.parcel.uploads())
+    return Workload(plan.title, plan.specs, plan.parcel.uploads())
 
 
 def matching(farm: FarmClient, selector: str, board: str = "") -> int:
@@ -150,20 +161,20 @@ def matching(farm: FarmClient, selector: str, board: str = "") -> int:
     )
 
 
-def submit(farm: FarmClient, load: Load, how: dict[str, Any], *, say: Callable[[str], None]) -> Submitted:
+def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callable[[str], None]) -> Submitted:
     """Upload what the farm lacks, and queue the jobs.
 
     Args:
         farm: the connection.
         load: what to run.
-        how: further fields of :class:`~hil.controller.farm.words.Order`.
+        how: further fields of :class:`~hil.controller.farm.messages.Order`.
         say: told of what takes long.
 
     Raises:
         NoSuchBoard: no board of the farm can ever match, or it does not answer.
         UsageError: something was asked for that cannot be.
     """
-    order = Order(load.title, load.specs, **how)
+    order = Submission(load.title, load.specs, **how)
     parse(order.selector)
     size = sum(file.stat().st_size for file in load.uploads.values())
     with span("submit", title=order.title, jobs=len(order.specs)) as stage:
@@ -172,3 +183,164 @@ def submit(farm: FarmClient, load: Load, how: dict[str, Any], *, say: Callable[[
         sent = farm.upload(load.uploads)
         submission, jobs = farm.submit(order, trace=stage.traceparent)
     return Submitted(submission, jobs, sent)
+
+
+# A board has several parts, so that the slowest is not waited for long, but none too small: each reads the models anew.
+PARTS_A_BOARD, CASES_A_PART = 4, 8
+
+
+def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
+    """Cases in at most so many parts of about the same size, each in the suite's order.
+
+    A model and its layers stay together, since layers run on what the reference computed for the whole of it; but a
+    model that has more cases than a part should is cut.
+
+    Args:
+        cases: in the suite's order.
+        parts: how many to aim at.
+    """
+    if not cases:
+        return []
+    parts = max(1, min(parts, len(cases)))
+    most = -(-len(cases) // parts)
+    groups: dict[str, list[CaseSpec]] = {}
+    for case in cases:
+        groups.setdefault(case.model, []).append(case)
+    pieces = [piece for group in groups.values() for piece in _cut(group, -(-len(group) // most))]
+    bins: list[list[CaseSpec]] = [[] for _ in range(parts)]
+    for piece in sorted(pieces, key=len, reverse=True):
+        min(bins, key=len).extend(piece)
+    order = {case.id: number for number, case in enumerate(cases)}
+    made = [tuple(sorted(one, key=lambda case: order[case.id])) for one in bins if one]
+    return sorted(made, key=lambda part: order[part[0].id])
+
+
+def _cut(group: list[CaseSpec], pieces: int) -> list[list[CaseSpec]]:
+    """A list in so many pieces of about the same length."""
+    ends = [len(group) * number // pieces for number in range(pieces + 1)]
+    return [group[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def parts_for(cases: int, boards: int) -> int:
+    """In how many parts to run so many cases on so many boards: a part or more for each, none of them tiny."""
+    boards = max(1, boards)
+    return min(PARTS_A_BOARD * boards, max(boards, -(-cases // CASES_A_PART)))
+
+
+@dataclass(frozen=True)
+class SuitePlan:
+    """A suite as jobs.
+
+    Attributes:
+        title: the suite's and the flow's names.
+        specs: a job each.
+        parcel: the files that all of them need.
+    """
+
+    title: str
+    specs: tuple[JobSpec, ...]
+    parcel: JobFiles = field(default_factory=JobFiles)
+
+
+def plan_suite(request: Request, boards: int) -> SuitePlan:
+    """Read a suite's models and cut it into jobs; there are none where no case was chosen.
+
+    Args:
+        request: as `hil suite run` has it, without boards.
+        boards: how many can take part.
+
+    Raises:
+        UsageError: there is no such suite or flow, or a file cannot be read.
+    """
+    flow = load_flow(request.flow)
+    with Isolated(request.jobs) as isolated:
+        shop = Workshop(Cache(), isolated, logs=False)
+        suite = suite_of(request, flow, shop)
+        parcel = JobFiles()
+        source = _packed_source(request, suite, shop, parcel)
+    options = {**jsonable(request.to_json()), **source, **_packed_flow(request, parcel)}
+    typed = {
+        **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
+        **{"suite": suite.name, "flow_name": flow.name, "runtime": flow.runtime},
+        "expected": str(suite.expected.absolute()) if suite.expected else None,
+        "left_out": list(suite.left_out),
+    }
+    digests = parcel.digests()
+    warm = affinity(request.source, *sorted(digests.values()), repr(flow))
+    selected = [one for one in suite.cases if request.selects(one)]
+    chosen = split(selected, parts_for(len(selected), boards))
+    specs = [
+        JobSpec(
+            Kind.SUITE,
+            {
+                **options,
+                "needs": flow.runtime,
+                "filters": [f"={case.id}" for case in part],
+                "cases": [[case.id, case.model, case.layer, case.op] for case in part],
+                "typed": typed,
+            },
+            digests,
+            warm,
+        )
+        for part in chosen
+    ]
+    return SuitePlan(f"{suite.name} {flow.name}", tuple(specs), parcel)
+
+
+def _packed_source(request: Request, suite: Suite, shop: Workshop, parcel: JobFiles) -> dict[str, str]:
+    """The models at a path of the user's, under the folder's own name: that is the suite's."""
+    path = Path(request.source)
+    if suite.source in BUILT_IN and not path.exists():
+        return {}
+    root = path if path.is_dir() else path.parent
+    below = f"suite/{root.resolve().name or 'models'}"
+    for model in models_at(path):
+        for file in (*_files_of(model, shop), *model.beside):
+            if file.is_file():
+                parcel.add(file, f"{below}/{_below(file, root)}")
+    if suite.expected and suite.expected.is_file():
+        parcel.add(suite.expected, f"{below}/{suite.expected.name}")
+    return {"source": below if path.is_dir() else f"{below}/{path.name}"}
+
+
+def _below(file: Path, root: Path) -> Path:
+    """A file's place below the suite's folder; its place on a board's host is the same.
+
+    Raises:
+        UsageError: it is elsewhere, or a flag file that names files by absolute paths, which are no one's there.
+    """
+    hint = "make a bundle of it, which holds all its files: hil bundle import FOLDER --from flagfile"
+    if is_flagfile(file.name) and re.search(
+        r"^--(module|parameters|input|expected_output)=(.*[=@])?/", file.read_text(), re.M
+    ):
+        raise UsageError(f"{file} names files by absolute paths, which a board's host has not", hint=hint)
+    here = Path(os.path.normpath(file))
+    if not here.is_relative_to(os.path.normpath(root)):
+        raise UsageError(f"{file} lies outside {root}, the suite's folder", hint=hint)
+    return here.relative_to(os.path.normpath(root))
+
+
+def _files_of(model: SuiteModel, shop: Workshop) -> Iterable[Path]:
+    """A model's file and its data; of a model that cannot be read here the file alone: its case will tell."""
+    if model.path.name == SAVED_MODEL:
+        return [file for file in sorted(model.path.parent.rglob("*")) if file.is_file()]
+    try:
+        return import_model(model.path, isolated=shop.isolated, cache=shop.cache).files.values()
+    except StorageError:
+        raise
+    except HilError:
+        return [model.path]
+
+
+def _packed_flow(request: Request, parcel: JobFiles) -> dict[str, Any]:
+    """A flow of a file goes along with the job; hil's own and those of packages are at the hosts."""
+    beside = Path(BESIDE)
+    name, text = request.flow, request.flow
+    if name in flows(Path(os.devnull)):
+        return {}
+    if beside.is_file() and name in flows():
+        text = f"{beside}:{name}"
+    file, found, chosen = text.rpartition(".toml:")
+    path = Path(f"{file}.toml") if found else Path(text)
+    at = parcel.add(path, f"flows/{path.name}")
+    return {"flow": f"{at}:{chosen}" if found else at, "flow_is_file": True}

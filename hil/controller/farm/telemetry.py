@@ -2,15 +2,21 @@
 
 Nothing is done where ``OTEL_EXPORTER_OTLP_ENDPOINT`` is not set, or the extra ``hil[otel]`` is not installed. What
 OpenTelemetry reads from the environment besides (headers, certificates, the service's name) holds here too.
+
+Logs as JSON, an object a line: ``{"time": ..., "level": "INFO", "event": "grant", "job": "17.3", ...}``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import logging
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NAME = "hil.farm"
@@ -104,3 +110,31 @@ def _provider() -> Any:
     provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", _NAME)}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
+
+
+NAME = "hil.farm"
+_OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one JSON object: its time, level and event, then whatever was handed over as ``extra``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record in one line."""
+        said = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "event": record.getMessage(),
+            **{key: value for key, value in record.__dict__.items() if key not in _OWN},
+        }
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)
+
+
+def log_json(stream: TextIO | None = None) -> None:
+    """Send what this program logs to a stream (stderr): all of the farm's, and warnings of what it uses."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger().handlers[:] = [handler]
+    logging.getLogger(NAME).setLevel(logging.INFO)

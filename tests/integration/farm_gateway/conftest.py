@@ -11,7 +11,7 @@ import pytest
 from support.gateways import BareBoard, Running, running_gateway, token_of
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.words import Role
+from hil.controller.farm.messages import Role
 
 Client = Callable[..., FarmClient]
 

@@ -14,9 +14,9 @@ import pytest
 from support.gateways import BareBoard, Running, rows, running_gateway, simple_order, token_of, until
 
 from hil.controller.farm.client import FarmClient, translated
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.stubs import SERVICES, methods
-from hil.controller.farm.words import Role
+from hil.controller.farm.messages import Role
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import SERVICES, methods
 from hil.errors import AccessRefused, FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 

@@ -11,9 +11,9 @@ import pytest
 from support.gateways import BareBoard, running_gateway, simple_order, token_of, until
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.gateway.dispatch import Attending
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Grant, Role
+from hil.controller.farm.gateway.attached_workers import AttachedWorker
+from hil.controller.farm.messages import Grant, Role
+from hil.controller.farm.settings import FarmSettings
 from hil.errors import FarmError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -45,7 +45,7 @@ def test_grant_that_got_lost_is_sent_again(client: Client, board: BareBoard, mon
     farm = client()
     with monkeypatch.context() as patch:
         lost: list[Grant] = []
-        patch.setattr(Attending, "grant", lambda self, grant: lost.append(grant))
+        patch.setattr(AttachedWorker, "grant", lambda self, grant: lost.append(grant))
         farm.submit(simple_order())
         until(lambda: lost)
     assert board.grant() == lost[0]
@@ -53,8 +53,11 @@ def test_grant_that_got_lost_is_sent_again(client: Client, board: BareBoard, mon
 
 
 def test_silent_workers_job_goes_to_another_board(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(lease_s=6.0, owner_s=6.0, beat_s=0.2)
-    with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
+    settings = FarmSettings(lease_s=6.0, owner_s=6.0, beat_s=0.2)
+    with (
+        running_gateway(farm_db, tmp_path, settings=settings) as running,
+        running.client(token_of(farm_db, "anna")) as farm,
+    ):
         one, two = BareBoard(farm, "one").online(), BareBoard(farm, "two").online()
         try:
             _, [job] = farm.submit(simple_order(selector="name=one or name=two"))

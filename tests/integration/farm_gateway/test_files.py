@@ -10,7 +10,7 @@ import pytest
 from support.gateways import BareBoard, Running, rows, simple_order
 
 from hil.controller.farm.client import FarmClient, translated
-from hil.controller.farm.words import Kind, Result, Spec
+from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -81,8 +81,8 @@ def test_gc_deletes_what_nothing_refers_to(
     files = files_of(tmp_path, b"model", b"trace", b"unused")
     farm.upload(files)
     model, trace, unused = files
-    _, [job] = farm.submit(simple_order(specs=(Spec(Kind.RUN, files={"model.onnx": model}),)))
-    board.report(board.grant(), Result(0, "PASS", files={"trace.json": trace}))
+    _, [job] = farm.submit(simple_order(specs=(JobSpec(Kind.RUN, files={"model.onnx": model}),)))
+    board.report(board.grant(), JobResult(0, "PASS", files={"trace.json": trace}))
     assert farm.do("gc")["counts"]["artifacts"] == 0  # all of them came just now
     rows(farm_db, "update hil.artifacts set used_at = used_at - interval '2 days' returning digest")
     assert farm.do("gc", dry_run=True) == {**farm.do("gc", dry_run=True), "bytes": 6}

@@ -11,8 +11,8 @@ import pytest
 from support.gateways import WAIT_S, BareBoard, rows, simple_order, until
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.gateway import presence
-from hil.controller.farm.words import Kind, Result, Role, Spec
+from hil.controller.farm.gateway import attached_workers
+from hil.controller.farm.messages import JobResult, JobSpec, Kind, Role
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -36,10 +36,10 @@ def test_job_goes_to_a_board_and_its_first_result_counts(client: Client, board: 
     assert (grant.job, grant.board, grant.user, grant.attempt) == (job, "rpi", "anna", 1)
     assert state_of(farm, job) == "running"
     board.start(grant)
-    first = Result(1, "FAIL", "they differ", record={"mismatches": 3}, board_ns=(1, 2))
+    first = JobResult(1, "FAIL", "they differ", record={"mismatches": 3}, board_ns=(1, 2))
     assert board.report(grant, first).recorded
     assert board.report(grant, first).recorded  # the same once more: the answer to the first one was lost
-    late = board.report(grant, Result(0, "PASS"))
+    late = board.report(grant, JobResult(0, "PASS"))
     assert not late.recorded and "over" in late.reason
     [told] = farm.ask("result", name=job)
     assert (told["name"], told["exit_code"], told["outcome"], told["record"]) == (job, 1, "FAIL", {"mismatches": 3})
@@ -60,7 +60,7 @@ def test_impossible_order_is_refused_with_the_nearest_boards(client: Client, boa
 
 def test_jobs_wait_for_their_turn(client: Client, board: BareBoard) -> None:
     farm = client()
-    _, jobs = farm.submit(simple_order(specs=(Spec(Kind.RUN),) * 3))
+    _, jobs = farm.submit(simple_order(specs=(JobSpec(Kind.RUN),) * 3))
     seen = []
     for _ in jobs:
         grant = board.grant()
@@ -82,7 +82,7 @@ def test_cancelled_job_ends_its_lease(client: Client, board: BareBoard) -> None:
 
 def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board: BareBoard) -> None:
     farm = client()
-    submission, jobs = farm.submit(simple_order(specs=(Spec(Kind.RUN),) * 2))
+    submission, jobs = farm.submit(simple_order(specs=(JobSpec(Kind.RUN),) * 2))
     told: queue.Queue[pb.FollowReply | None] = queue.Queue()
 
     def follow() -> None:
@@ -120,7 +120,7 @@ def test_board_is_given_a_job_once_though_the_queue_brings_it_too(
     client: Client, board: BareBoard, farm_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this machine is, nothing is sent again as if it had been lost.
-    monkeypatch.setattr(presence, "_UNHEARD", presence._UNHEARD.replace("2 s", "1 h"))
+    monkeypatch.setattr(attached_workers, "_UNHEARD", attached_workers._UNHEARD.replace("2 s", "1 h"))
     client().submit(simple_order())
     grant = board.grant()
     taken = "select 1 from procrastinate_jobs where status = 'doing' and (args ->> 'lease')::bigint = %s"

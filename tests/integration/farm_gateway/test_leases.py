@@ -17,10 +17,10 @@ import pytest
 from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
 
 from hil.controller.farm.client import FarmClient, translated
-from hil.controller.farm.host.serving import Serving
-from hil.controller.farm.stubs import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import BoardCard, Grant, Kind, Order, Role, Spec
+from hil.controller.farm.host.tunnel_endpoint import TunnelEndpoint
+from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind, Role, Submission
+from hil.controller.farm.rpc import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY
+from hil.controller.farm.settings import FarmSettings
 from hil.errors import AccessRefused, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -77,8 +77,8 @@ class Holder:
         self.replies.put(None)
 
 
-def order(**settings: Any) -> Order:
-    return Order(**{"title": "by hand", "specs": (Spec(Kind.LEASE),), **settings})
+def order(**settings: Any) -> Submission:
+    return Submission(**{"title": "by hand", "specs": (JobSpec(Kind.LEASE),), **settings})
 
 
 def metadata(farm: FarmClient, lease: int, key: str) -> list[tuple[str, str]]:
@@ -122,8 +122,11 @@ def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareB
 
 
 def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(holder_s=6.0, beat_s=0.2)
-    with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
+    settings = FarmSettings(holder_s=6.0, beat_s=0.2)
+    with (
+        running_gateway(farm_db, tmp_path, settings=settings) as running,
+        running.client(token_of(farm_db, "anna")) as farm,
+    ):
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm, beats=False)
         grant = board.grant()
@@ -136,8 +139,11 @@ def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Pat
 
 
 def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str, tmp_path: Path) -> None:
-    terms = Terms(holder_s=8.0, beat_s=0.2)
-    with running_gateway(farm_db, tmp_path, terms=terms) as running, running.client(token_of(farm_db, "anna")) as farm:
+    settings = FarmSettings(holder_s=8.0, beat_s=0.2)
+    with (
+        running_gateway(farm_db, tmp_path, settings=settings) as running,
+        running.client(token_of(farm_db, "anna")) as farm,
+    ):
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm)
         grant = board.grant()
@@ -154,10 +160,10 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
     farm_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     if not comes_back:
-        monkeypatch.setattr("hil.controller.farm.gateway.holding._ANSWER_S", 1.0)
-    terms, opening = Terms(holder_s=2.0, beat_s=0.2), {"open": json.dumps(order().to_json())}
+        monkeypatch.setattr("hil.controller.farm.gateway.lease_holder._ANSWER_S", 1.0)
+    settings, opening = FarmSettings(holder_s=2.0, beat_s=0.2), {"open": json.dumps(order().to_json())}
     with contextlib.ExitStack() as stack:
-        one, two = (stack.enter_context(running_gateway(farm_db, tmp_path / name, terms=terms)) for name in "ab")
+        one, two = (stack.enter_context(running_gateway(farm_db, tmp_path / name, settings=settings)) for name in "ab")
         token = token_of(farm_db, "anna")
         farm, elsewhere = (stack.enter_context(gateway.client(token)) for gateway in (one, two))
         board = BareBoard(farm, "rpi").online()
@@ -313,7 +319,7 @@ def test_connections_go_on_when_their_boards_stream_breaks(
         stream = holder.farm.stub.Dial(iter(pieces.get, None), metadata=keys)
         [dial] = until(lambda: board.told("dial"))
         with client("lab", Role.HOST) as attended:
-            Serving(grant.lease, f"unix:{tmp_path}/agent", print).dialled(dial, attended)
+            TunnelEndpoint(grant.lease, f"unix:{tmp_path}/agent", print).dialled(dial, attended)
             pieces.put(pb.Piece(data=b"first"))
             assert next(stream).data == b"first"
         pieces.put(pb.Piece(data=b"second"))

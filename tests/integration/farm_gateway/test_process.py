@@ -25,12 +25,11 @@ from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple
 from support.spans import receiving
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.desk.database import DatabaseAway
-from hil.controller.farm.holding import Holding
-from hil.controller.farm.leased import lease_order
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Kind, Result, Role, Spec
+from hil.controller.farm.lease_session import LeaseSession, lease_order
+from hil.controller.farm.messages import JobResult, JobSpec, Kind, Role
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store.database import DatabaseAway
 from hil.errors import AccessRefused, BoardBusy, FarmUnreachable, UsageError
 
 Client = Callable[..., FarmClient]
@@ -151,11 +150,11 @@ def test_settings_that_make_no_sense_are_told(
 
 
 def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
-    terms = Terms(lease_s=6.0, owner_s=6.0, beat_s=0.2)
+    settings = FarmSettings(lease_s=6.0, owner_s=6.0, beat_s=0.2)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running_server(tmp_path / "postgres"))
         db = server.make_farm("farm")
-        running = stack.enter_context(running_gateway(db, tmp_path, terms=terms))
+        running = stack.enter_context(running_gateway(db, tmp_path, settings=settings))
         farm, lab = (stack.enter_context(running.client(token_of(db, user))) for user in ("anna", "lab"))
         impatient = stack.enter_context(running.client(token_of(db, "anna"), patience_s=0))
         board = BareBoard(lab, "rpi").online()
@@ -168,13 +167,13 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         until(lambda: not server.embedded.is_alive())
         with pytest.raises(FarmUnreachable):  # not an error of what was asked: it may be asked again
             impatient.ask("boards")
-        beats, said = len(board.told("beat")), json.dumps(Result(0, "PASS").to_json())
+        beats, said = len(board.told("beat")), json.dumps(JobResult(0, "PASS").to_json())
         reports: list[Any] = []
         report = threading.Thread(
             target=lambda: reports.append(farm.report(grant.lease, board.worker, said, grant.fence))
         )
         report.start()
-        time.sleep(terms.lease_s + 2)  # longer than a lease lives without being heard of
+        time.sleep(settings.lease_s + 2)  # longer than a lease lives without being heard of
         server.embedded.start()
         report.join(WAIT_S)
         assert reports[0].recorded  # nothing expired, nothing was lost
@@ -272,7 +271,7 @@ def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: 
             board.grant()
             followed = farm.follow([job])
             next(followed)
-            with Holding(farm_address, lease_order("", "a test")) as waiting:
+            with LeaseSession(farm_address, lease_order("", "a test")) as waiting:
                 until(lambda: waiting._waiting)
                 process.send_signal(signal.SIGSTOP)
                 begin = time.monotonic()
@@ -339,7 +338,7 @@ def test_long_titles_of_many_jobs_do_not_take_a_gateways_memory(farm_db: str, tm
     ):
         board = BareBoard(farm, "rpi").online()
         board.cut()
-        specs = (Spec(Kind.RUN),) * 12_000
+        specs = (JobSpec(Kind.RUN),) * 12_000
         number, _ = farm.submit(simple_order(title="\U0001f600" * 2000, specs=specs))
         before = most()
         asked: list[tuple[str, dict[str, Any]]] = [

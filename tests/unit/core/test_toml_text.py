@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.terms import load_terms
+from hil.controller.farm.settings import load_settings
 from hil.controller.models.flows.read import read_flows
 from hil.controller.workloads.study.record import LIST, read_study
 from hil.controller.workloads.suites.expected import parse
@@ -16,7 +16,7 @@ from hil.errors import UsageError
 
 READERS = {
     "board": lambda path: load_board(str(path)),
-    "terms": load_terms,
+    "terms": load_settings,
     "flows": read_flows,
     "expected": lambda path: parse(path.read_text(), path),
     "study": lambda path: read_study(path.parent),

@@ -20,8 +20,8 @@ from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.calls import Calls
 from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.words import Bearer, Role
+from hil.controller.farm.messages import Principal, Role
+from hil.controller.farm.paths import FarmAddress
 from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -80,8 +80,8 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
         submit = ask = do = follow = lease = dial = fail
 
     class Everybody:
-        async def bearer(self, context: object) -> Bearer:
-            return Bearer("anna", Role.ADMIN)
+        async def bearer(self, context: object) -> Principal:
+            return Principal("anna", Role.ADMIN)
 
         async def refused(self, *_: object) -> None:
             pass

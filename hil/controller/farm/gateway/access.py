@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from hil import errors
-from hil.controller.farm.desk import access as desk
-from hil.controller.farm.desk.database import Database, DatabaseAway
-from hil.controller.farm.words import Bearer, Role
+from hil.controller.farm.messages import Principal, Role
+from hil.controller.farm.store import access as desk
+from hil.controller.farm.store.database import Database, DatabaseAway
 
 _LOG = logging.getLogger("hil.farm.gateway")
 
@@ -69,11 +69,11 @@ class Access:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._known: dict[str, tuple[float, Bearer | None]] = {}
+        self._known: dict[str, tuple[float, Principal | None]] = {}
         # (user, call, peer) -> when it was told last, and how often it came since.
         self._refusals: dict[tuple[str, str, str], tuple[float, int]] = {}
 
-    async def bearer(self, context: Any) -> Bearer:
+    async def bearer(self, context: Any) -> Principal:
         """Who makes a call.
 
         Raises:
@@ -86,7 +86,7 @@ class Access:
             raise Unauthenticated("the token is not good, or no more" if given else "no token was given")
         return replace(who, peer=peer_of(context))
 
-    async def refused(self, who: Bearer, action: str, reason: str) -> None:
+    async def refused(self, who: Principal, action: str, reason: str) -> None:
         """Write down that somebody was not let. The same once more is only counted for a while."""
         now, key = time.monotonic(), (who.user, action, _machine(who.peer))
         told, count = self._refusals.get(key, (-_TOLD_S, 0))
@@ -108,7 +108,7 @@ class Access:
         """Ask the database again for every token: one was revoked. What it is being asked just now counts no more."""
         self._known = {}
 
-    async def _bearer_of(self, token: str) -> Bearer | None:
+    async def _bearer_of(self, token: str) -> Principal | None:
         if len(token) > _LONGEST_TOKEN:
             return None
         known = self._known
@@ -116,14 +116,14 @@ class Access:
         if asked and time.monotonic() - asked < _TRUST_S:
             return who
         async with self._db.transaction() as tx:
-            who = await desk.bearer_of(tx, token)
+            who = await desk.principal_of(tx, token)
         if len(known) >= _MOST_KNOWN:
             known.clear()
         known[token] = (time.monotonic(), who)
         return who
 
 
-def admit(who: Bearer, call: str, what: str | None = None) -> None:
+def admit(who: Principal, call: str, what: str | None = None) -> None:
     """Check that somebody may make a call, or ask it for something.
 
     Raises:
@@ -143,9 +143,9 @@ def admit(who: Bearer, call: str, what: str | None = None) -> None:
         )
 
 
-def nobody(context: Any) -> Bearer:
+def nobody(context: Any) -> Principal:
     """A caller without a token that is good, for the audit."""
-    return Bearer(user="", role=Role.VIEWER, peer=peer_of(context))
+    return Principal(user="", role=Role.VIEWER, peer=peer_of(context))
 
 
 def _machine(peer: str) -> str:

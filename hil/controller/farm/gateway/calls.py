@@ -14,12 +14,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from hil import errors
-from hil.controller.farm.desk.database import DatabaseAway
 from hil.controller.farm.gateway.access import Access, Unauthenticated, admit, nobody
 from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.stubs import methods
-from hil.controller.farm.tasks import ended
-from hil.controller.farm.words import Bearer
+from hil.controller.farm.messages import Principal
+from hil.controller.farm.rpc import methods
+from hil.controller.farm.store.database import DatabaseAway, end_tasks
 from hil.protocol import wire, wire_errors
 
 _LOG = logging.getLogger("hil.farm.gateway")
@@ -33,7 +32,7 @@ _MOST_OF_USER, _REQUEST_S = 1000, 60.0
 class Call:
     """One call that is served: its name (``Farm.Submit``), its bearer, and the stream to the caller."""
 
-    def __init__(self, name: str, who: Bearer, context: Any, access: Access) -> None:
+    def __init__(self, name: str, who: Principal, context: Any, access: Access) -> None:
         self.name, self.who = name, who
         self.doing = name
         self.leaving = False
@@ -54,7 +53,7 @@ class Call:
         return not self._broken
 
     def broke_off(self) -> None:
-        """The call was cancelled. What serves it may not hear of that at once: see :func:`.tasks.ended`."""
+        """Note that the call was cancelled; what serves it may learn that later (see ``end_tasks``)."""
         self._broken = True
 
     def admit(self, what: str) -> None:
@@ -168,7 +167,7 @@ class Calls:
             raise
         finally:
             # Whatever it still says: nobody listens any more.
-            await ended(work, stopping)
+            await end_tasks(work, stopping)
 
 
 class Leaving(errors.FarmUnreachable):

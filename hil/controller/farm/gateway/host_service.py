@@ -8,14 +8,14 @@ import time
 from collections.abc import AsyncIterator, Iterable
 
 from hil.controller.farm import telemetry
-from hil.controller.farm.desk import access as desk
-from hil.controller.farm.desk import leases
+from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.gateway.calls import Call
-from hil.controller.farm.gateway.checking import card_of, result_of
-from hil.controller.farm.gateway.dispatch import Attending
-from hil.controller.farm.gateway.parts import Parts
-from hil.controller.farm.stubs import DIAL_KEY
-from hil.controller.farm.tasks import ended
+from hil.controller.farm.gateway.context import GatewayContext
+from hil.controller.farm.gateway.validation import card_of, result_of
+from hil.controller.farm.rpc import DIAL_KEY
+from hil.controller.farm.store import access as desk
+from hil.controller.farm.store import leases
+from hil.controller.farm.store.database import end_tasks
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -33,7 +33,7 @@ _MOST_UNREAD = 10_000
 class HostService:
     """Coroutines of the service's methods."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GatewayContext) -> None:
         self._parts = parts
 
     async def attend(self, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
@@ -54,7 +54,7 @@ class HostService:
                 await self._parts.presence.leave(attending)
         finally:
             self._parts.dispatch.leave(attending)
-            await ended(writing, hearing)
+            await end_tasks(writing, hearing)
 
     async def report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
         """How a job ended on the board."""
@@ -64,7 +64,7 @@ class HostService:
         began = time.time()
         async with parts.db.transaction() as tx:
             recorded, reason = await leases.report(
-                tx, parts.engine, request.lease, worker, result, request.fence, parts.terms
+                tx, parts.engine, request.lease, worker, result, request.fence, parts.settings
             )
             said = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
             await desk.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, said)
@@ -81,11 +81,11 @@ class HostService:
         """The board's end of a connection that a lease's holder opened."""
         await self._parts.tunnels.find(call.metadata.get(DIAL_KEY, "")).join(requests, call)
 
-    async def _hello(self, hello: pb.Hello, call: Call, before: Attending | None) -> Attending:
+    async def _hello(self, hello: pb.Hello, call: Call, before: AttachedWorker | None) -> AttachedWorker:
         card, worker = card_of(hello.card), _worker(hello.worker)
         if before is not None and (before.board, before.worker) != (card.name, worker):
             raise UsageError("a worker that attends stays itself, and its board too")
-        attending = before or Attending(card, worker)
+        attending = before or AttachedWorker(card, worker)
         attending.card, attending.leases = card, set(_few(hello.leases))
         if before is None:
             self._parts.dispatch.enter(attending)
@@ -96,7 +96,7 @@ class HostService:
             raise
         return attending
 
-    async def _hear(self, attending: Attending, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
+    async def _hear(self, attending: AttachedWorker, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
         parts = self._parts
         async for message in requests:
             attending.heard_at = time.monotonic()
@@ -119,7 +119,7 @@ class HostService:
             else:
                 raise UsageError("a worker's message says nothing")
 
-    async def _write(self, attending: Attending, call: Call) -> None:
+    async def _write(self, attending: AttachedWorker, call: Call) -> None:
         while True:
             await call.send(await attending.outgoing.get())
 

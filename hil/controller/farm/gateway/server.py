@@ -1,10 +1,14 @@
-"""A gateway: where it listens, what runs beside its calls, and its life from start to stop."""
+"""A gateway: where it listens, what runs beside its calls, and its life from start to stop.
+
+The farm's clock: once a second whatever has expired is ended, and boards are checked that are due.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -13,27 +17,22 @@ from typing import Any
 
 import grpc
 
-from hil.controller.farm.artifacts import Store
-from hil.controller.farm.desk import reading
-from hil.controller.farm.desk.database import Database, DatabaseAway
-from hil.controller.farm.desk.engine import Engine
-from hil.controller.farm.desk.migrate import migrate
 from hil.controller.farm.gateway.access import Access
-from hil.controller.farm.gateway.artifact_service import ArtifactService
+from hil.controller.farm.gateway.artifacts import ArtifactService, Store
+from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
 from hil.controller.farm.gateway.calls import Calls
-from hil.controller.farm.gateway.clockwork import Clockwork
-from hil.controller.farm.gateway.dispatch import Dispatch
+from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService
-from hil.controller.farm.gateway.hub import Hub
+from hil.controller.farm.gateway.log_buffer import LogBuffer
 from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.gateway.parts import Parts
-from hil.controller.farm.gateway.presence import Presence
-from hil.controller.farm.gateway.printing import Printing
 from hil.controller.farm.gateway.tunnel import Tunnels
-from hil.controller.farm.tasks import ended
-from hil.controller.farm.terms import Terms
-from hil.controller.farm.words import Bearer, Role
+from hil.controller.farm.messages import Principal, Role
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store import queries, sweeper
+from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
+from hil.controller.farm.store.lease_queue import LeaseQueue
+from hil.controller.farm.store.notifications import PubSub
 from hil.protocol import wire
 from hil.protocol.listening import (
     HANDSHAKE,
@@ -49,7 +48,7 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_MESSAGE = 64 << 20
 _MOST_CALLS = 10_000
 _GRACE_S, _AGAIN_S = 1.0, 0.5
-_STATS = Bearer(user="farm", role=Role.VIEWER)
+_STATS = Principal(user="farm", role=Role.VIEWER)
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class GatewayConfig:
         tls_cert, tls_key: the server's, PEM files; needed beyond loopback.
         metrics: ``HOST:PORT`` where Prometheus asks, "" for nowhere.
         advertise: where hosts reach this very gateway, where several stand behind one address.
-        terms: what the farm is run by.
+        settings: what the farm is run by.
         patience_s: how long a database that is away is waited for at the start.
     """
 
@@ -74,7 +73,7 @@ class GatewayConfig:
     tls_key: Path | None = None
     metrics: str = ""
     advertise: str = ""
-    terms: Terms = field(default_factory=Terms)
+    settings: FarmSettings = field(default_factory=FarmSettings)
     patience_s: float = 30.0
 
 
@@ -86,7 +85,7 @@ class Gateway:
         metrics: where Prometheus asks, "" for nowhere.
     """
 
-    def __init__(self, config: GatewayConfig, parts: Parts) -> None:
+    def __init__(self, config: GatewayConfig, parts: GatewayContext) -> None:
         self._config, self.parts = config, parts
         self._calls = Calls(parts.access, parts.metrics)
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,7 +99,7 @@ class Gateway:
         services = {
             "Farm": FarmService(parts),
             "Hosts": HostService(parts),
-            "Artifacts": ArtifactService(parts),
+            "Artifacts": ArtifactService(parts.db, parts.store),
         }
         self._server.add_generic_rpc_handlers([self._calls.handlers(*item) for item in services.items()])
         self.addresses: list[str] = []
@@ -130,7 +129,7 @@ class Gateway:
             "tunnels": lambda: parts.tunnels.follow(parts.hub),
             "beats": parts.presence.run,
             "printing": parts.printing.run,
-            "clock": Clockwork(parts).run,
+            "clock": SweepTimer(parts).run,
         }
         self._tasks = [asyncio.create_task(_for_ever(name, run), name=name) for name, run in beside.items()]
         await self._server.start()
@@ -141,7 +140,7 @@ class Gateway:
         await self._server.stop(_GRACE_S)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self.parts.printing.flush(), _GRACE_S)
-        await ended(*self._tasks, *self.parts.tasks)
+        await end_tasks(*self._tasks, *self.parts.tasks)
         await asyncio.to_thread(self.parts.metrics.stop)
 
     async def _queued(self, boards: set[str] | None) -> None:
@@ -149,7 +148,7 @@ class Gateway:
 
     async def _stats(self) -> Any:
         async with self.parts.db.transaction() as tx:
-            return await reading.ask(tx, "stats", {}, _STATS)
+            return await queries.ask(tx, "stats", {}, _STATS)
 
 
 @contextlib.asynccontextmanager
@@ -165,14 +164,16 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     store = Store(config.artifacts)
     db = await _connected(config)
     try:
-        engine = Engine(db)
+        engine = LeaseQueue(db)
         await engine.open()
         try:
-            metrics, hub = Metrics(), Hub()
-            dispatch = Dispatch(db, engine, config.terms, metrics)
-            presence = Presence(db, engine, dispatch, config.terms)
-            access, printing, tunnels = Access(db), Printing(db), Tunnels()
-            parts = Parts(db, engine, config.terms, store, access, hub, dispatch, presence, printing, tunnels, metrics)
+            metrics, hub = Metrics(), PubSub()
+            dispatch = Dispatch(db, engine, config.settings, metrics)
+            presence = Heartbeats(db, engine, dispatch, config.settings)
+            access, printing, tunnels = Access(db), LogBuffer(db), Tunnels()
+            parts = GatewayContext(
+                db, engine, config.settings, store, access, hub, dispatch, presence, printing, tunnels, metrics
+            )
             gateway = Gateway(config, parts)
             try:
                 await gateway.start()
@@ -219,3 +220,58 @@ async def _for_ever(name: str, run: Callable[[], Any]) -> None:
         except Exception:
             _LOG.exception("task.failed", extra={"task": name})
         await asyncio.sleep(_GRACE_S)
+
+
+_LOG = logging.getLogger("hil.farm.gateway")
+_TICK_S = 1.0
+# The leases that this transaction ended because somebody was silent.
+_EXPIRED = """
+    select lease.id as lease, lease.board, lease.reason
+    from hil.events as event join hil.leases as lease on lease.id = event.lease
+    where event.at >= now() and event.what = 'lease.ended'
+        and least(lease.expires_at, lease.holder_until) < lease.ended_at and lease.result is null
+"""
+
+
+class SweepTimer:
+    """Ticks, at every gateway: of several that are due at once one does it."""
+
+    def __init__(self, parts: GatewayContext) -> None:
+        self._parts = parts
+
+    async def run(self) -> None:
+        """Tick until cancelled. After an outage nobody expires who had no time yet to be heard of."""
+        parts = self._parts
+        heard_since = math.inf
+        # By the wall clock, as the database reckons: it goes on while the machine sleeps, and may be set.
+        last = time.time()
+        while True:
+            if time.time() - last > _TICK_S + parts.settings.lease_s / 2:
+                # We were frozen, or waited for the database, and heard nobody meanwhile.
+                heard_since = math.inf
+            try:
+                await self._tick(heard_since)
+                # From here on they can be heard: a tick may have waited long for the database.
+                heard_since = min(heard_since, time.monotonic())
+            except DatabaseAway:
+                heard_since = math.inf
+                await self._thaw()
+            last = time.time()
+            await asyncio.sleep(_TICK_S)
+
+    async def _thaw(self) -> None:
+        """Perhaps it does answer, but all our connections wait for what a frozen gateway holds."""
+        with contextlib.suppress(DatabaseAway), seam():
+            async with await connect(self._parts.db.url) as beside:
+                await sweeper.thaw(beside)
+
+    async def _tick(self, heard_since: float) -> None:
+        parts = self._parts
+        async with parts.db.transaction() as tx:
+            happened = await sweeper.tick(tx, parts.engine, parts.settings, heard_since)
+            expired = await (await tx.execute(_EXPIRED)).fetchall() if happened else []
+        if happened:
+            parts.dispatch.poke()
+        parts.metrics.expired(len(expired))
+        for row in expired:
+            _LOG.warning("expired", extra=row)

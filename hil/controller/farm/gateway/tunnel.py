@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from hil.controller.farm.gateway.calls import Call
-from hil.controller.farm.gateway.hub import Hub, drained
-from hil.controller.farm.tasks import ended
+from hil.controller.farm.store.database import end_tasks
+from hil.controller.farm.store.notifications import PubSub, drained
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -79,7 +79,7 @@ class Tunnel:
                 if one.done():
                     one.result()
         finally:
-            await ended(*both)
+            await end_tasks(*both)
             self.end("the holder ended the connection")
 
     async def _copy(self, pieces: Pieces, to: Call) -> None:
@@ -135,7 +135,7 @@ class Tunnels:
             raise UsageError("nobody waits for this connection any more")
         return tunnel
 
-    async def follow(self, hub: Hub) -> None:
+    async def follow(self, hub: PubSub) -> None:
         """End the connections of leases that are over, until cancelled."""
         with hub.subscribed() as queue:
             while True:

@@ -1,8 +1,12 @@
-"""A worker's way to its board: opened once and kept, mended when it broke; and the board as the farm is shown it."""
+"""A worker's way to its board: opened once and kept, mended when it broke; and the board as the farm is shown it.
+
+What selectors can ask of a board: what its config says, and what its agent tells.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +16,10 @@ from hil.controller.devices.client import AgentClient, Target
 from hil.controller.devices.links.factory import open_link
 from hil.controller.devices.links.link import Link, Say
 from hil.controller.devices.ssh.address import is_ssh_address
-from hil.controller.farm import leased
-from hil.controller.farm.host.board_file import lease_text, public_text
-from hil.controller.farm.host.labels import labels_of
-from hil.controller.farm.host.posts import Post, Site
+from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_text, public_text
 from hil.controller.farm.labgrid import borrowed
-from hil.controller.farm.words import MOST_FENCE, BoardCard, Grant
+from hil.controller.farm.lease_session import describe_lease, machine_id
+from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant
 from hil.core.boards import BoardConfig
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 
@@ -25,7 +27,7 @@ _HOLD_S = 3.0
 
 
 @dataclass
-class Way:
+class BoardConnection:
     """The way to one board.
 
     Args:
@@ -38,8 +40,8 @@ class Way:
         info: what its agent said last; empty while nothing is known.
     """
 
-    post: Post
-    site: Site
+    post: BoardEntry
+    site: HostInfo
     say: Say
     config: BoardConfig = field(init=False)
     info: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Way:
             hw_type=self.config.hw_type,
             fence=self.fence,
             powered=self.config.power.can("cycle"),
-            machine=leased.machine_id(),
+            machine=machine_id(),
         )
 
     @property
@@ -169,7 +171,7 @@ class Way:
     def text(self, grant: Grant) -> str:
         """The board's config for a lease's job."""
         address = self.target.address if self.target else ""
-        return lease_text(self.config, address, grant.fence, leased.lease_text(self.card(), grant))
+        return lease_text(self.config, address, grant.fence, describe_lease(self.card(), grant))
 
     def hang_up(self) -> None:
         """End the link; it is opened again when it is needed."""
@@ -197,3 +199,35 @@ class Way:
             self._link = open_link("", self.config, runtime=runtime, say=say or self.say)
             self._client = AgentClient(self._link.target, self.post.name)
         return self._client
+
+
+def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
+    """A board's labels; those of its config go before what was found out.
+
+    ``arch``, ``cpu`` (its model), ``features`` (of the CPU), ``cores``, ``mem`` (bytes), ``system``, ``kernel``,
+    ``libc``, ``runtimes``, the version of each runtime under its name, ``devices`` (of all of them), ``agent`` (its
+    version), ``simulated``, and ``agentless`` where programs are run by command.
+
+    Args:
+        config: the board's.
+        info: what Describe said; empty where nobody answers.
+    """
+    machine = info.get("machine", {})
+    runtimes = {one["name"]: one for one in info.get("runtimes", ()) if not one.get("error")}
+    found = {
+        "arch": machine.get("arch"),
+        "cpu": machine.get("cpu_model"),
+        "features": machine.get("cpu_features"),
+        "cores": machine.get("cores"),
+        "mem": int(info.get("memory_limit_bytes", 0)) or int(machine.get("memory_bytes", 0)),
+        "system": machine.get("system"),
+        "kernel": machine.get("kernel"),
+        "libc": machine.get("libc"),
+        "runtimes": sorted(runtimes),
+        "devices": sorted({device for one in runtimes.values() for device in one.get("devices", ())}),
+        "agent": info.get("agent_version"),
+        "simulated": bool(info.get("simulated")) or config.simulator is not None,
+        "agentless": config.command.kind == "command",
+        **{name: one.get("version") for name, one in runtimes.items()},
+    }
+    return {**{key: value for key, value in found.items() if value}, **config.labels}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hil.controller.devices.health.power import recover, switch
-from hil.controller.farm.host.attempt import Told, failed
-from hil.controller.farm.host.board_connection import Way
-from hil.controller.farm.words import Grant, Result
+from hil.controller.farm.host.board_connection import BoardConnection
+from hil.controller.farm.host.job_attempt import Told, failed
+from hil.controller.farm.messages import Grant, JobResult
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
@@ -22,7 +22,7 @@ _TRIED = ("iree", "onnxruntime")
 _MODEL = "tiny.onnx"
 
 
-def revive(way: Way, grant: Grant, say: Callable[[str], None]) -> None:
+def revive(way: BoardConnection, grant: Grant, say: Callable[[str], None]) -> None:
     """Have the board answer: its power is cycled first where a check failed before, and when it stays silent.
 
     Raises:
@@ -37,7 +37,7 @@ def revive(way: Way, grant: Grant, say: Callable[[str], None]) -> None:
     recover(way.look, power, board=way.post.name, say=say)
 
 
-def check(way: Way, board: Path, folder: Path, say: Callable[[str], None], isolated: Isolated) -> Result:
+def check(way: BoardConnection, board: Path, folder: Path, say: Callable[[str], None], isolated: Isolated) -> JobResult:
     """Run the tiny model.
 
     Args:
@@ -49,7 +49,7 @@ def check(way: Way, board: Path, folder: Path, say: Callable[[str], None], isola
     """
     runtime = way.config.runtime
     if runtime not in _TRIED:
-        return Result(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
+        return JobResult(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
     try:
         record = run_job(
             Job((_model(way.site.folder, isolated, folder),), board=str(board), out=folder / "out"),
@@ -60,7 +60,7 @@ def check(way: Way, board: Path, folder: Path, say: Callable[[str], None], isola
         return failed(error)
     (case,) = record["cases"]
     reason = "" if record["exit_code"] == 0 else f"a tiny model: {case['outcome']}: {case['reason']}"
-    return Result(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))
+    return JobResult(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))
 
 
 def write_model(folder: str) -> str:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import filelock
 
-from hil.controller.farm.host.children import Child, Children, end_with_parent, module_main
-from hil.controller.farm.host.posts import Post, Site, checked, find_boards, make_simulators, sockets_for
-from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.host.inventory import BoardEntry, HostInfo, checked, find_boards, make_simulators, sockets_for
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
 from hil.errors import FarmError, StorageError, UsageError
 
 # What workers and simulators use: imported once, before they are forked.
@@ -24,7 +24,7 @@ _SIMULATOR = "hil.sim.__main__"
 _PRELOADED = (
     _WORKER,
     "hil.controller.farm.host.health_check",
-    "hil.controller.farm.host.scratch",
+    "hil.controller.farm.host.worker",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.direct",
     "hil.controller.devices.ssh.address",
@@ -82,7 +82,7 @@ def serve(
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     with _alone(folder, name), contextlib.ExitStack() as afterwards:
-        place = Site(name, site, farm, folder, sockets_for(folder))
+        place = HostInfo(name, site, farm, folder, sockets_for(folder))
         afterwards.callback(shutil.rmtree, place.sockets, ignore_errors=True)
         posts = make_simulators(place, simulators, faults) if simulators else []
         if boards or not simulators:
@@ -98,29 +98,28 @@ def serve(
         _preload(simulators > 0)
         say(f"host {name}: {len(posts)} board{'s' * (len(posts) > 1)}: {_few(posts)}")
         children = [child for post in posts for child in _children_of(post, place)]
-        Children(children, say).run()
+        PreforkSupervisor(children, say).run()
 
 
-def _children_of(post: Post, site: Site) -> list[Child]:
+def _children_of(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
     return [_simulator(post), _worker(post, site)] if post.simulator else [_worker(post, site)]
 
 
-def _worker(post: Post, site: Site) -> Child:
+def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
     def run() -> None:
         end_with_parent()
-        from hil.controller.farm.host.scratch import scratch_folder
-        from hil.controller.farm.host.worker import Worker
+        from hil.controller.farm.host.worker import Worker, scratch_folder
 
         with scratch_folder(post, site):
             Worker(post, site).serve()
 
-    return Child(post.name, run)
+    return ForkedProcess(post.name, run)
 
 
-def _simulator(post: Post) -> Child:
+def _simulator(post: BoardEntry) -> ForkedProcess:
     """The simulated board's agent; it ends when its standard input does, as the host's children have it."""
     main = module_main(_SIMULATOR, [*post.simulator, "--lifeline"])
-    return Child(f"simulator {post.name}", main, post.folder / "agent.log", rank=1)
+    return ForkedProcess(f"simulator {post.name}", main, post.folder / "agent.log", rank=1)
 
 
 def _preload(simulates: bool) -> None:
@@ -129,7 +128,7 @@ def _preload(simulates: bool) -> None:
         importlib.import_module(module)
 
 
-def _few(posts: Sequence[Post]) -> str:
+def _few(posts: Sequence[BoardEntry]) -> str:
     names = [post.name for post in posts]
     return ", ".join(names if len(names) <= _SHOWN else [*names[: _SHOWN - 1], "...", names[-1]])
 

@@ -1,30 +1,39 @@
 """A board's worker: a process that attends the farm for one board, and does one job after another on it.
 
 The main thread does the jobs; threads of :class:`.attendance.Attendance` talk with the farm meanwhile.
+
+Work of the main thread that other threads can end, as Ctrl-C would: the library takes that well, wherever it is.
+
+Temporary files of a worker: in a folder of its own, so that whoever is killed leaves none for long.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import json
 import os
 import queue
 import secrets
 import signal
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
 
 from hil.controller.farm import telemetry
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.host.attempt import AGAIN_S
-from hil.controller.farm.host.attendance import Attendance
-from hil.controller.farm.host.board_connection import Way
-from hil.controller.farm.host.duty import Duty
-from hil.controller.farm.host.ending import Endable
-from hil.controller.farm.host.posts import Post, Site
-from hil.controller.farm.words import BoardCard, Grant, Kind, Result
+from hil.controller.farm.host.board_connection import BoardConnection
+from hil.controller.farm.host.gateway_stream import GatewayStream
+from hil.controller.farm.host.inventory import BoardEntry, HostInfo
+from hil.controller.farm.host.job_attempt import AGAIN_S
+from hil.controller.farm.host.lease_runner import LeaseRunner, emptied
+from hil.controller.farm.messages import BoardCard, Grant, JobResult, Kind
+from hil.core.scratch import remove_tree
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -47,19 +56,19 @@ class Worker:
         site: its host's.
     """
 
-    def __init__(self, post: Post, site: Site) -> None:
+    def __init__(self, post: BoardEntry, site: HostInfo) -> None:
         self.post, self.site = post, site
         self.id = f"{site.host}/{post.name}/{secrets.token_hex(6)}"
-        self._way = Way(post, site, self.say)
-        self._duty = Duty(self._way, self._client, max(1, (os.cpu_count() or 1) // site.boards))
-        self._work = Endable(_END_S, self._give_up)
+        self._way = BoardConnection(post, site, self.say)
+        self._duty = LeaseRunner(self._way, self._client, max(1, (os.cpu_count() or 1) // site.boards))
+        self._work = CancellableTask(_END_S, self._give_up)
         self._grants: queue.SimpleQueue[Grant | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._held: set[int] = set()
         self._over: collections.OrderedDict[int, str] = collections.OrderedDict()
         self._stopping = False
         self._farm: FarmClient | None = None
-        self._attendance = Attendance(site.farm, self.id, self)
+        self._attendance = GatewayStream(site.farm, self.id, self)
 
     def serve(self) -> None:
         """Attend the farm and do what comes."""
@@ -151,7 +160,7 @@ class Worker:
         self._forget(grant.lease, "done")
         self._attendance.finished(grant.lease)
 
-    def _do(self, grant: Grant) -> Result | None:
+    def _do(self, grant: Grant) -> JobResult | None:
         if grant.lease in self._over:
             return None
         too_long = f"it had the board for {grant.timeout_s:g} s, its limit"
@@ -164,7 +173,7 @@ class Worker:
         finally:
             late.cancel()
 
-    def _was_ended(self, grant: Grant) -> Result:
+    def _was_ended(self, grant: Grant) -> JobResult:
         """What came of a job that was ended: by the farm, because we are to stop, or because it took too long."""
         why = self._work.why
         self.say(f"job {grant.job} was ended: {why}")
@@ -173,10 +182,10 @@ class Worker:
         if grant.spec.kind is not Kind.LEASE and not self._duty.clear_away(grant.fence):
             self._give_up()
         if self._stopping:
-            return Result(EXIT_BOARD, "BOARD_LOST", _STOPPED, infrastructure=True)
-        return Result(EXIT_STAGE, "TIMEOUT", why)
+            return JobResult(EXIT_BOARD, "BOARD_LOST", _STOPPED, infrastructure=True)
+        return JobResult(EXIT_STAGE, "TIMEOUT", why)
 
-    def _report(self, grant: Grant, result: Result) -> None:
+    def _report(self, grant: Grant, result: JobResult) -> None:
         """Say how a job ended, until the farm has heard it or does not want to know any more."""
         self._attendance.send_lines()
         text = json.dumps(result.to_json())
@@ -224,3 +233,101 @@ class Worker:
         with contextlib.suppress(OSError):
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
+
+
+T = TypeVar("T")
+
+
+class CancellableTask:
+    """Runs one piece of work after another. To be made, and run, in the main thread.
+
+    Args:
+        patience_s: work that is to end and goes on for so long ...
+        give_up: ... is none that can be ended: this is called then, by another thread.
+    """
+
+    def __init__(self, patience_s: float, give_up: Callable[[], None]) -> None:
+        self._patience_s, self._give_up = patience_s, give_up
+        self._lock = threading.Lock()
+        self._key: int | None = None
+        self._last: int | None = None
+        # Which work is to end, and why: a thread that is slow to say so can mean no later one.
+        self._ended: tuple[int | None, str] = (None, "")
+        self._raised = False
+        signal.signal(signal.SIGUSR1, lambda *_: self.raise_if_ended())
+
+    @property
+    def why(self) -> str:
+        """For what reason the work that runs, or ran last, was ended; "" where it comes to its own end."""
+        key, why = self._ended
+        return why if key == self._last else ""
+
+    def run(self, key: int, work: Callable[[], T]) -> T | None:
+        """Do some work.
+
+        Args:
+            key: tells it from any other one, before and after.
+            work: it.
+
+        Returns:
+            What the work did; None where it was ended, and :attr:`why` says for what reason.
+        """
+        self._last, self._raised = key, False
+        try:
+            try:
+                self._key = key
+                return work()
+            finally:
+                self._key = None
+        except KeyboardInterrupt:
+            self._key = None
+            if not self.why:
+                raise  # a person's Ctrl-C
+            return None
+
+    def end(self, key: int, why: str) -> None:
+        """End some work, if it runs. By any thread but the main one."""
+        with self._lock:
+            if self._key != key or self.why:
+                return
+            self._ended = (key, why)
+        watch = threading.Timer(self._patience_s, self._look, [key])
+        watch.daemon = True
+        watch.start()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def end_here(self, why: str) -> None:
+        """End the work that runs, if any. By a signal's handler."""
+        if self._key is not None:
+            self._ended = (self._key, self.why or why)
+            self.raise_if_ended()
+
+    def raise_if_ended(self) -> None:
+        """In a signal's handler: leave the work that is to end, once."""
+        if self._key is not None and self.why and not self._raised:
+            self._raised = True
+            raise KeyboardInterrupt
+
+    def _look(self, key: int) -> None:
+        if self._key == key:
+            self._give_up()
+
+
+@contextlib.contextmanager
+def scratch_folder(post: BoardEntry, site: HostInfo) -> Iterator[None]:
+    """Everything temporary of this process, and of what it starts, goes to the board's own folder.
+
+    What a former worker of the board left there goes first. The path is short: sockets are made there too.
+    """
+    mark = hashlib.sha256(post.name.encode()).hexdigest()[:8]
+    folder = str(emptied(site.sockets / mark))
+    before = tempfile.tempdir, os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before[0]
+        os.environ.pop("TMPDIR")
+        if before[1] is not None:
+            os.environ["TMPDIR"] = before[1]
+        remove_tree(Path(folder))

@@ -13,15 +13,15 @@ import pytest
 from hil import errors
 from hil.controller.farm import client as farm_client
 from hil.controller.farm.client import FarmClient, open_channel
-from hil.controller.farm.places import FarmAddress
-from hil.controller.farm.stubs import methods
-from hil.controller.farm.words import Kind, Order, Spec
+from hil.controller.farm.messages import JobSpec, Kind, Submission
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import methods
 from hil.core.digest import digest_file
 from hil.errors import UsageError
 from hil.protocol import wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
 
-ORDER = Order("digits", (Spec(Kind.RUN),))
+ORDER = Submission("digits", (JobSpec(Kind.RUN),))
 
 
 class Gateway:

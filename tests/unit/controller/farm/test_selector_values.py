@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.selector_values import Wanted, above, as_text, is_there, quantity, said, version
+from hil.controller.farm.selector import Wanted, above, as_text, is_there, quantity, said, version
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.farm.messages import Kind
 from hil.controller.farm.submitting import kind_of
-from hil.controller.farm.words import Kind
 from hil.errors import UsageError
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from support.models import DIGITS
 
-from hil.controller.farm.packing import request_of
-from hil.controller.farm.suites import Ended, merge, parts_for, plan_suite, split
-from hil.controller.farm.words import Result, Spec
+from hil.controller.farm.job_files import request_of
+from hil.controller.farm.messages import JobResult, JobSpec
+from hil.controller.farm.results import EndedJob, merge
+from hil.controller.farm.submitting import parts_for, plan_suite, split
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
@@ -92,7 +93,7 @@ def folder(tmp_path, monkeypatch):
     return place
 
 
-def fetched(spec: Spec, files: dict[str, Path], to: Path) -> Path:
+def fetched(spec: JobSpec, files: dict[str, Path], to: Path) -> Path:
     """The job's folder on a host."""
     for at, digest in spec.files.items():
         (to / at).parent.mkdir(parents=True, exist_ok=True)
@@ -101,13 +102,13 @@ def fetched(spec: Spec, files: dict[str, Path], to: Path) -> Path:
     return to
 
 
-def run_part(spec: Spec, files: dict[str, Path], place: Path) -> Result:
+def run_part(spec: JobSpec, files: dict[str, Path], place: Path) -> JobResult:
     """What a board's host does with a part."""
-    spec = Spec.of_json(json.loads(json.dumps(spec.to_json())))
+    spec = JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
     request = request_of(spec.options, fetched(spec, files, place / "files"))
     run = run_suite(request, out=place / "out", screen=Quiet())
     record = {**run.head, "folder": str(run.folder), "cases": [one.to_json() for one in run.records()]}
-    return Result(int(run.head["exit_code"]), record=json.loads(json.dumps(record)))
+    return JobResult(int(run.head["exit_code"]), record=json.loads(json.dumps(record)))
 
 
 @pytest.mark.ci
@@ -118,7 +119,7 @@ def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_
     # Three cases for three boards: one each.
     assert len(plan.specs) == 3
     assert plan.title == "nets mine"
-    ended = [Ended(spec, run_part(spec, files, tmp_path / f"host{n}")) for n, spec in enumerate(plan.specs)]
+    ended = [EndedJob("1", spec, run_part(spec, files, tmp_path / f"host{n}")) for n, spec in enumerate(plan.specs)]
     merged = merge(ended, tmp_path / "merged")
     whole = run_suite(request, out=tmp_path / "whole", screen=Quiet())
     for name in ("suite", "flow", "runtime", "source", "ids", "suite_ids", "exit_code", "boards"):
@@ -135,10 +136,11 @@ def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_
 def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(folder, tmp_path):
     plan = plan_suite(Request("nets", "mine.toml:mine", layers=False), boards=4)
     good = run_part(plan.specs[0], plan.parcel.uploads(), tmp_path / "host")
-    lost = Result(4, "BOARD_LOST", "the host died", infrastructure=True)
-    cancelled = Result(130, "", "cancelled by alice")
+    lost = JobResult(4, "BOARD_LOST", "the host died", infrastructure=True)
+    cancelled = JobResult(130, "", "cancelled by alice")
     merged = merge(
-        [Ended(spec, how) for spec, how in zip(plan.specs, (good, lost, cancelled), strict=True)], tmp_path / "m"
+        [EndedJob("1", spec, how) for spec, how in zip(plan.specs, (good, lost, cancelled), strict=True)],
+        tmp_path / "m",
     )
     records = merged.records()
     assert [(one.id, one.outcome) for one in records] == [("a_full_model", "PASS"), ("broken_full_model", "BOARD_LOST")]
@@ -148,10 +150,10 @@ def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(
     assert merged.head["interrupted"]
     assert merged.head["exit_code"] == 130
     assert len(merged.head["ids"]) == 3
-    again = merge([Ended(plan.specs[0], good), Ended(plan.specs[1], lost)], tmp_path / "n")
+    again = merge([EndedJob("1", plan.specs[0], good), EndedJob("1", plan.specs[1], lost)], tmp_path / "n")
     assert again.head["exit_code"] == 4
     with pytest.raises(UsageError, match="holds a suite run already"):
-        merge([Ended(plan.specs[0], good)], tmp_path / "m")
+        merge([EndedJob("1", plan.specs[0], good)], tmp_path / "m")
 
 
 def test_only_the_chosen_cases_are_planned_and_a_flow_beside_is_taken_along(folder, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.host.board_file import lease_text, public_text, sim_text
+from hil.controller.farm.host.inventory import lease_text, public_text, sim_text
 from hil.core.boards import BoardConfig, Power, known_boards, load_board
 
 FULL = """

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.host.files import Files, upload_folder
-from hil.controller.farm.words import Kind, Spec
+from hil.controller.farm.host.job_attempt import Files, upload_folder
+from hil.controller.farm.messages import JobSpec, Kind
 from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError
 
@@ -31,8 +31,8 @@ class Store:
         return 0
 
 
-def spec(**files: bytes) -> Spec:
-    return Spec(Kind.RUN, files={name.replace("__", "/"): digest_of(content) for name, content in files.items()})
+def spec(**files: bytes) -> JobSpec:
+    return JobSpec(Kind.RUN, files={name.replace("__", "/"): digest_of(content) for name, content in files.items()})
 
 
 def test_each_file_is_fetched_once_and_laid_out_for_every_job(tmp_path):
@@ -58,7 +58,7 @@ def test_a_job_that_changes_its_files_changes_nobody_elses(tmp_path):
 def test_no_file_can_be_laid_out_elsewhere(name, tmp_path):
     with pytest.raises(UsageError, match="outside"):
         Files(tmp_path / "kept").lay_out(
-            Spec(Kind.RUN, files={name: digest_of(b"x")}),
+            JobSpec(Kind.RUN, files={name: digest_of(b"x")}),
             tmp_path / "job",
             Store(b"x"),
         )
@@ -67,7 +67,7 @@ def test_no_file_can_be_laid_out_elsewhere(name, tmp_path):
 def test_what_is_no_digest_is_no_path_either(tmp_path):
     with pytest.raises(UsageError, match="not a digest"):
         Files(tmp_path / "kept").lay_out(
-            Spec(Kind.RUN, files={"a": "../../secret"}),
+            JobSpec(Kind.RUN, files={"a": "../../secret"}),
             tmp_path / "job",
             Store(),
         )
@@ -107,7 +107,7 @@ def test_files_that_cannot_lie_beside_each_other_are_the_jobs_own_fault(names, t
     (tmp_path / "job").mkdir()
     with pytest.raises(UsageError, match="cannot lie"):
         Files(tmp_path / "kept").lay_out(
-            Spec(Kind.RUN, files=dict.fromkeys(names, digest_of(b"x"))),
+            JobSpec(Kind.RUN, files=dict.fromkeys(names, digest_of(b"x"))),
             tmp_path / "job",
             Store(b"x"),
         )

@@ -9,14 +9,14 @@ import pytest
 
 from hil.controller.farm.host import health_check
 from hil.controller.farm.host.health_check import check, revive
-from hil.controller.farm.words import Grant, Kind, Spec
+from hil.controller.farm.messages import Grant, JobSpec, Kind
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
 from hil.core.boards import BoardConfig, Command, Power, load_board
 from hil.errors import BoardBusy, BoardUnreachable
 
 
-class Way:
+class BoardConnection:
     """A way to a board that answers after so many looks."""
 
     def __init__(self, folder: Path, silent: int, power: Power, **config: Any) -> None:
@@ -37,7 +37,7 @@ class Way:
 
 
 def grant(failures: int) -> Grant:
-    return Grant(1, "1", 1, "rpi5", 1, 6.0, 60.0, 1, Spec(Kind.HEALTH, {"failures": failures}))
+    return Grant(1, "1", 1, "rpi5", 1, 6.0, 60.0, 1, JobSpec(Kind.HEALTH, {"failures": failures}))
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def cycles(folder: Path) -> int:
 def test_power_is_cycled_where_a_check_failed_before_or_the_board_stays_silent(
     failures, silent, wanted, switched, tmp_path
 ):
-    way: Any = Way(tmp_path, silent, switched)
+    way: Any = BoardConnection(tmp_path, silent, switched)
     revive(way, grant(failures), lambda text: None)
     assert cycles(tmp_path) == wanted and way.did[-1] == "look"
 
 
 def test_a_board_whose_power_nobody_can_switch_is_only_looked_at(tmp_path):
-    way: Any = Way(tmp_path, 1, Power())
+    way: Any = BoardConnection(tmp_path, 1, Power())
     with pytest.raises(BoardUnreachable):
         revive(way, grant(2), lambda text: None)
     assert way.did == ["look"]
@@ -74,7 +74,9 @@ def test_a_board_whose_power_nobody_can_switch_is_only_looked_at(tmp_path):
 def test_where_there_is_no_program_to_try_it_is_enough_that_the_board_answers(runtime, tmp_path, monkeypatch):
     monkeypatch.setattr(health_check, "run_job", lambda *args, **more: pytest.fail("nothing is to be run"))
     with Isolated(1) as isolated:
-        result = check(Way(tmp_path, 0, Power(), runtime=runtime), tmp_path / "b", tmp_path, print, isolated)
+        result = check(
+            BoardConnection(tmp_path, 0, Power(), runtime=runtime), tmp_path / "b", tmp_path, print, isolated
+        )
     assert result.exit_code == 0 and "no program" in result.reason
 
 
@@ -98,7 +100,7 @@ def test_a_board_is_as_healthy_as_its_answer_is_right(record, code, reason, tmp_
     monkeypatch.setattr(health_check, "run_job", run_job)
     (tmp_path / "job").mkdir()
     with Isolated(1) as isolated:
-        way: Any = Way(tmp_path, 0, Power(), runtime="onnxruntime")
+        way: Any = BoardConnection(tmp_path, 0, Power(), runtime="onnxruntime")
         for _ in range(2):
             result = check(way, tmp_path / "b.toml", tmp_path / "job", print, isolated)
             assert (result.exit_code, result.reason) == (code, reason)

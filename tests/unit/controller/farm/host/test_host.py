@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hil.controller.farm.host.host import _own_name, serve
-from hil.controller.farm.places import FarmAddress
+from hil.controller.farm.paths import FarmAddress
 from hil.errors import UsageError
 
 FARM = FarmAddress(("unix:g",), "t")
@@ -21,7 +21,7 @@ def test_a_host_has_a_name_that_no_other_folder_has_and_keeps_it(tmp_path):
 def test_a_host_without_boards_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("hil.controller.farm.host.posts.known_boards", dict)
+    monkeypatch.setattr("hil.controller.farm.host.inventory.known_boards", dict)
     with pytest.raises(UsageError, match="no boards here"):
         serve(FARM, tmp_path, name="lab", say=print)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hil.controller.farm.host.labels import labels_of
+from hil.controller.farm.host.board_connection import labels_of
 from hil.controller.farm.selector import parse
 from hil.core.boards import load_board
 

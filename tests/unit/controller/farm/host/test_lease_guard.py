@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from hil.controller.devices.connection import Target
-from hil.controller.farm.host.lease_guard import LeaseGuard
+from hil.controller.farm.host.tunnel_endpoint import LeaseGuard
 from hil.protocol import wire
 
 

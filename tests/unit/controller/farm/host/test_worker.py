@@ -9,10 +9,10 @@ import pytest
 
 from hil.controller.farm.host import worker
 from hil.controller.farm.host.worker import Worker
-from hil.controller.farm.words import Grant, Kind, Result, Spec
+from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.errors import FarmError, FarmUnreachable
 
-GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, Spec(Kind.RUN))
+GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, JobSpec(Kind.RUN))
 
 
 class Reporting:
@@ -45,7 +45,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def report(self: Any) -> Any:
-    Worker._report(self, GRANT, Result(0, "PASS"))
+    Worker._report(self, GRANT, JobResult(0, "PASS"))
     return self
 
 

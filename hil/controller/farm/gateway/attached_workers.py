@@ -1,0 +1,295 @@
+"""Which boards are attended at this gateway, and how what is granted to them gets there.
+
+Workers present their boards, are heard of by their beats, and leave: what the database is told of it.
+
+The beats that come within a moment are written down together, in one statement however many boards there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from hil.controller.farm import telemetry
+from hil.controller.farm.gateway.metrics import Metrics
+from hil.controller.farm.messages import BoardCard, Grant, Principal, job_name
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store import access as desk
+from hil.controller.farm.store import boards, leases
+from hil.controller.farm.store.database import Database, DatabaseAway
+from hil.controller.farm.store.lease_queue import LeaseQueue
+from hil.controller.farm.store.notifications import PubSub, drained
+from hil.protocol.v1 import farm_pb2 as pb
+
+_LOG = logging.getLogger("hil.farm.gateway")
+# Should a notification be lost, boards are looked at again so often.
+_LOOK_S = 2.0
+_AWAY_S = 0.2
+_MOST_HAD = 100
+_WAITED = """
+    select lease.board, lease.attempt, lease.granted_at, job.submission, job.number, job.queued_at, job.kind,
+        submission.jobs, submission.priority, submission.trace
+    from hil.leases as lease
+    join hil.jobs as job on job.id = lease.job
+    join hil.submissions as submission on submission.id = job.submission
+    where lease.id = any(%s)
+"""
+
+
+class AttachedWorker:
+    """A board's worker at this gateway: its stream's outgoing side.
+
+    Attributes:
+        board, worker: which.
+        owner: whether it owns the board, rather than standing by.
+        leases: those that it says it works on, true or not.
+        beaten: whether a beat of it waits to be written down.
+        heard_at: when it last said something; one that is frozen says nothing, though its stream stays.
+    """
+
+    def __init__(self, card: BoardCard, worker: str) -> None:
+        self.card, self.worker = card, worker
+        self.owner = False
+        self.leases: set[int] = set()
+        self.sent: set[int] = set()
+        # What a job printed last may come after its report, which goes another way.
+        self._had: deque[int] = deque(maxlen=_MOST_HAD)
+        self.beaten = False
+        self.heard_at = time.monotonic()
+        self.outgoing: asyncio.Queue[pb.ToBoard] = asyncio.Queue()
+
+    @property
+    def board(self) -> str:
+        """The board's name."""
+        return self.card.name
+
+    def has_had(self, lease: int) -> bool:
+        """Whether a lease is its own, or was so lately."""
+        return lease in self._had
+
+    def keep(self, leases: Iterable[int]) -> None:
+        """These are its own from before it came here."""
+        self._had.extend(lease for lease in leases if lease not in self._had)
+
+    def stand(self, owner: bool, settings: FarmSettings) -> None:
+        """Tell the worker whether it owns the board."""
+        self.owner = owner
+        self.outgoing.put_nowait(pb.ToBoard(standing=pb.Standing(owner=owner, beat_s=settings.beat_s)))
+
+    def grant(self, grant: Grant) -> None:
+        """Give it a job."""
+        self.sent.add(grant.lease)
+        self._had.append(grant.lease)
+        self.outgoing.put_nowait(pb.ToBoard(grant=json.dumps(grant.to_json())))
+
+    def end(self, lease: int, reason: str) -> None:
+        """Tell it that a lease is over."""
+        self.sent.discard(lease)
+        self.outgoing.put_nowait(pb.ToBoard(ended=pb.Ended(lease=lease, reason=reason)))
+
+    def dial(self, id: str, lease: int, gateway: str) -> None:
+        """Ask it to accept a connection to its agent, at a gateway ("" is this one)."""
+        self.outgoing.put_nowait(pb.ToBoard(dial=pb.DialIn(id=id, lease=lease, gateway=gateway)))
+
+
+class Dispatch:
+    """Brings grants, ends of leases and dials to the workers that attend here."""
+
+    def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, metrics: Metrics) -> None:
+        self._db, self._engine, self._settings, self._metrics = db, engine, settings, metrics
+        self._here: dict[tuple[str, str], AttachedWorker] = {}
+        self._poked = asyncio.Event()
+        # Fetched from the queue, but not sent yet: the database went away in between.
+        self._fetched: list[int] = []
+        self._sent: asyncio.Queue[int] = asyncio.Queue()
+
+    def enter(self, attending: AttachedWorker) -> None:
+        """A worker attends; one that attended before under its name is no longer sent anything."""
+        self._here[attending.board, attending.worker] = attending
+        self._metrics.attending.set(len(self._here))
+
+    def leave(self, attending: AttachedWorker) -> bool:
+        """It does so no more; returns whether it was the one that is sent things."""
+        key = attending.board, attending.worker
+        was = self._here.get(key) is attending
+        if was:
+            del self._here[key]
+            self._metrics.attending.set(len(self._here))
+        return was
+
+    def everybody(self) -> list[AttachedWorker]:
+        """All who attend here."""
+        return list(self._here.values())
+
+    def reported(self, lease: int, worker: str) -> None:
+        """A lease's worker says how its job ended: that it is over is no news to it."""
+        for one in self._here.values():
+            if one.worker == worker:
+                one.sent.discard(lease)
+                one.leases.discard(lease)
+
+    def owner(self, board: str) -> AttachedWorker | None:
+        """Who owns a board and attends here."""
+        return next((one for one in self._owners() if one.board == board), None)
+
+    def _owners(self) -> list[AttachedWorker]:
+        """All who own their boards. One that is not heard of any more may have lost its board to who stood by."""
+        since = time.monotonic() - self._settings.owner_s
+        return [one for one in self._here.values() if one.owner and one.heard_at > since]
+
+    def poke(self, boards: Iterable[str] | None = None) -> None:
+        """Look at the queue at once: something was granted, to these boards or to any."""
+        if boards is None or any(self.owner(board) for board in boards):
+            self._poked.set()
+
+    def give(self, grants: Iterable[Grant], *, again: bool = False) -> None:
+        """Send grants to whom they are for, of those that attend here; once to each, though the queue brings them too.
+        One that has left gets them when it attends again.
+
+        Args:
+            again: also to one that was sent it, for it has not heard of it.
+        """
+        for grant in grants:
+            attending = self.owner(grant.board)
+            if attending is None:
+                continue
+            first = not attending.has_had(grant.lease)
+            if first or again:
+                attending.grant(grant)
+            if first:
+                said = {"job": grant.job, "board": grant.board, "lease": grant.lease, "user": grant.user}
+                _LOG.info("granted", extra=said)
+                self._sent.put_nowait(grant.lease)
+
+    async def run(self) -> None:
+        """Send grants as they come, until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._poked.wait(), _LOOK_S)
+            self._poked.clear()
+            try:
+                await self._send()
+            except DatabaseAway:
+                await asyncio.sleep(_AWAY_S)
+                self._poked.set()
+
+    async def follow(self, hub: PubSub) -> None:
+        """Tell workers what happened elsewhere, until cancelled: leases that ended, dials at another gateway."""
+        with hub.subscribed() as queue:
+            while True:
+                for change in await drained(queue):
+                    if change["kind"] == "ended":
+                        for one in self.everybody():
+                            if one.board == change["board"] and change["lease"] in one.leases | one.sent:
+                                one.end(change["lease"], change["reason"])
+                    elif change["kind"] == "dial" and (owner := self.owner(change["board"])) is not None:
+                        owner.dial(change["id"], change["lease"], change["gateway"])
+
+    async def measure(self) -> None:
+        """Tell how long what was sent had waited, until cancelled: beside the sending, which it must not delay."""
+        while True:
+            sent = [await self._sent.get()]
+            while not self._sent.empty():
+                sent.append(self._sent.get_nowait())
+            async with self._db.transaction() as tx:
+                rows = await (await tx.execute(_WAITED, [sent])).fetchall()
+            for row in rows:
+                queued, granted = row["queued_at"].timestamp(), row["granted_at"].timestamp()
+                self._metrics.granted(row["kind"], row["priority"], granted - queued)
+                said = {name: row[name] for name in ("board", "attempt", "priority")}
+                name = job_name(row["submission"], row["number"], row["jobs"])
+                telemetry.record("queue", row["trace"], queued, granted, job=name, **said)
+
+    async def _send(self) -> None:
+        owned = [one.board for one in self._owners()]
+        if owned:
+            self._fetched += await self._engine.fetch(owned)
+        while self._fetched:
+            async with self._db.transaction() as tx:
+                grants = await leases.grants_of(tx, self._fetched, self._settings)
+            self._fetched.clear()
+            self.give(grants)
+
+
+_LOG = logging.getLogger("hil.farm.gateway")
+_GATHER_S = 0.25
+# Leases that their board's worker should know of by now, and does not.
+_UNHEARD = """
+    select id from hil.leases
+    where ended_at is null and board = any(%s) and worker = any(%s) and not id = any(%s)
+        and granted_at < clock_timestamp() - interval '2 s'
+"""
+
+
+class Heartbeats:
+    """Which workers there are, of those that attend here."""
+
+    def __init__(self, db: Database, engine: LeaseQueue, dispatch: Dispatch, settings: FarmSettings) -> None:
+        self._db, self._engine, self._dispatch, self._settings = db, engine, dispatch, settings
+
+    async def present(self, attending: AttachedWorker, who: Principal | None = None) -> None:
+        """A worker presents its board, and hears whether it owns it and what it is to do.
+
+        Args:
+            who: the bearer, to be written down; None where it only says so again.
+        """
+        card, worker = attending.card, attending.worker
+        async with self._db.transaction() as tx:
+            attendance = await boards.attend(tx, self._engine, card, worker, sorted(attending.leases), self._settings)
+            if who is not None:
+                said = {"worker": worker, "host": card.host, "site": card.site}
+                await desk.note_audit(tx, who, "Hosts.Attend", card.name, True, said)
+        for one in self._dispatch.everybody() if attendance.owner else ():
+            if one is not attending and one.board == attending.board and one.owner:
+                one.stand(False, self._settings)
+        attending.stand(attendance.owner, self._settings)
+        for lease, reason in attendance.over.items():
+            attending.end(lease, reason)
+        attending.keep(attending.leases - attendance.over.keys())
+        for grant in attendance.grants:
+            attending.grant(grant)
+        self._dispatch.poke()
+        told = {"board": card.name, "worker": worker, "host": card.host, "owner": attendance.owner}
+        _LOG.info("attending", extra=told)
+
+    async def leave(self, attending: AttachedWorker) -> None:
+        """A worker takes its leave: its board is offline at once."""
+        async with self._db.transaction() as tx:
+            await boards.leave(tx, self._engine, attending.board, attending.worker, self._settings)
+        self._dispatch.poke()
+        _LOG.info("left", extra={"board": attending.board, "worker": attending.worker})
+
+    async def run(self) -> None:
+        """Write beats down, until cancelled. While the database is away none is answered."""
+        while True:
+            await asyncio.sleep(_GATHER_S)
+            now = [one for one in self._dispatch.everybody() if one.beaten]
+            try:
+                if now:
+                    await self._beats(now)
+            except DatabaseAway as error:
+                _LOG.warning("database.away", extra={"task": "beats", "reason": error.message})
+
+    async def _beats(self, now: list[AttachedWorker]) -> None:
+        known = [lease for one in now for lease in one.leases]
+        said = [leases.WorkerBeat(one.board, one.worker, sorted(one.leases)) for one in now]
+        async with self._db.transaction() as tx:
+            beats = await leases.beats(tx, said, self._settings)
+            asked = [[one.board for one in now], [one.worker for one in now], known]
+            unheard = await (await tx.execute(_UNHEARD, asked)).fetchall()
+            lost = await leases.grants_of(tx, [row["id"] for row in unheard], self._settings) if unheard else []
+        self._dispatch.give(lost, again=True)
+        for one, beat in zip(now, beats, strict=True):
+            one.beaten = False
+            for lease, reason in beat.over.items():
+                one.end(lease, reason)
+            if beat.vacant:
+                await self.present(one)
+            elif beat.owner != one.owner:
+                one.stand(beat.owner, self._settings)
+            one.outgoing.put_nowait(pb.ToBoard(beat=pb.Beat()))

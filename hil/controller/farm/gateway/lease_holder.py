@@ -1,0 +1,223 @@
+"""Holding a board: an order for it waits in the queue, and its lease lives by the holder's beats until one ends it.
+
+The holder's stream may break: the lease waits for it to come back (``ResumeLease``, at any gateway) for a while. A
+holder that ends its side gives the board back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from hil.controller.farm.gateway.calls import Call
+from hil.controller.farm.gateway.context import GatewayContext
+from hil.controller.farm.gateway.validation import order_of
+from hil.controller.farm.messages import JobState, Kind
+from hil.controller.farm.store import access as desk
+from hil.controller.farm.store import leases, queries, submissions
+from hil.controller.farm.store.database import DatabaseAway, Tx, end_tasks
+from hil.controller.farm.store.notifications import AGAIN, Change, drained, tell
+from hil.errors import AccessRefused, HilError, UsageError
+from hil.protocol.v1 import farm_pb2 as pb
+
+_LOG = logging.getLogger("hil.farm.gateway")
+# Should a notification be lost, the job is looked at again so often.
+_LOOK_S = 2.0
+# So long the other gateways have to say that a holder is with them now.
+_ANSWER_S = 5.0
+_ID = "select id from hil.jobs where submission = %s"
+_BEAT, _LEFT = {"kind": "beat"}, {"kind": "left"}
+
+
+class LeaseHolder:
+    """One holder's stream."""
+
+    def __init__(self, parts: GatewayContext, call: Call) -> None:
+        self._parts, self._call = parts, call
+        self._lease, self._key = 0, ""
+        # Beside what says so in the queue, which forgets where too much happens.
+        self._left = False
+
+    async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
+        """Until the holder ends it, or the lease is over."""
+        first = await anext(aiter(requests), None)
+        with self._parts.hub.subscribed() as queue:
+            hearing = asyncio.create_task(self._read(requests, queue))
+            try:
+                kind = first.WhichOneof("kind") if first is not None else None
+                if first is not None and kind == "open":
+                    await self._queue(first.open, queue)
+                elif first is not None and kind == "resume":
+                    await self._resume(first.resume)
+                else:
+                    raise UsageError("who holds a board says first which: open or resume")
+                if self._lease:
+                    await self._keep(queue)
+            finally:
+                await end_tasks(hearing)
+
+    async def _read(self, requests: AsyncIterator[pb.LeaseRequest], queue: asyncio.Queue[Change]) -> None:
+        async for request in requests:
+            if request.WhichOneof("kind") == "beat":
+                await queue.put(_BEAT)
+        if await self._call.hung_up():
+            self._left = True
+            await queue.put(_LEFT)
+
+    async def _queue(self, document: str, queue: asyncio.Queue[Change]) -> None:
+        """Wait in the queue until the board is there; one that leaves before calls its job off."""
+        parts, call, order = self._parts, self._call, order_of(document)
+        if [spec.kind for spec in order.specs] != [Kind.LEASE]:
+            raise UsageError("who holds a board orders one job of kind lease")
+        async with parts.db.transaction() as tx:
+            done = await submissions.submit(tx, parts.engine, call.who, order, "", parts.settings)
+            [row] = await (await tx.execute(_ID, [done.submission])).fetchall()
+            said = {"title": order.title, "selector": order.selector, "board": order.board}
+            await desk.note_audit(tx, call.who, call.name, str(done.submission), True, said)
+        parts.dispatch.poke()
+        [name] = done.jobs
+        try:
+            await self._wait(name, row["id"], queue)
+        except BaseException:  # cancelled, or what a cancelled query became
+            if not self._lease and not call.leaving:
+                # It may come back, with the order of the same key; what nobody holds does not stay.
+                parts.spawn(self._call_off(name, row["id"]))
+            raise
+
+    async def _wait(self, name: str, job: int, queue: asyncio.Queue[Change]) -> None:
+        parts, call, told = self._parts, self._call, ""
+        look_s = min(_LOOK_S, parts.settings.holder_s / 4)
+        changes: list[Change] = []
+        while not self._lease:
+            async with parts.db.transaction() as tx:
+                found = await queries.ask(tx, "job", {"name": name}, call.who)
+                lease = await leases.lease_of_job(tx, job)
+                granted = await self._granted(tx, lease) if lease is not None else None
+                if lease is not None and granted is None:
+                    await leases.wait_for_start(tx, lease, parts.settings)
+                if _of(changes, "holder?", job):
+                    await tell(tx, {"kind": "holder", "job": job})
+            if granted is not None and lease is not None:
+                self._lease, self._key = lease, granted.key
+                await call.send(pb.LeaseReply(granted=granted))
+                return
+            if found["state"] in (JobState.DONE.value, JobState.CANCELLED.value):
+                await call.send(pb.LeaseReply(over=found["reason"] or found["outcome"] or found["state"]))
+                return
+            if (text := json.dumps(found)) != told:
+                told = text
+                await call.send(pb.LeaseReply(waiting=text))
+            else:
+                await call.send(pb.LeaseReply(beat=pb.Beat()))
+            looked = time.monotonic()
+            while True:
+                changes = await drained(queue, look_s)
+                if _concerns(changes, job) or time.monotonic() - looked >= look_s:
+                    break
+                await call.still_good()
+            if self._left:
+                async with parts.db.transaction() as tx:
+                    await submissions.cancel(tx, parts.engine, call.who, name, parts.settings)
+                return
+
+    async def _granted(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
+        """What the holder is told, once the board's host has made it ready."""
+        held = await leases.holding(tx, lease)
+        grant = await leases.grant_of(tx, lease)
+        if held is None or not held.started or grant is None:
+            return None
+        card = replace(held.card, direct=held.direct)
+        return pb.LeaseGranted(grant=json.dumps(grant.to_json()), card=json.dumps(card.to_json()), key=held.key)
+
+    async def _resume(self, asked: pb.ResumeLease) -> None:
+        """The same lease again, for whoever has its key."""
+        async with self._parts.db.transaction() as tx:
+            known = asked.key.isprintable()
+            held = known and await leases.renew_holder(tx, asked.lease, asked.key, self._parts.settings)
+            granted = await self._granted(tx, asked.lease) if held else None
+            why = await leases.end_of(tx, asked.lease, asked.key) if known and not held else None
+        if why is not None:
+            await self._call.send(pb.LeaseReply(over=why))
+            return
+        if granted is None:
+            raise AccessRefused(f"lease {asked.lease} is over, or the key that was shown is not its own")
+        self._lease, self._key = asked.lease, asked.key
+        await self._call.send(pb.LeaseReply(granted=granted))
+
+    async def _keep(self, queue: asyncio.Queue[Change]) -> None:
+        """Beats renew it; it ends with the holder's side, or by itself."""
+        parts, call = self._parts, self._call
+        while True:
+            changes = await drained(queue, _LOOK_S)
+            await call.still_good()
+            if self._left:
+                async with parts.db.transaction() as tx:
+                    await leases.release(tx, parts.engine, self._lease, self._key, "given back", parts.settings)
+                parts.dispatch.poke()
+                _LOG.info("released", extra={"lease": self._lease, "user": call.who.user})
+                return
+            for change in changes:
+                if change["kind"] == "ended" and change["lease"] == self._lease:
+                    await call.send(pb.LeaseReply(over=change["reason"]))
+                    return
+            # A beat may find that it is over before that is told here.
+            if _BEAT in changes and (why := await self._beat()):
+                await call.send(pb.LeaseReply(over=why))
+                return
+
+    async def _beat(self) -> str:
+        """Renew the lease; why it is over, where it is. While the database is away a beat is not answered, and
+        nothing expires.
+        """
+        try:
+            async with self._parts.db.transaction() as tx:
+                held = await leases.renew_holder(tx, self._lease, self._key, self._parts.settings)
+                why = "" if held else await leases.end_of(tx, self._lease, self._key) or "the lease is over"
+        except DatabaseAway:
+            return ""
+        if held:
+            await self._call.send(pb.LeaseReply(beat=pb.Beat()))
+        return why
+
+    async def _call_off(self, name: str, job: int) -> None:
+        """Cancel a job whose holder has not come back, to any gateway, after a while."""
+        await asyncio.sleep(self._parts.settings.holder_s)
+        # Should this fail: it is granted some day, and its lease expires without a holder.
+        with contextlib.suppress(HilError):
+            if await self._is_waited_for(job):
+                return
+            async with self._parts.db.transaction() as tx:
+                found = await queries.ask(tx, "job", {"name": name}, self._call.who)
+                if found["state"] == JobState.QUEUED.value:
+                    await submissions.cancel(tx, self._parts.engine, self._call.who, name, self._parts.settings)
+
+    async def _is_waited_for(self, job: int) -> bool:
+        """Whether a holder waits for it, at any gateway."""
+        with self._parts.hub.subscribed() as queue:
+            changes = [AGAIN]
+            while True:
+                if AGAIN in changes:  # an answer may have been missed
+                    async with self._parts.db.transaction() as tx:
+                        await tell(tx, {"kind": "holder?", "job": job})
+                    deadline = time.monotonic() + _ANSWER_S
+                changes = await drained(queue, max(deadline - time.monotonic(), 0.0))
+                if _of(changes, "holder", job):
+                    return True
+                if time.monotonic() >= deadline and AGAIN not in changes:
+                    return False
+
+
+def _of(changes: list[Change], kind: str, job: int) -> bool:
+    return any(change["kind"] == kind and change["job"] == job for change in changes)
+
+
+def _concerns(changes: list[Change], job: int) -> bool:
+    """Whether anything of a job may have changed, somebody asks for its holder, or that one left."""
+    return any(change["kind"] in ("again", "started", "left") for change in changes) or any(
+        _of(changes, kind, job) for kind in ("job", "holder?")
+    )

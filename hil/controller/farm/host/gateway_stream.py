@@ -1,0 +1,240 @@
+"""A board's worker at the farm: one stream to some gateway, made anew whenever it breaks."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.messages import BoardCard, Grant
+from hil.controller.farm.paths import FarmAddress
+from hil.errors import AccessRefused, FarmUnreachable, HilError
+from hil.protocol.v1 import farm_pb2 as pb
+
+_BEAT_S = 1.5
+# A gateway that answers nothing for so many beats, and a little, is gone, whatever the stream says; if the next does
+# so too, they are only slow.
+_SILENT_BEATS, _SILENT_S, _SLOW_S = 3, 3.0, 60.0
+_AGAIN_S = (0.1, 2.0)
+# One that refuses us is asked again only now and then: a person has to do something first.
+_REFUSED_S = 10.0
+# Lines are sent together; of those that nobody could be sent, the last so many are kept.
+_GATHER_S = 0.2
+_MOST_LINES = 2000
+
+
+class StreamListener(Protocol):
+    """Who is told what the farm says. Called by a thread of the attendance; none may take long."""
+
+    def card(self) -> BoardCard:
+        """The board as it is now."""
+
+    def leases(self) -> list[int]:
+        """Those that are worked on."""
+
+    def granted(self, grant: Grant) -> None:
+        """The board was given to a job; perhaps not for the first time."""
+
+    def ended(self, lease: int, reason: str) -> None:
+        """A lease is over."""
+
+    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None:
+        """The holder of a lease wants a connection to the agent."""
+
+    def say(self, text: str) -> None:
+        """What a person who looks after the host should know."""
+
+
+class GatewayStream:
+    """Presents a board to the farm, beats, and passes on what comes, until it is closed.
+
+    Args:
+        farm: where; any gateway will do.
+        worker: tells this worker from any other one.
+        attendant: is told what comes.
+
+    Attributes:
+        owner: whether the board is ours, and not another host's for whom we stand by.
+    """
+
+    def __init__(self, farm: FarmAddress, worker: str, attendant: StreamListener) -> None:
+        self._farm, self._worker, self._attendant = farm, worker, attendant
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._outgoing: queue.SimpleQueue[pb.FromBoard | None] | None = None
+        self._started: dict[int, str] = {}
+        self._lines: dict[int, list[str]] = {}
+        self._wake = threading.Event()
+        self._beat_s = _BEAT_S
+        self._heard_at = time.monotonic()
+        self._silent_s = _SILENT_S
+        self._is_silent = False
+        self._cancel: Callable[[], object] = lambda: None
+        self._begun = False
+        self.owner = False
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._attend, self._beat)]
+
+    def start(self) -> bool:
+        """Begin, where that was not done yet; whether it was not."""
+        with self._lock:
+            first, self._begun = not self._begun, True
+        if first:
+            for thread in self._threads:
+                thread.start()
+        return first
+
+    def close(self, wait_s: float = 2.0) -> None:
+        """Leave: the farm gives the board to nobody more."""
+        self._closed.set()
+        self.send_lines()
+        self._send(None)
+        self._wake.set()
+        if self._begun:
+            self._threads[0].join(wait_s)
+        self._cancel()
+
+    def present(self) -> None:
+        """Present the board anew: something of it has changed."""
+        self._send(self._hello())
+
+    def started(self, lease: int, direct: str) -> None:
+        """A job has the board now."""
+        with self._lock:
+            self._started[lease] = direct
+            if self._outgoing is not None:
+                self._outgoing.put(_started(lease, direct))
+
+    def printed(self, lease: int, text: str) -> None:
+        """A line of a job's progress."""
+        with self._lock:
+            lines = self._lines.setdefault(lease, [])
+            lines.append(text)
+            del lines[:-_MOST_LINES]
+        self._wake.set()
+
+    def finished(self, lease: int) -> None:
+        """A lease is not worked on any more; what it printed is sent first."""
+        self.send_lines()
+        with self._lock:
+            self._started.pop(lease, None)
+
+    # ---- the stream
+
+    def _attend(self) -> None:
+        pause, told = _AGAIN_S[0], ""
+        while not self._closed.is_set():
+            began, refused = time.monotonic(), False
+            try:
+                with FarmClient(self._farm, patience_s=0) as client:
+                    self._talk(client)
+                problem = "the gateway hung up; trying again"
+            except (grpc.RpcError, HilError) as error:
+                because = translated(error) if isinstance(error, grpc.RpcError) else error
+                silent = self._is_silent and because is not error
+                refused = isinstance(because, AccessRefused) and not silent
+                problem = "the gateway is silent; trying again" if silent else _said(because)
+            except Exception as error:  # what the farm said makes no sense here; perhaps it does to another gateway
+                problem = f"{type(error).__name__}: {error}; trying again"
+            self.owner = False
+            if time.monotonic() - began > 2 * _AGAIN_S[1]:
+                pause, told = _AGAIN_S[0], ""
+            if problem != told and not self._closed.is_set():
+                told = problem
+                self._attendant.say(problem)
+            self._closed.wait(_REFUSED_S if refused else pause)
+            pause = min(pause * 2, _AGAIN_S[1])
+
+    def _talk(self, client: FarmClient) -> None:
+        outgoing: queue.SimpleQueue[pb.FromBoard | None] = queue.SimpleQueue()
+        stream = client.stub.Attend(iter(outgoing.get, None), metadata=client.metadata)
+        self._cancel = stream.cancel
+        self._heard_at, self._is_silent = time.monotonic(), False
+        try:
+            # What is said from here on goes the same way: nothing is between what there is and what is new.
+            with self._lock:
+                outgoing.put(self._hello())
+                for lease, direct in self._started.items():
+                    outgoing.put(_started(lease, direct))
+                self._outgoing = outgoing
+            if self._closed.is_set():
+                outgoing.put(None)
+            self._wake.set()
+            for message in stream:
+                self._heard_at = time.monotonic()
+                self._pass_on(message, client)
+        finally:
+            with self._lock:
+                self._outgoing = None
+            # The thread that sends must not wait for ever.
+            outgoing.put(None)
+            stream.cancel()
+
+    def _pass_on(self, message: pb.ToBoard, client: FarmClient) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "beat":
+            self._silent_s = _SILENT_S
+        elif kind == "standing":
+            self.owner = message.standing.owner
+            self._beat_s = message.standing.beat_s or _BEAT_S
+        elif kind == "grant":
+            self._attendant.granted(Grant.of_json(json.loads(message.grant)))
+        elif kind == "ended":
+            with self._lock:
+                self._started.pop(message.ended.lease, None)
+            self._attendant.ended(message.ended.lease, message.ended.reason)
+        elif kind == "dial":
+            self._attendant.dialled(message.dial, client)
+
+    def _hello(self) -> pb.FromBoard:
+        card = json.dumps(self._attendant.card().to_json())
+        return pb.FromBoard(hello=pb.Hello(card=card, worker=self._worker, leases=self._attendant.leases()))
+
+    def _send(self, message: pb.FromBoard | None) -> bool:
+        with self._lock:
+            if self._outgoing is None:
+                return False
+            self._outgoing.put(message)
+            return True
+
+    # ---- beats, in a thread of their own
+
+    def _beat(self) -> None:
+        due = time.monotonic()
+        while not self._closed.is_set():
+            if self._wake.wait(max(due - time.monotonic(), 0.0)):
+                self._wake.clear()
+                self._closed.wait(min(_GATHER_S, max(due - time.monotonic(), 0.0)))
+                self.send_lines()
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + self._beat_s
+            sent = self._send(pb.FromBoard(beat=pb.BoardBeat(leases=self._attendant.leases())))
+            if sent and time.monotonic() - self._heard_at > _SILENT_BEATS * self._beat_s + self._silent_s:
+                self._is_silent, self._silent_s = True, min(2 * self._silent_s, _SLOW_S)
+                self._cancel()
+
+    def send_lines(self) -> None:
+        """Send what was printed, now."""
+        with self._lock:
+            if self._outgoing is None:
+                return
+            for lease, lines in self._lines.items():
+                text = "".join(f"{line}\n" for line in lines)
+                self._outgoing.put(pb.FromBoard(printed=pb.Printed(lease=lease, text=text)))
+            self._lines.clear()
+
+
+def _started(lease: int, direct: str) -> pb.FromBoard:
+    return pb.FromBoard(started=pb.Started(lease=lease, direct=direct))
+
+
+def _said(error: HilError) -> str:
+    """An error for who looks after the host; what only waiting mends needs no hint."""
+    hint = f"\n  hint: {error.hint}" if error.hint and not isinstance(error, FarmUnreachable) else ""
+    return f"{error.message}; trying again{hint}"

@@ -1,0 +1,270 @@
+"""One attempt at a job: its files laid out, the library called as the commands call it, what came of it stored.
+
+Files of jobs on a host: fetched once from the farm's store, kept while there is room, laid out for each job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.controller.farm import telemetry
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.job_files import inside, job_of, key_of, request_of
+from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.runs import GO_ON
+from hil.core.digest import algorithm_of, check, digest_file
+from hil.core.results import Outcome
+from hil.core.text import jsonable
+from hil.errors import (
+    EXIT_BOARD,
+    EXIT_STAGE,
+    BoardError,
+    FarmError,
+    FarmUnreachable,
+    HilError,
+    StorageError,
+    UsageError,
+)
+
+T = TypeVar("T")
+
+_REASON = 500
+# What a value of the wrong type or size in a job's options ends in, wherever that is found out: no board is blamed for
+# it, and no other one tried.
+_JOBS_OWN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+# A farm that is away is called again after so long.
+AGAIN_S = 0.5
+
+
+@dataclass
+class Told:
+    """Progress of a run or a suite, as lines."""
+
+    print: Callable[[str], None]
+
+    def begin(self, name: Any, stages: Any) -> None:
+        """A case, or the suite, has begun."""
+        if isinstance(name, int):
+            self.print(f"{name} cases")
+
+    def stage(self, name: str, number: int, text: str) -> None:
+        """A case has come to a stage."""
+        self.print(f"{name}: {text}")
+
+    def end(self, name: Any) -> None:
+        """A case is over."""
+        if not isinstance(name, str):
+            self.print(f"{name.id}: {name.outcome}")
+
+    def note(self, text: str) -> None:
+        """Something a person should know; how to go on with it is for where it runs, not for who submitted it."""
+        if not text.startswith(GO_ON):
+            self.print(text)
+
+
+@dataclass
+class JobAttempt:
+    """What one grant comes to.
+
+    Args:
+        grant: what was granted; its ``trace`` is the attempt's span.
+        board: the config file with the lease's fence.
+        folder: an empty folder of its own.
+        print: told of progress.
+        isolated: a pool of workers that outlives it.
+        timings: filled in as it goes.
+    """
+
+    grant: Grant
+    board: Path
+    folder: Path
+    print: Callable[[str], None]
+    isolated: Isolated
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def run(self, files: Files, farm: Callable[[], FarmClient]) -> JobResult:
+        """Do the job, and store what it wrote; the result lacks what only its caller knows. A farm that is away for now
+        is waited for.
+
+        Args:
+            files: what the host has fetched.
+            farm: a connection to the farm.
+
+        Raises:
+            UsageError: the job itself is wrong.
+            BoardError: the board failed, or the farm's store.
+        """
+        work, out = self.folder / "files", self.folder / "out"
+        work.mkdir(parents=True)
+        with self._timed("fetch"):
+            _heard(lambda: files.lay_out(self.grant.spec, work, farm()))
+        with self._timed("run"):
+            record, place = self._call(work, out)
+        with self._timed("upload"):
+            stored = _heard(lambda: upload_folder(place, farm()))
+        for case in record["cases"] if self.grant.spec.kind is not Kind.SUITE else ():
+            self.print(f"{case['name']}: {case['outcome']} {case.get('reason') or ''}".strip())
+        return _result(record, stored)
+
+    def _call(self, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
+        """The record, and the folder that holds it."""
+        options, board, told = self.grant.spec.options, str(self.board), Told(self.print)
+        if self.grant.spec.kind is Kind.SUITE:
+            from hil.controller.workloads.suites.job import run_suite
+
+            request = replace(request_of(options, work), boards=(board,), hw_type="", ssh={})
+            suite = run_suite(request, out=out, screen=told, isolated=self.isolated)
+            cases = [record.to_json() for record in suite.records()]
+            return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
+        job = replace(job_of(options, work), board=board, out=out)
+        if self.grant.spec.kind is Kind.BUNDLE:
+            from hil.controller.workloads.bundles.run import run_bundle
+
+            methods, key = tuple(options.get("methods", ())), key_of(options, work)
+            record = run_bundle(job, methods, key, screen=told, isolated=self.isolated)
+        else:
+            from hil.controller.workloads.run_job import run_job
+
+            record = run_job(job, screen=told, isolated=self.isolated)
+        if not record["folder"]:  # the board let nobody in, and nothing was kept
+            out.mkdir(exist_ok=True)
+        return record, Path(record["folder"] or out)
+
+    @contextlib.contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            with telemetry.span(step, self.grant.trace):
+                yield
+        finally:
+            self.timings[step] = time.monotonic() - begin
+
+
+def _heard(call: Callable[[], T]) -> T:
+    """What a call to the farm returns, as soon as it is there again; the lease's end ends that, as it ends all."""
+    while True:
+        try:
+            return call()
+        except FarmUnreachable:
+            time.sleep(AGAIN_S)  # where no gateway listens, a call fails at once
+
+
+def failed(error: HilError | Exception) -> JobResult:
+    """The result of an attempt that raised an error."""
+    if isinstance(error, UsageError) and not isinstance(error, StorageError):
+        return JobResult(error.exit_code, reason=_said(error))
+    if isinstance(error, _JOBS_OWN) and not isinstance(error, HilError):
+        return JobResult(EXIT_STAGE, Outcome.RUN_ERROR.value, _said(error))
+    code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
+    outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
+    return JobResult(code, outcome or "", _said(error), infrastructure=True)
+
+
+def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
+    cases: Sequence[Mapping[str, Any]] = record["cases"]
+    code = int(record["exit_code"])
+    worst = next((case for case in cases if _code(case) == code and case["outcome"] != Outcome.SKIP), None)
+    reason = (
+        ""
+        if worst is None or code == 0
+        else f"{worst.get('name') or worst.get('id')}: {worst.get('reason') or worst.get('message')}"
+    )
+    return JobResult(
+        code,
+        str(worst["outcome"]) if worst else "",
+        reason[:_REASON],
+        infrastructure=code == EXIT_BOARD,
+        record=jsonable(record),
+        files=stored,
+    )
+
+
+def _code(case: Mapping[str, Any]) -> int:
+    return Outcome(case["outcome"]).exit_code
+
+
+def _said(error: HilError | Exception) -> str:
+    if not isinstance(error, HilError):
+        return f"{type(error).__name__}: {error}"[:_REASON]
+    return f"{error.message}; {error.hint}"[:_REASON] if error.hint else error.message[:_REASON]
+
+
+_MOST_BYTES = 8 << 30
+_TRIES = 3
+
+
+class Files:
+    """What a host fetched from the farm's store; its workers share it.
+
+    Args:
+        folder: where.
+        most_bytes: those that were used least lately go when there are more.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int = _MOST_BYTES) -> None:
+        self._folder = folder
+        self._most = most_bytes
+
+    def lay_out(self, spec: JobSpec, folder: Path, client: FarmClient) -> None:
+        """Put a job's files into its folder.
+
+        Raises:
+            FarmError: the store lacks one.
+            UsageError: a path leads elsewhere, or a digest is none.
+        """
+        fetched = False
+        for name, digest in spec.files.items():
+            target = inside(folder, name)
+            try:
+                fetched = self._put(digest, target, client) or fetched
+            except (FileExistsError, NotADirectoryError, IsADirectoryError, ValueError) as error:
+                raise UsageError(f"the job's file {name!r} cannot lie where it should: {error}") from error
+        if fetched:
+            self.tidy()
+
+    def _put(self, digest: str, target: Path, client: FarmClient) -> bool:
+        """Put one file there; whether it had to be fetched."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        kept = self._folder / check(digest).replace(":", "-")
+        for number in range(_TRIES):
+            try:
+                shutil.copyfile(kept, target)
+                # A machine that lost its power may have kept less than it had written.
+                if digest_file(target, algorithm_of(digest)) == digest:
+                    os.utime(kept)
+                    return number > 0
+            except FileNotFoundError:
+                pass  # never fetched, or another worker tidied it away
+            client.download(digest, kept)
+        raise FarmError(f"there is no room for {digest} on the board's host", hint=f"see {self._folder}")
+
+    def tidy(self) -> None:
+        """Delete what was used least lately, where it is too much altogether."""
+        found = []
+        for path in self._folder.glob("*"):
+            with contextlib.suppress(OSError):
+                seen = path.stat()
+                found.append((seen.st_mtime, seen.st_size, path))
+        left = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if left <= self._most:
+                return
+            path.unlink(missing_ok=True)
+            left -= size
+
+
+def upload_folder(folder: Path, client: FarmClient) -> Mapping[str, str]:
+    """Send all files of a folder to the store; path below it -> digest."""
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    paths = {str(path.relative_to(folder)): path for path in found}
+    digests = {name: digest_file(path) for name, path in paths.items()}
+    client.upload({digest: paths[name] for name, digest in digests.items()})
+    return digests

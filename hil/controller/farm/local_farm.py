@@ -1,0 +1,375 @@
+"""A farm's folder on this machine: what is in it, and what the farm that is up there says of itself.
+
+A whole farm on one machine: its database, a gateway, a host for its boards, each started again when it dies.
+
+Ending the farm of a home, from another process than the one that runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import importlib.util
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import filelock
+
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.messages import BoardState, Role
+from hil.controller.farm.paths import (
+    CA_VARIABLE,
+    DB_VARIABLE,
+    FARM_VARIABLE,
+    HOME_VARIABLE,
+    TOKEN_VARIABLE,
+    FarmAddress,
+    is_there,
+    socket_of,
+    token_file,
+)
+from hil.controller.farm.processes import SupervisedProcess, born, end_noted
+from hil.controller.farm.settings import load_settings
+from hil.core.files import write_atomic
+from hil.core.installation import module_command
+from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
+
+# What the extra `farm` brings, but for the database of one's own.
+_PACKAGES = ("psycopg", "psycopg_pool", "procrastinate", "fsspec", "prometheus_client")
+LOCK, SHEET, LOGS = "up.lock", "up.json", "logs"
+# A Unix socket's path has at most 107 bytes.
+_LONGEST_SOCKET = 107
+
+
+def need_packages() -> None:
+    """Refuse to run a farm without the packages that it needs; whoever only uses one needs none of them.
+
+    Raises:
+        UsageError: the extra ``farm`` is not installed.
+    """
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"running a farm needs {', '.join(missing)}", hint="pip install 'hil[farm]'")
+
+
+def prepare_home(home: Path) -> None:
+    """Make a farm's folder where it is not there, for its owner alone.
+
+    Raises:
+        UsageError: its path is too long.
+        StorageError: it cannot be written.
+    """
+    if len(os.fsencode(socket_of(home))) > _LONGEST_SOCKET:
+        raise UsageError(f"{home} is too long a path for a socket", hint=f"set {HOME_VARIABLE} to a shorter one")
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (home / LOGS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{home} cannot be written: {error}") from error
+
+
+def ask(home: Path, what: str, **arguments: Any) -> Any:
+    """Ask the farm of a home, without patience.
+
+    Raises:
+        FarmUnreachable: it does not answer.
+    """
+    try:
+        token = token_file(home).read_text().strip()
+    except OSError as error:
+        raise FarmUnreachable(f"{home} has no token") from error
+    with FarmClient(FarmAddress((f"unix:{socket_of(home)}",), token), patience_s=0) as farm:
+        return farm.ask(what, **arguments)
+
+
+def sheet_of(home: Path) -> dict[str, Any] | None:
+    """What the farm of a home that is up, or starting, says of itself; None where there is none."""
+    try:
+        found: dict[str, Any] = json.loads((home / SHEET).read_text())
+        return found
+    except (OSError, ValueError):
+        return None
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file that appears at once, and is never readable by more than its mode says.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        write_atomic(path, text, mode=mode)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error}") from error
+
+
+_LOOK_S = 0.25
+_SERVE_S = 60.0
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What `hil farm up` was asked for; every field has the option of its name.
+
+    Attributes:
+        sims: how many simulated boards.
+        boards: names or files of board configs.
+        site: where the boards are.
+        db: URL of a PostgreSQL; "" is an embedded one.
+        listen: ``HOST:PORT`` for users and hosts elsewhere; "" is none.
+        tls_cert, tls_key: PEM files for that.
+        metrics: ``HOST:PORT`` for Prometheus; "" is none.
+    """
+
+    sims: int = 0
+    boards: tuple[str, ...] = ()
+    site: str = ""
+    db: str = ""
+    listen: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    metrics: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many boards there are to be."""
+        return self.sims + len(self.boards)
+
+    def host_words(self) -> list[str]:
+        """The options that say it of the boards."""
+        sims = ["--sim", str(self.sims)] if self.sims else []
+        site = ["--site", self.site] if self.site else []
+        return [*sims, *site, *(word for board in self.boards for word in ("--board", board))]
+
+    def gateway_words(self) -> list[str]:
+        """The options that say it of the gateway."""
+        named: list[tuple[str, Any]] = [
+            *(("--listen", self.listen), ("--metrics", self.metrics)),
+            *(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)),
+        ]
+        absolute = ((name, value.absolute() if isinstance(value, Path) else value) for name, value in named)
+        return [word for name, value in absolute if value for word in (name, str(value))]
+
+
+class LocalFarm:
+    """The farm of a home. A context manager: inside it serves, afterwards nothing of it is left but its data.
+
+    Args:
+        home: its folder.
+        wishes: what is asked for.
+        say: told what goes on.
+        over: set when it is to end.
+
+    Raises:
+        FarmError: one of this home is up already, or it does not start.
+        UsageError: something was asked for that cannot be.
+        KeyboardInterrupt: it is to end before it serves.
+    """
+
+    def __init__(self, home: Path, wishes: UpOptions, say: Callable[[str], None], over: threading.Event) -> None:
+        self.home, self.wishes, self._say, self._over = home, wishes, say, over
+        self._lock = filelock.FileLock(home / LOCK, timeout=0, thread_local=False)
+        self._kept: list[SupervisedProcess] = []
+        self._database: Any = None
+        self._sheet = ""
+
+    def __enter__(self) -> LocalFarm:
+        need_packages()
+        prepare_home(self.home)
+        load_settings(self.home / "farm.toml")
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            raise FarmError(
+                f"the farm of {self.home} is up already",
+                hint="hil farm down ends it; hil farm host --name OTHER --board NAME gives it one more board; "
+                "another HIL_FARM_HOME is another farm",
+            ) from None
+        except OSError as error:
+            raise StorageError(f"{self.home} cannot be written: {error}") from error
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        self._write_sheet(serving=False)
+        for note in (self.home / LOGS).glob("*.pid"):
+            end_noted(note)
+        url = self.wishes.db or os.environ.get(DB_VARIABLE, "")
+        if not url:
+            from hil.controller.farm.store.embedded_database import Embedded
+
+            self._database = Embedded(self.home / "postgres")
+            url = self._database.start()
+            self._say(f"database  {self._database.folder}")
+        self._check_over()
+        asyncio.run(_prepare(url, token_file(self.home)))
+        words = ["--listen", f"unix:{socket_of(self.home)}", *self.wishes.gateway_words()]
+        gateway = self._keep("gateway", *words, **{DB_VARIABLE: url})
+        self._wait_until_serving(gateway)
+        self._say(f"gateway   unix:{socket_of(self.home)}" + (f", {self.wishes.listen}" * bool(self.wishes.listen)))
+        if self.wishes.count:
+            self._keep("host", *self.wishes.host_words())
+        self._write_sheet(ready=not self.wishes.count)
+
+    def _check_over(self) -> None:
+        if self._over.is_set():
+            raise KeyboardInterrupt
+
+    def _keep(self, name: str, *words: str, **more: str) -> SupervisedProcess:
+        """Start a process of the farm, ``hil farm NAME WORDS``, and keep it."""
+        away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
+        environment = {key: value for key, value in os.environ.items() if key not in away}
+        environment |= {HOME_VARIABLE: str(self.home), **more}
+        kept = SupervisedProcess(
+            name, module_command("hil", "farm", name, *words), environment, self.home / LOGS, self._say
+        )
+        self._kept.append(kept)
+        kept.start()
+        return kept
+
+    def _wait_until_serving(self, gateway: SupervisedProcess) -> None:
+        deadline = time.monotonic() + _SERVE_S
+        while not socket_of(self.home).exists() or not self._answers():
+            self._check_over()
+            if gateway.pid is None or time.monotonic() > deadline:
+                raise FarmError("the farm's gateway does not start", hint=f"see {gateway.log}", detail=gateway.tail())
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(FarmError, AccessRefused):
+            self.boards()
+            return True
+        return False
+
+    def boards(self) -> list[dict[str, Any]]:
+        """The farm's boards, as ``Ask`` tells them."""
+        found: list[dict[str, Any]] = ask(self.home, "boards")
+        return found
+
+    def watch(self) -> None:
+        """Keep everything running until it is over."""
+        known: dict[str, str] = {}
+        next_ask = 0.0
+        while not self._over.wait(_LOOK_S):
+            if self._database is not None and not self._database.is_alive():
+                self._say("the database died; it starts again")
+                try:
+                    self._database.start()
+                except HilError as error:
+                    self._say(f"the database does not start: {error.message}")
+                    self._over.wait(2)
+            for kept in self._kept:
+                kept.look()
+            if time.monotonic() >= next_ask:
+                known, next_ask = self._tell_boards(known), time.monotonic() + 1.0
+
+    def _tell_boards(self, known: dict[str, str]) -> dict[str, str]:
+        """Say which boards have another state than before; the farm is ready when all of ours are checked."""
+        if not self.wishes.count:
+            return known
+        try:
+            now = {board["name"]: board["state"] for board in self.boards()}
+        except HilError:
+            return known
+        for name, state in now.items():
+            if known.get(name) != state:
+                self._say(f"board     {name} {state}")
+        checked = [state for state in now.values() if state not in (BoardState.SUSPECT, BoardState.OFFLINE)]
+        with contextlib.suppress(StorageError):  # the disk is full: the farm goes on
+            self._write_sheet(ready=len(checked) >= self.wishes.count)
+        return now
+
+    def _write_sheet(self, *, ready: bool = False, serving: bool = True) -> None:
+        sheet = {"pid": os.getpid(), "address": f"unix:{socket_of(self.home)}", "serving": serving, "ready": ready}
+        sheet |= {"listen": self.wishes.listen, "boards": self.wishes.count}
+        if (text := json.dumps(sheet) + "\n") != self._sheet:
+            write_whole(self.home / SHEET, text)
+            self._sheet = text
+
+    def stop(self) -> None:
+        """End all of it, in order: first nothing new is begun, then nobody is served, then nothing is written."""
+        (self.home / SHEET).unlink(missing_ok=True)
+        for kept in reversed(self._kept):
+            kept.stop()
+        self._kept.clear()
+        socket_of(self.home).unlink(missing_ok=True)
+        if self._database is not None:
+            self._database.stop()
+            self._database = None
+        self._lock.release()
+
+
+async def _prepare(url: str, token: Path) -> None:
+    """Bring the database up to date, and see that whoever runs the farm has a token for it."""
+    from hil.controller.farm.store.access import add_token, principal_of
+    from hil.controller.farm.store.database import Database, migrate
+
+    await migrate(url)
+    database = await Database.open(url)
+    try:
+        async with database.transaction() as tx:
+            if token.exists() and await principal_of(tx, token.read_text().strip()) is not None:
+                return
+            made = await add_token(tx, getpass.getuser(), Role.ADMIN, "", "hil farm up", None)
+    finally:
+        await database.close()
+    write_whole(token, f"{made}\n", 0o600)
+
+
+_END_S, _GONE_S = 90.0, 5.0
+
+
+def end_farm(home: Path) -> bool:
+    """End the farm of a home and wait until it has ended, and whatever a killed one left; whether there was one.
+
+    Raises:
+        FarmError: it does not end.
+        UsageError: it is another user's.
+    """
+    if not is_there(home / LOCK):
+        return False
+    lock = filelock.FileLock(home / LOCK, thread_local=False)
+    was_up = False
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        was_up = True
+        sheet = sheet_of(home)
+        if sheet is None:
+            raise FarmError(
+                f"the farm of {home} is just ending, or starting", hint="try it again in a moment"
+            ) from None
+        pid = int(sheet["pid"])
+        this_one = born(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        try:
+            lock.acquire(timeout=_END_S)
+        except filelock.Timeout as error:
+            raise FarmError(f"the farm of {home} does not end", hint=f"kill -9 {pid}") from error
+        # It gives the lock back a moment before it is gone.
+        deadline = time.monotonic() + _GONE_S
+        while this_one and born(pid) == this_one and time.monotonic() < deadline:
+            time.sleep(0.01)
+    try:
+        notes = sorted((home / LOGS).glob("*.pid"), reverse=True)
+        for note in notes:
+            end_noted(note)
+    finally:
+        lock.release()
+    return was_up or bool(notes)

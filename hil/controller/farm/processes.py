@@ -1,0 +1,359 @@
+"""Processes that are kept: started again when they die, ended in order, found again after their keeper was killed.
+
+Processes forked from one that has imported everything: they start at once and share its memory.
+
+The process that forks makes no thread and no gRPC object, neither of which a fork can take along. Each child has an end
+of a pipe as its standard input, which ends when the process that forks does, however it was ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hil.core.files import write_atomic
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# Who lived so long died of something new.
+_STEADY_S = 60.0
+_STOP_S = 15.0
+_LARGEST_LOG = 10 << 20
+
+
+class SupervisedProcess:
+    """A process that is started again when it dies, later and later where it does so at once.
+
+    Args:
+        name: for people, and of its files.
+        command: what to start.
+        environment: for it.
+        folder: where its log goes, and a note of which process it is.
+        say: told when it died.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._note = folder / f"{name}.pid"
+        self._command, self._environment, self._say = list(command), dict(environment), say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = self._next = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+
+    @property
+    def pid(self) -> int | None:
+        """The process, where it runs."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start it; what an earlier keeper left of it is ended first."""
+        end_noted(self._note)
+        if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
+            self.log.replace(self.log.with_suffix(".old"))
+        with self.log.open("ab") as log:
+            # A session of its own: Ctrl-C is ours, and we end it in order.
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._began = time.monotonic()
+        pid = self._process.pid
+        write_atomic(self._note, json.dumps({"pid": pid, "born": born(pid)}))
+
+    def look(self) -> bool:
+        """Start it again where it died and its pause is over; whether it runs."""
+        if self._process is None:
+            if time.monotonic() >= self._next:
+                self._start_again()
+        elif (code := self._process.poll()) is not None:
+            lived = time.monotonic() - self._began
+            self._pause_s = _FIRST_PAUSE_S if lived > _STEADY_S else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._say(f"the {self.name} {how_ended(code)}; it starts again in {self._pause_s:g} s (see {self.log})")
+            self._process, self._next = None, time.monotonic() + self._pause_s
+        return self.pid is not None
+
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OSError as error:  # the disk is full, or there are too many processes: that passes
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next = time.monotonic() + self._pause_s
+            self._say(f"the {self.name} does not start: {error}; it is tried again in {self._pause_s:g} s")
+
+    def stop(self) -> None:
+        """End it, with all that it started."""
+        if self._process is not None:
+            _end(self._process.pid, self._process.poll)
+            self._process = None
+        self._note.unlink(missing_ok=True)
+
+    def tail(self, lines: int = 12) -> str:
+        """The end of its log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+
+def end_noted(note: Path) -> None:
+    """End the process that a note names, if it is still that one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        said = json.loads(note.read_text())
+        pid, was = int(said["pid"]), str(said["born"])
+        if was and born(pid) == was:
+            _end(pid, lambda: None if born(pid) == was else 0)
+    note.unlink(missing_ok=True)
+
+
+def born(pid: int) -> str:
+    """What tells a process from a later one of the same number; "" where there is none, or it has ended."""
+    if Path("/proc/self/stat").exists():
+        try:
+            words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return ""
+        return "" if words[0] in (b"Z", b"X") else words[19].decode()
+    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _end(pid: int, poll: Callable[[], int | None]) -> None:
+    """Ask a session's leader to end, then make it and whatever it left."""
+    for how, wait_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if how is signal.SIGTERM:
+                # One that is stopped would not hear it.
+                os.killpg(pid, signal.SIGCONT)
+                os.kill(pid, how)
+            else:
+                os.killpg(pid, how)
+        deadline = time.monotonic() + wait_s
+        while poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if poll() is not None:
+            break
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def how_ended(code: int) -> str:
+    """What an exit code, negative for a signal, says to people."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+
+
+_FORK_PAUSE_S, _FORK_LONGEST_PAUSE_S = 0.2, 10.0
+# Who lived so long died of something new.
+_FORK_STEADY_S = 20.0
+# Where there are many, they start one after another: a machine that starts all at once answers nobody meanwhile.
+_AT_ONCE, _CPU_S = 16, 0.5
+_COMM = 15
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass
+class ForkedProcess:
+    """A process that is to run.
+
+    Attributes:
+        name: for people.
+        main: what it does.
+        log: where it prints, where that is not where its parent does.
+        rank: when all are stopped, those of a lower rank are stopped, and gone, before.
+    """
+
+    name: str
+    main: Callable[[], None]
+    log: Path | None = None
+    rank: int = 0
+    pid: int = 0
+    began: float = 0.0
+    pause_s: float = _FORK_PAUSE_S
+    due: float = 0.0
+
+
+class PreforkSupervisor:
+    """Runs children until it is told to stop, each again when it ends. To be used in the main thread.
+
+    Args:
+        children: them.
+        say: told of those that died.
+        stop_s: how long they are given to end.
+    """
+
+    def __init__(self, children: Sequence[ForkedProcess], say: Callable[[str], None], stop_s: float = 10.0) -> None:
+        self._children, self._say, self._stop_s = list(children), say, stop_s
+        self._stopping = False
+        self._alive_read, self._alive_write = os.pipe()
+        self._wake_read, self._wake_write = socket.socketpair()
+
+    def run(self) -> None:
+        """Run them until SIGTERM, SIGINT or SIGHUP; when this returns all are gone."""
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
+        apart_s = _CPU_S / (os.cpu_count() or 1)
+        for place, child in enumerate(self._children):
+            child.due = time.monotonic() + max(place - _AT_ONCE, 0) * apart_s
+        gc.collect()
+        gc.freeze()
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._wake_read, selectors.EVENT_READ)
+                while not self._stopping:
+                    self._start_due()
+                    selector.select(self._next_s())
+                    self._reap()
+        finally:
+            self._stop()
+
+    def _on_signal(self, *_: object) -> None:
+        self._stopping = True
+
+    def _next_s(self) -> float | None:
+        waiting = [child.due for child in self._children if not child.pid]
+        return max(min(waiting) - time.monotonic(), 0.0) if waiting else None
+
+    def _start_due(self) -> None:
+        for child in self._children:
+            if not child.pid and time.monotonic() >= child.due and not self._stopping:
+                child.began = time.monotonic()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                pid = os.fork()
+                if not pid:
+                    self._become(child)
+                child.pid = pid
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_read.recv(4096):
+                pass
+        for child in self._children:
+            if child.pid and (status := _ended(child.pid)) is not None:
+                self._bury(child)
+                if not self._stopping:
+                    self._say(f"{child.name} {status}; it starts again in {child.pause_s:g} s")
+
+    def _bury(self, child: ForkedProcess) -> None:
+        # What it started goes with it.
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.pid = 0
+        lived = time.monotonic() - child.began
+        child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_S else min(child.pause_s * 2, _FORK_LONGEST_PAUSE_S)
+        child.due = time.monotonic() + child.pause_s
+
+    def _stop(self) -> None:
+        for rank in sorted({child.rank for child in self._children}):
+            running = [child for child in self._children if child.pid and child.rank == rank]
+            for how, wait_s in ((signal.SIGTERM, self._stop_s), (signal.SIGKILL, 5.0)):
+                for child in running:
+                    with contextlib.suppress(OSError):
+                        os.kill(child.pid, signal.SIGCONT)
+                        os.kill(child.pid, how)
+                deadline = time.monotonic() + wait_s
+                while running and time.monotonic() < deadline:
+                    for child in [one for one in running if _ended(one.pid) is not None]:
+                        self._bury(child)
+                        running.remove(child)
+                    time.sleep(0.01)
+        signal.set_wakeup_fd(-1)
+
+    def _become(self, child: ForkedProcess) -> None:
+        """In the forked child: a session of its own, then its work, then the end."""
+        code = 1
+        try:
+            os.setsid()
+            with contextlib.suppress(OSError):  # for people: what ps and top show, on Linux
+                Path("/proc/self/comm").write_text(child.name[-_COMM:])
+            signal.set_wakeup_fd(-1)
+            for number in (*_SIGNALS, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            if self._stopping:  # we were told before we could be ended by it
+                raise SystemExit(0)
+            self._wake_read.close()
+            self._wake_write.close()
+            os.close(self._alive_write)
+            os.dup2(self._alive_read, 0)
+            os.close(self._alive_read)
+            if child.log is not None:
+                log = os.open(child.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.close(log)
+            child.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            # What the parent had opened is not ours to tidy up.
+            os._exit(code)
+
+
+def module_main(module: str, arguments: Sequence[str]) -> Callable[[], None]:
+    """What `python -m MODULE ARGUMENTS` does, for a child."""
+
+    def run() -> None:
+        sys.argv = [module, *arguments]
+        importlib.import_module(module).main()
+
+    return run
+
+
+def end_with_parent() -> None:
+    """In a child: end at once, with all that it started, when the process that forked it is gone."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):
+                pass
+        with contextlib.suppress(OSError):
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="lifeline").start()
+
+
+def _ended(pid: int) -> str | None:
+    """How a child ended; None while it runs."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return "is gone"
+    if not found:
+        return None
+    return how_ended(os.waitstatus_to_exitcode(status))

@@ -1,0 +1,1 @@
+"""Scheduling decisions as pure functions: who gets which board, what becomes of boards and jobs. No SQL, no gRPC."""

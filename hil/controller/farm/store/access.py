@@ -1,0 +1,87 @@
+"""Who may come in: tokens, of which only digests are kept, and the audit of what was done with them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from hil.controller.farm.messages import Principal, Role
+from hil.controller.farm.store.database import Tx
+from hil.controller.farm.store.records import as_json, storable
+from hil.errors import UsageError
+
+PREFIX = "hilf_"
+_BYTES = 32
+_LONGEST_NAME = 100
+# Health jobs are the farm's own.
+_OURS = "farm"
+
+
+async def add_token(
+    tx: Tx, user: str, role: Role, project: str = "", note: str = "", expires_at: datetime | None = None
+) -> str:
+    """A new token, which is nowhere but in what this returns.
+
+    Raises:
+        UsageError: nobody can be called that.
+    """
+    for name in (user, project):
+        if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip():
+            raise UsageError(f"{name!r} is no name", hint=f"up to {_LONGEST_NAME} letters without line ends")
+    if user in ("", _OURS):
+        raise UsageError(f"no user can be called {user!r}", hint="hil farm token add USER")
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise UsageError(f"{expires_at} says no time zone")
+    token = PREFIX + secrets.token_urlsafe(_BYTES)
+    await tx.execute(
+        "insert into hil.tokens (digest, user_name, project, role, note, expires_at) values (%s, %s, %s, %s, %s, %s)",
+        [_digest(token), user, project, Role(role).value, storable(note), expires_at],
+    )
+    return token
+
+
+async def revoke(tx: Tx, number: int) -> str:
+    """A token is good no more; returns whose it was. Once more is no error.
+
+    Raises:
+        UsageError: there is no such token.
+    """
+    asked = await tx.execute(
+        "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name", [number]
+    )
+    row = await asked.fetchone()
+    if row is None:
+        raise UsageError(f"the farm has no token {number}", hint="hil farm token list")
+    return str(row["user_name"])
+
+
+async def principal_of(tx: Tx, token: str) -> Principal | None:
+    """Whom a token stands for; None where it is none of ours, or good no more."""
+    asked = await tx.execute(
+        "select id, user_name, project, role from hil.tokens where digest = %s and revoked_at is null"
+        " and (expires_at is null or expires_at > now())",
+        [_digest(token)],
+    )
+    row = await asked.fetchone()
+    if row is None:
+        return None
+    return Principal(user=row["user_name"], role=Role(row["role"]), project=row["project"], token=row["id"])
+
+
+async def note_audit(
+    tx: Tx, who: Principal, action: str, object: str = "", allowed: bool = True, detail: Mapping[str, Any] | None = None
+) -> None:
+    """Note that somebody did something, or was not let."""
+    await tx.execute(
+        "insert into hil.audit (user_name, role, peer, action, object, allowed, detail)"
+        " values (%s, %s, %s, %s, %s, %s, %s)",
+        [who.user, who.role.value, who.peer, storable(action), storable(object), allowed, as_json(dict(detail or {}))],
+    )
+
+
+def _digest(token: str) -> str:
+    # The tokens are random and long: a plain digest tells nothing of them.
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,376 @@
+"""What can be asked of a farm, as JSON (docs/farm.schema.json says of what form). Lists go from the oldest to the
+newest, and where they are cut it is the oldest that are left out.
+
+The farm in numbers, for people and for metrics.
+
+Jobs that wait for boards which fail check after check: whoever waits for such a job is told, and need not go on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, job_name, parse_job
+from hil.controller.farm.scheduler import candidates
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store import event_log
+from hil.controller.farm.store.database import Tx
+from hil.controller.farm.store.records import storable
+from hil.errors import UsageError, did_you_mean
+
+_MOST = 100_000
+_USUAL = 200
+# Users' texts in an answer: titles, selectors, reasons of jobs (characters), results and specs (bytes). Many jobs with
+# long ones would take the gateway's memory. So many jobs are read at a time.
+_MOST_TEXT, _MOST_RESULTS, _PAGE = 16 << 20, 64 << 20, 1000
+_TEXTS = ("title", "selector", "project", "pinned", "board", "reason", "outcome")
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("name", "user", "board", "job"), str),
+    **dict.fromkeys(("after", "limit"), int),
+    "submission": (int, type(None)),
+    "state": (str, list, tuple),
+    **dict.fromkeys(("health", "specs"), bool),
+}
+
+# The board is that of the last lease; what went wrong last is the reason, until there is a result.
+_JOBS = """
+    select job.id, job.submission, job.number, job.kind, job.state, job.attempts, job.queued_at, job.started_at,
+        job.finished_at, submission.jobs, submission.title, submission.user_name, submission.project,
+        submission.priority, submission.selector, lease.board, submission.board as pinned, result.exit_code,
+        result.outcome, coalesce(result.result ->> 'reason', lease.reason, '') as reason
+    from hil.jobs as job
+    join hil.submissions as submission on submission.id = job.submission
+    left join hil.results as result on result.job = job.id
+    left join lateral (
+        select board, reason from hil.leases where leases.job = job.id order by leases.id desc limit 1
+    ) as lease on true
+"""
+
+
+async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], who: Principal) -> Any:
+    """The answer to a question.
+
+    Raises:
+        UsageError: there is no such question, or job, or the arguments are not its.
+    """
+    answer = _ANSWERS.get(what)
+    if answer is None:
+        raise UsageError(f"a farm cannot be asked for {what!r}", hint=did_you_mean(what, _ANSWERS))
+    try:
+        inspect.signature(answer).bind(tx, **arguments)
+    except TypeError as error:
+        raise UsageError(f"a farm cannot be asked for {what!r} so: {error}") from error
+    for name, value in arguments.items():
+        if not isinstance(value, _TYPES[name]) or (isinstance(value, bool) and _TYPES[name] is not bool):
+            raise UsageError(f"{name} of {what!r} cannot be {value!r}")
+        if isinstance(value, str) and storable(value) != value:
+            raise UsageError(f"there is no {name} {value!r}")
+    return await answer(tx, **arguments)
+
+
+async def jobs(
+    tx: Tx,
+    state: str | Sequence[str] = (),
+    user: str = "",
+    submission: int | None = None,
+    limit: int = _USUAL,
+    health: bool = False,
+) -> list[dict[str, Any]]:
+    """The farm's jobs; its own ones, which check boards, where ``health`` is set."""
+    states = [state] if isinstance(state, str) and state else list(state)
+    known = [one.value for one in JobState]
+    if unknown := [one for one in states if one not in known]:
+        raise UsageError(f"a job is never {unknown[0]!r}", hint=f"it is {', '.join(known)}")
+    where = ["job.kind <> 'health'"] if not health and submission is None else []
+    where += ["job.state = any(%(states)s)"] if states else []
+    where += ["submission.user_name = %(user)s"] if user else []
+    where += ["job.submission = %(submission)s"] if submission is not None else []
+    values = {"states": states, "user": user, "submission": submission}
+    return [_job(row) for row in await _newest(tx, where, values, _limit(limit))]
+
+
+async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+    """So many of the newest jobs, the newest last.
+
+    Raises:
+        UsageError: their texts are too long together.
+    """
+    found: list[dict[str, Any]] = []
+    size, before = 0, 2**62
+    conditions = " and ".join([*where, "job.id < %(before)s"])
+    query = f"{_JOBS} where {conditions} order by job.id desc limit %(page)s"
+    while len(found) < limit:
+        page = min(_PAGE, limit - len(found))
+        rows = await _rows(tx, query, {**values, "before": before, "page": page})
+        found += rows
+        size += sum(len(row[name] or "") for row in rows for name in _TEXTS)
+        if size > _MOST_TEXT:
+            raise UsageError(
+                f"what these jobs say of themselves is longer than {_MOST_TEXT >> 20} million characters",
+                hint="ask for fewer: --limit N, or one job by its name",
+            )
+        if len(rows) < page:
+            break
+        before = rows[-1]["id"]
+    return found[::-1]
+
+
+async def job(tx: Tx, name: str) -> dict[str, Any]:
+    """One job, with all attempts at it.
+
+    Raises:
+        UsageError: there is none of this name, or it names more than one.
+    """
+    found = await _named(tx, name)
+    if len(found) > 1:
+        names = f"{found[0]['submission']}.{found[0]['number']} to {found[-1]['submission']}.{found[-1]['number']}"
+        raise UsageError(f"{name} is {len(found)} jobs", hint=f"they are {names}")
+    attempts = await _rows(
+        tx,
+        "select id as lease, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
+        " where job = %(job)s order by id",
+        {"job": found[0]["id"]},
+    )
+    return {**_job(found[0]), "attempts_made": [_plain(row) for row in attempts]}
+
+
+async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]:
+    """The results of a submission's jobs, or of one of them; a job that has none yet says its state alone.
+
+    With ``specs`` each also has its ``spec``: what it was to do.
+    """
+    found = await _named(tx, name)
+    await _check_size(tx, name, [row["id"] for row in found])
+    query = (
+        f"select job.id, result.result, {'job.spec' if specs else 'null as spec'} from hil.jobs as job"
+        " left join hil.results as result on result.job = job.id where job.id = any(%(jobs)s)"
+    )
+    more = {row["id"]: row for row in await _rows(tx, query, {"jobs": [row["id"] for row in found]})}
+    rows = []
+    for row in found:
+        own = more[row["id"]]
+        said = {"name": _name(row), "state": row["state"], **(own["result"] or {})}
+        rows.append({**said, "spec": own["spec"]} if specs else said)
+    return rows
+
+
+async def _check_size(tx: Tx, name: str, jobs: list[int]) -> None:
+    """Refuse results that are too much for one answer.
+
+    Raises:
+        UsageError: they are.
+    """
+    query = (
+        "select coalesce(sum(octet_length(result.result::text)), 0) + coalesce(sum(octet_length(job.spec::text)), 0)"
+        " as size from hil.jobs as job left join hil.results as result on result.job = job.id"
+        " where job.id = any(%(jobs)s)"
+    )
+    [row] = await _rows(tx, query, {"jobs": jobs}) if len(jobs) > 1 else [{"size": 0}]
+    if row["size"] > _MOST_RESULTS:
+        raise UsageError(
+            f"the results of {name} are {int(row['size']) >> 20} MiB, and an answer has at most {_MOST_RESULTS >> 20}",
+            hint=f"ask for its jobs one by one: {name}.1, ...",
+        )
+
+
+async def boards(tx: Tx) -> list[dict[str, Any]]:
+    """All boards."""
+    rows = await _rows(
+        tx,
+        "select board.name, board.site, board.host, board.hw_type, board.state, board.hold, board.reason, board.labels,"
+        " board.checked_at, board.failures, board.warm, lease.granted_at as since, job.submission, job.number,"
+        " submission.jobs, submission.user_name"
+        " from hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
+        " left join hil.jobs as job on job.id = lease.job"
+        " left join hil.submissions as submission on submission.id = job.submission where not board.forgotten"
+        " order by board.name",
+    )
+    return [_board(row) for row in rows]
+
+
+async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[dict[str, Any]]:
+    """What happened to boards and jobs, and why."""
+    where = [f"{name} = %({name})s" for name, value in (("board", board), ("job", job)) if value]
+    query = (
+        "select id, at, what, board, job, lease, reason from hil.events"
+        f" where {' and '.join(where) or 'true'} order by id desc limit %(limit)s"
+    )
+    rows = await _rows(tx, query, {"board": board, "job": job, "limit": _limit(limit)})
+    return [_plain(row) for row in reversed(rows)]
+
+
+async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
+    """Who did what, and what was refused."""
+    query = (
+        'select id, at, user_name as "user", role, peer, action, object, allowed, detail'
+        " from hil.audit order by id desc limit %(limit)s"
+    )
+    return [_plain(row) for row in reversed(await _rows(tx, query, {"limit": _limit(limit)}))]
+
+
+async def tokens(tx: Tx) -> list[dict[str, Any]]:
+    """All tokens: whose they are, not what."""
+    query = (
+        'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
+        " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
+    )
+    return [_plain(row) for row in await _rows(tx, query)]
+
+
+async def printed(tx: Tx, name: str, after: int = 0) -> list[dict[str, Any]]:
+    """What a submission's jobs, or one of them, printed."""
+    ids = [row["id"] for row in await _named(tx, name)]
+    return await event_log.output_after(tx, ids, after)
+
+
+_JOB_COUNTS = "select state, count(*) as n from hil.jobs where kind <> 'health' group by state"
+_BOARD_COUNTS = """
+    select case when hold = '' then state when lease.id is null then 'maintenance' else 'draining' end as state,
+        count(*) as n
+    from hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null
+    where not board.forgotten group by 1
+"""
+_QUEUE_COUNTS = """
+    select submission.priority as state, count(*) as n
+    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
+    where job.state = 'queued' and job.kind <> 'health' group by 1
+"""
+# Of the last hour.
+_WAITED = """
+    select percentile_cont(array[0.5, 0.95]) within group (order by extract(epoch from started_at - queued_at)) as s
+    from hil.jobs where started_at > now() - interval '1 hour' and kind <> 'health'
+"""
+_USERS = """
+    with open as (
+        select submission.user_name, submission.project,
+            count(*) filter (where job.state = 'running') as running,
+            count(*) filter (where job.state = 'queued') as queued
+        from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
+        where job.state in ('queued', 'running') and job.kind <> 'health' group by 1, 2
+    )
+    select user_name as "user", project, coalesce(running, 0) as running, coalesce(queued, 0) as queued,
+        coalesce(hil.faded(share.board_s, share.at, %s), 0) as board_s
+    from hil.shares as share full join open using (user_name, project)
+    order by 1, 2
+"""
+
+
+async def stats(tx: Tx) -> dict[str, Any]:
+    """Jobs, boards and what waits, by state and class; how long jobs waited (s); who has and had what."""
+    asked = await tx.execute(_WAITED)
+    waited = await asked.fetchone()
+    half, most = (waited and waited["s"]) or (None, None)
+    users = await tx.execute(_USERS, [FarmSettings().share_half_life_s])
+    return {
+        "jobs": await _counts(tx, _JOB_COUNTS, [state.value for state in JobState]),
+        "boards": await _counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
+        "queue": await _counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
+        "waiting_s": {"p50": _seconds(half), "p95": _seconds(most)},
+        "users": [{**row, "board_s": _seconds(row["board_s"])} for row in await users.fetchall()],
+    }
+
+
+async def _counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
+    asked = await tx.execute(query)
+    counts = {row["state"]: row["n"] for row in await asked.fetchall()}
+    return {state: counts.get(state, 0) for state in known}
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else round(float(value), 3)
+
+
+_ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "jobs": jobs,
+    "job": job,
+    "result": result,
+    "boards": boards,
+    "events": events,
+    "audit": audit,
+    "stats": stats,
+    "tokens": tokens,
+    "logs": printed,
+}
+
+
+async def _named(tx: Tx, name: str) -> list[dict[str, Any]]:
+    """The jobs of a name, at least one."""
+    submission, number = parse_job(str(name))
+    values = {"submission": submission, "number": number}
+    only = "" if number is None else " and job.number = %(number)s"
+    # A number that no column can hold is no job's either.
+    known = submission < 2**63 and (number or 0) < 2**31
+    where = [f"job.submission = %(submission)s{only}"]
+    found = await _newest(tx, where, values, _MOST) if known else []
+    if not found:
+        raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
+    return found
+
+
+async def _rows(tx: Tx, query: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    return await (await tx.execute(query, values)).fetchall()
+
+
+def _limit(limit: int) -> int:
+    if not 0 < limit <= _MOST:
+        raise UsageError(f"a limit is a number from 1 to {_MOST}, not {limit}")
+    return limit
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return job_name(row["submission"], row["number"], row["jobs"])
+
+
+def _job(row: Mapping[str, Any]) -> dict[str, Any]:
+    same = ("submission", "title", "kind", "project", "priority", "selector", "state", "attempts")
+    times = ("queued_at", "started_at", "finished_at")
+    return {
+        "name": _name(row),
+        **{key: row[key] for key in same},
+        "user": row["user_name"],
+        "board": row["board"] or "",
+        "pinned": row["pinned"],
+        **{key: _iso(row[key]) for key in times},
+        "exit_code": row["exit_code"],
+        "outcome": row["outcome"] or "",
+        "reason": row["reason"],
+    }
+
+
+def _board(row: Mapping[str, Any]) -> dict[str, Any]:
+    busy = row["submission"] is not None
+    state = row["state"]
+    if row["hold"]:
+        state = (BoardState.DRAINING if busy else BoardState.MAINTENANCE).value
+    same = ("name", "site", "host", "hw_type", "reason", "labels", "failures", "warm")
+    return {
+        **{key: row[key] for key in same},
+        "state": state,
+        "job": _name(row) if busy else "",
+        "user": row["user_name"] or "",
+        "since": _iso(row["since"]),
+        "checked_at": _iso(row["checked_at"]),
+    }
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _iso(value) if isinstance(value, datetime) else value for key, value in row.items()}
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at is not None else None
+
+
+_CANDIDATE_BOARDS = """
+    select name, labels, state, failures, reason from hil.boards
+    where not forgotten and hold = '' and state <> 'offline' order by name
+"""
+
+
+async def unrunnable(tx: Tx, jobs: list[Mapping[str, Any]]) -> dict[str, str]:
+    """Of jobs as :func:`jobs` returns them: those that no board can run, and why (:func:`.candidates.unrunnable`)."""
+    waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
+    return candidates.unrunnable(waiting, await _rows(tx, _CANDIDATE_BOARDS)) if waiting else {}

@@ -1,0 +1,216 @@
+"""Rows of the farm's tables as the desk works with them, and values made fit for a table."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+
+from hil.controller.farm.messages import BoardState, Document, JobState, Kind, job_name
+from hil.controller.farm.scheduler.candidates import BoardRow
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store.database import Tx
+from hil.errors import UsageError
+
+Row: TypeAlias = dict[str, Any]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+D = TypeVar("D", bound=Document)
+
+# Whoever changes what the farm promises about jobs, leases and boards does it alone: one after the other, in the whole
+# farm. What only lengthens a promise (beats) does not need it.
+ALONE = 0x4_68_69_6C  # "hil"
+
+_LEASE = """
+    select lease.*, board.hold <> '' as held_back,
+        job.submission, job.number, job.kind, job.state, job.attempts, job.affinity, job.avoid,
+        submission.jobs, submission.user_name, submission.project, submission.board as pinned, submission.max_attempts
+    from hil.leases as lease
+    join hil.jobs as job on job.id = lease.job
+    join hil.submissions as submission on submission.id = job.submission
+    join hil.boards as board on board.name = lease.board
+"""
+
+
+_LABELS_MOST = 4096
+# Labels by their digest: what a board says of itself is read once in each form that it takes.
+_labels: dict[str, Mapping[str, Any]] = {}
+
+_BOARDS = """
+    select name, labels_digest, state, hold, warm, worker <> '' and owned_until > clock_timestamp() as attended,
+        exists (select from hil.leases where board = name and ended_at is null) as busy,
+        coalesce(checked_at < clock_timestamp() - make_interval(secs => %(health_every_s)s), true) as unchecked
+    from hil.boards where not forgotten
+"""
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job, with what its submission says of it.
+
+    Attributes:
+        id, name: in the database, and for people.
+        submission: its submission.
+        kind: what it does.
+        state: where it is.
+        attempts: leases that it had.
+        max_attempts: leases that it may have.
+        user, project: whom it is counted for.
+        pinned: the board that it must have, "" for any.
+        affinity: what a board is warm for once it ran this.
+        avoid: boards where it failed for the infrastructure's sake.
+    """
+
+    id: int
+    name: str
+    submission: int
+    kind: Kind
+    state: JobState
+    attempts: int
+    max_attempts: int
+    user: str
+    project: str
+    pinned: str
+    affinity: str
+    avoid: tuple[str, ...]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], id: int) -> JobRow:
+        """Of a row that has a job's and its submission's columns."""
+        return cls(
+            id=id,
+            name=job_name(row["submission"], row["number"], row["jobs"]),
+            submission=row["submission"],
+            kind=Kind(row["kind"]),
+            state=JobState(row["state"]),
+            attempts=row["attempts"],
+            max_attempts=row["max_attempts"],
+            user=row["user_name"],
+            project=row["project"],
+            pinned=row["pinned"],
+            affinity=row["affinity"],
+            avoid=tuple(row["avoid"]),
+        )
+
+
+@dataclass(frozen=True)
+class LeaseRow:
+    """A lease, over or not, with the job that it is for. ``held_back``: nothing new may begin on its board."""
+
+    id: int
+    job: JobRow
+    board: str
+    worker: str
+    fence: int
+    attempt: int
+    queue_id: int | None
+    key: str
+    granted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    reason: str
+    result: Mapping[str, Any] | None
+    held_back: bool
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> LeaseRow:
+        """Of a row of the query that reads leases."""
+        own = {name: row[name] for name in cls.__dataclass_fields__ if name != "job"}
+        return cls(job=JobRow.of(row, row["job"]), **own)
+
+
+def alone(function: Callable[Concatenate[Tx, P], Awaitable[T]]) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
+    """A function that changes what the farm promises: it runs alone in the whole farm until its transaction is over.
+
+    Its statements are pipelined: only those whose rows it asks for are waited for.
+    """
+
+    @functools.wraps(function)
+    async def run(tx: Tx, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async with tx.pipeline():
+            await tx.execute("select pg_advisory_xact_lock(%s)", [ALONE])
+            return await function(tx, *args, **kwargs)
+
+    return run
+
+
+async def fetched(tx: Tx, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Row]:
+    """All rows of a query."""
+    return await (await tx.execute(query, values)).fetchall()
+
+
+async def lease_row(tx: Tx, lease: int) -> LeaseRow | None:
+    """The lease of this number, kept from changing; None where there is none."""
+    rows = await fetched(tx, f"{_LEASE} where lease.id = %s for update of lease", [lease])
+    return LeaseRow.of(rows[0]) if rows else None
+
+
+async def active_leases(tx: Tx, where: str = "true", values: Mapping[str, Any] | None = None) -> list[LeaseRow]:
+    """The leases that are not over, of those that a condition in SQL names, kept from changing."""
+    query = f"{_LEASE} where lease.ended_at is null and ({where}) order by lease.id for update of lease"
+    return [LeaseRow.of(row) for row in await fetched(tx, query, values or {})]
+
+
+async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None = None) -> list[BoardRow]:
+    """The boards that the farm has, attended or not: all or some."""
+    where = "" if names is None else " and name = any(%(names)s)"
+    values = {"names": list(names or ()), "health_every_s": settings.health_every_s}
+    rows = await fetched(tx, f"{_BOARDS}{where} order by name", values)
+    await _learn(tx, {row["labels_digest"] for row in rows})
+    return [
+        BoardRow(
+            name=row["name"],
+            labels=_labels[row["labels_digest"]],
+            state=BoardState(row["state"]),
+            held=row["hold"] != "",
+            attended=row["attended"],
+            busy=row["busy"],
+            unchecked=row["unchecked"],
+            warm=frozenset(row["warm"]),
+        )
+        for row in rows
+    ]
+
+
+async def _learn(tx: Tx, digests: set[str]) -> None:
+    """Read the labels that are not known yet."""
+    if len(_labels) > _LABELS_MOST:
+        _labels.clear()
+    lacking = list(digests - _labels.keys())
+    if lacking:
+        query = "select labels_digest, labels from hil.boards where labels_digest = any(%s)"
+        for row in await fetched(tx, query, [lacking]):
+            _labels[row["labels_digest"]] = row["labels"]
+
+
+def as_json(value: Any) -> str:
+    """A document as text for a jsonb column."""
+    return json.dumps(storable(value), ensure_ascii=False)
+
+
+def stored(document: D) -> D:
+    """A document as it is read back from a jsonb column.
+
+    Raises:
+        UsageError: there is no end to what is in it.
+    """
+    try:
+        return type(document).of_json(storable(document.to_json()))
+    except RecursionError as error:
+        raise UsageError(f"this {type(document).__name__} is nested too deeply") from error
+
+
+def storable(value: Any) -> Any:
+    """JSON values without what a jsonb or text column cannot hold: NUL, half of a pair of surrogates, NaN."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {storable(str(key)): storable(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [storable(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("psycopg", reason="needs the extra `farm`")
+
+from hil.controller.farm.gateway import log_buffer
+from hil.controller.farm.gateway.log_buffer import LogBuffer
+from hil.controller.farm.store.database import DatabaseAway
+
+
+class Outages:
+    """A database that is away for the first few transactions."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[str]:
+        if self.count:
+            self.count -= 1
+            raise DatabaseAway("gone")
+        yield "tx"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+
+    async def append(tx: Any, lease: int, text: str) -> None:
+        found.append((lease, text))
+
+    monkeypatch.setattr("hil.controller.farm.store.event_log.append_output", append)
+    monkeypatch.setattr(log_buffer, "_AWAY_S", 0.01)
+    return found
+
+
+def run(outages: int, work: Callable[[LogBuffer], Any]) -> None:
+    async def go() -> None:
+        one = LogBuffer(Outages(outages))
+        writer = asyncio.create_task(one.run())
+        await asyncio.wait_for(work(one), 60)
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+
+    asyncio.run(go())
+
+
+def test_all_can_be_waited_for(written: list[tuple[int, str]]) -> None:
+    async def work(one: LogBuffer) -> None:
+        await one.add(1, "a")
+        await one.add(2, "b")
+        await one.flush()
+        assert written == [(1, "a"), (2, "b")]
+
+    run(1, work)
+
+
+@pytest.mark.parametrize("outages", [0, 3])
+def test_lines_are_written_in_order_and_once(written: list[tuple[int, str]], outages: int) -> None:
+    async def work(one: LogBuffer) -> None:
+        for number in range(50):
+            await one.add(number % 2, f"{number}\n")
+            if number == 25:
+                await one.flush(1)
+        await one.flush(0)
+        await one.flush(1)
+
+    run(outages, work)
+    for lease in (0, 1):
+        text = "".join(text for of, text in written if of == lease)
+        assert text == "".join(f"{number}\n" for number in range(lease, 50, 2))
+
+
+def test_who_prints_too_much_waits_until_it_is_written(
+    written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_buffer, "_MOST", 100)
+
+    async def work(one: LogBuffer) -> None:
+        for _ in range(10):
+            await one.add(1, "x" * 60)
+            assert one._size <= 160
+        await one.flush(1)
+
+    run(2, work)
+    assert sum(len(text) for _, text in written) == 600
+
+
+def test_nul_is_no_end(written: list[tuple[int, str]]) -> None:
+    async def work(one: LogBuffer) -> None:
+        await one.add(1, "a\0b")
+        await one.flush(1)
+
+    run(0, work)
+    assert written == [(1, "a\ufffdb")]
+
+
+def test_what_cannot_be_written_holds_up_nothing(
+    written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = log_buffer.event_log.append_output
+
+    async def append(tx: Any, lease: int, text: str) -> None:
+        if lease == 1:
+            raise ValueError("no such lease")
+        await whole(tx, lease, text)
+
+    monkeypatch.setattr("hil.controller.farm.store.event_log.append_output", append)
+
+    async def work(one: LogBuffer) -> None:
+        await one.add(1, "bad")
+        await one.flush(1)
+        await one.add(2, "good")
+        await one.flush(2)
+
+    run(0, work)
+    assert written == [(2, "good")]

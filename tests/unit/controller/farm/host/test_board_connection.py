@@ -1,0 +1,139 @@
+"""A worker's way to its board, against an agent of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hil.agent.server import Agent, AgentConfig
+from hil.controller.devices.client import AgentClient, Target
+from hil.controller.farm.host import board_connection as ways
+from hil.controller.farm.host.board_connection import BoardConnection
+from hil.controller.farm.host.inventory import BoardEntry, HostInfo
+from hil.controller.farm.messages import Grant, JobSpec, Kind
+from hil.controller.farm.paths import FarmAddress
+from hil.core.boards import load_board
+from hil.errors import BoardBusy, BoardUnreachable
+
+CONFIG = '[board]\nhw_type = "bench"\n[labels]\nchip = "x"\n[connection]\naddress = "unix:{socket}"\n'
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Callable[[], Agent]]:
+    running: list[Agent] = []
+
+    def start() -> Agent:
+        running.append(Agent(AgentConfig(listen=f"unix:{tmp_path}/a.sock", store=tmp_path / "store", runtimes={})))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture
+def way(tmp_path: Path) -> Iterator[BoardConnection]:
+    config = tmp_path / "bench.toml"
+    config.write_text(CONFIG.format(socket=tmp_path / "a.sock"))
+    site = HostInfo("lab1", "berlin", FarmAddress(("unix:g",), "t"), tmp_path / "host", tmp_path)
+    way = BoardConnection(BoardEntry("bench", config, tmp_path / "post"), site, print)
+    yield way
+    way.close()
+
+
+def grant(fence: int) -> Grant:
+    return Grant(fence, "17", 17, "bench", fence, 6.0, 60.0, 1, JobSpec(Kind.RUN))
+
+
+def test_a_board_that_was_looked_at_is_presented_with_all_that_it_told(agent, way, tmp_path):
+    before = way.card()
+    assert before.labels == {"chip": "x"}
+    agent()
+    way.look()
+    card = way.card()
+    assert (card.name, card.hw_type, card.site, card.host) == ("bench", "bench", "berlin", "lab1")
+    assert card.labels.items() > {"chip": "x"}.items() and card.labels["cores"] >= 1
+    assert not card.direct and not card.powered and str(tmp_path) not in card.config
+
+
+def test_whoever_had_the_board_by_a_lower_fence_loses_it_when_it_is_taken(agent, way, tmp_path):
+    agent()
+    older = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
+    older.open_session("older", fence=4, on_wait=print)
+    assert not way.is_held(4)
+    way.look()
+    assert way.is_held(4) and not way.is_held(5)
+    way.take(grant(5))
+    assert not way.is_held(4)
+    with pytest.raises(BoardBusy, match="too old"):
+        older.open_session("again", fence=4, on_wait=print)
+    older.close()
+
+
+def test_a_fence_that_is_too_low_is_refused_and_the_boards_own_is_known_then(agent, way, tmp_path):
+    agent()
+    other = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
+    other.open_session("by hand", fence=90, on_wait=print)
+    other.close()
+    with pytest.raises(BoardBusy):
+        way.take(grant(5))
+    assert way.fence == 90
+    way.take(grant(91))
+
+
+def test_it_is_mended_when_the_agent_was_started_again(agent, way):
+    first = agent()
+    way.take(grant(1))
+    first.stop()
+    agent()
+    way.take(grant(2))
+    way.look()
+    assert way.fence == 2
+
+
+def test_one_that_nobody_answers_on_is_told(way):
+    with pytest.raises(BoardUnreachable):
+        way.take(grant(1))
+    assert way.target is None
+
+
+def test_the_config_for_a_lease_leads_to_the_agent_with_its_fence(agent, way, tmp_path):
+    agent()
+    way.look()
+    (tmp_path / "lease.toml").write_text(way.text(grant(7)))
+    there = load_board(str(tmp_path / "lease.toml")).connection
+    assert (there.address, there.fence) == (f"unix:{tmp_path}/a.sock", 7)
+
+
+def test_a_runtime_that_the_agent_lacks_is_brought_only_where_we_put_agents(agent, way):
+    agent()
+    assert way.bring("onnxruntime", print) is False and way.bring("", print) is False
+
+
+def test_a_runtime_is_brought_where_it_is_missing_and_we_put_agents_there(agent, way, tmp_path, monkeypatch):
+    asked = []
+    real = ways.open_link
+
+    def opened(address, config, *, runtime="", say):
+        asked.append(runtime)
+        # The agent of an SSH address is the test's own.
+        there = replace(config, connection=replace(config.connection, address=f"unix:{tmp_path}/a.sock"))
+        return real(address, there, runtime=runtime, say=say)
+
+    monkeypatch.setattr(ways, "open_link", opened)
+    agent()
+    way.bring("tflite", print)
+    # Whoever made this board's agent gave it its runtimes.
+    assert asked == [""]
+    config = tmp_path / "bench.toml"
+    config.write_text(config.read_text().replace(f"unix:{tmp_path}/a.sock", "root@bench"))
+    way.close()
+    way.bring("", print)
+    way.bring("tflite", print)
+    assert asked == ["", "", "tflite"]
+    way.info["runtimes"] = [{"name": "tflite"}]
+    way.bring("tflite", print)
+    assert asked == ["", "", "tflite"]

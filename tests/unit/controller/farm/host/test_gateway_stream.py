@@ -1,0 +1,265 @@
+"""A worker's stream to the farm, against a gateway of the test's own that may be silent, away, or refuse it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from hil.controller.farm.client import FarmClient
+from hil.controller.farm.host import gateway_stream
+from hil.controller.farm.host.gateway_stream import GatewayStream
+from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import methods
+from hil.protocol import wire
+from hil.protocol.v1 import farm_pb2 as pb
+
+GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, JobSpec(Kind.RUN))
+WAIT_S = 60.0
+
+
+class Gateway:
+    """The method Attend, on a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.streams = 0
+        self.answers_beats = True
+        self.refuses = False
+        self.hung_up = threading.Event()
+        self.heard: list[pb.FromBoard] = []
+        self._say: queue.SimpleQueue[pb.ToBoard | None] = queue.SimpleQueue()
+        self._server: Any = None
+
+    def start(self) -> None:
+        pool = concurrent.futures.ThreadPoolExecutor(8)
+        self._server = grpc.server(pool, options=wire.GRPC_OPTIONS)
+        (path, asked, answered) = next((p, a, b) for name, p, _, a, b in methods("Hosts") if name == "Attend")
+        service, _, name = path.strip("/").rpartition("/")
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._attend, request_deserializer=asked.FromString, response_serializer=answered.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: handler})])
+        self._server.add_insecure_port(f"unix:{self.path}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(0).wait()
+
+    def say(self, **message: Any) -> None:
+        self._say.put(pb.ToBoard(**message))
+
+    def kinds(self) -> list[str]:
+        return [str(one.WhichOneof("kind")) for one in self.heard]
+
+    def of(self, kind: str) -> list[Any]:
+        return [getattr(one, kind) for one in self.heard if one.WhichOneof("kind") == kind]
+
+    def _attend(self, requests: Iterator[pb.FromBoard], context: Any) -> Iterator[pb.ToBoard]:
+        self.streams += 1
+        assert dict(context.invocation_metadata())["authorization"] == "Bearer secret"
+        if self.refuses:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "that token is good no more")
+        mine = self._say = queue.SimpleQueue()
+        mine.put(pb.ToBoard(standing=pb.Standing(owner=True, beat_s=0.05)))
+
+        heard = self.heard
+
+        def hear() -> None:
+            try:
+                for message in requests:
+                    heard.append(message)
+                    if message.WhichOneof("kind") == "beat" and self.answers_beats:
+                        mine.put(pb.ToBoard(beat=pb.Beat()))
+                self.hung_up.set()
+            except grpc.RpcError:
+                pass
+            finally:
+                mine.put(None)
+
+        threading.Thread(target=hear, daemon=True).start()
+        yield from iter(mine.get, None)
+
+
+class Board:
+    """An attendant that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.grants: list[Grant] = []
+        self.over: list[tuple[int, str]] = []
+        self.dials: list[str] = []
+        self.told: list[str] = []
+        self.held = [5]
+
+    def card(self) -> BoardCard:
+        return BoardCard("rpi5", labels={"chip": "a76"})
+
+    def leases(self) -> list[int]:
+        return self.held
+
+    def granted(self, grant: Grant) -> None:
+        self.grants.append(grant)
+
+    def ended(self, lease: int, reason: str) -> None:
+        self.over.append((lease, reason))
+
+    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None:
+        self.dials.append(dial.id)
+
+    def say(self, text: str) -> None:
+        self.told.append(text)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    gateway = Gateway(tmp_path / "g.sock")
+    gateway.start()
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+def attending(gateway: Gateway, board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayStream]:
+    # Nobody is silent, however slow this machine is; but see the test of that.
+    monkeypatch.setattr(gateway_stream, "_SILENT_S", 60.0)
+    address = FarmAddress((f"unix:{gateway.path}.nobody", f"unix:{gateway.path}"), "secret")
+    made = GatewayStream(address, "worker-1", board)
+    made.start()
+    yield made
+    made.close()
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_board_is_presented_first_and_then_beats_as_often_as_it_is_told(gateway, board, attending):
+    until(lambda: len(gateway.of("beat")) >= 5)
+    assert gateway.kinds()[0] == "hello" and gateway.kinds().count("hello") == 1
+    (hello,) = gateway.of("hello")
+    assert BoardCard.of_json(json.loads(hello.card)) == board.card()
+    assert (hello.worker, list(hello.leases), attending.owner) == ("worker-1", [5], True)
+    assert list(gateway.of("beat")[-1].leases) == [5]
+
+
+def test_what_the_farm_says_is_passed_on(gateway, board, attending):
+    until(lambda: gateway.heard)
+    gateway.say(grant=json.dumps(GRANT.to_json()))
+    gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
+    gateway.say(dial=pb.DialIn(id="d1", lease=5))
+    until(lambda: board.dials)
+    assert (board.grants, board.over, board.dials) == ([GRANT], [(5, "cancelled")], ["d1"])
+
+
+def test_after_a_break_the_board_is_presented_again_with_what_has_started(gateway, board, attending):
+    until(lambda: gateway.heard)
+    attending.started(5, "unix:/agent.sock")
+    until(lambda: gateway.of("started"))
+    gateway.stop()
+    until(lambda: board.told)
+    assert not attending.owner
+    gateway.heard = []
+    gateway.start()
+    until(lambda: gateway.of("started"))
+    assert gateway.kinds()[:2] == ["hello", "started"] and gateway.of("started")[0].direct == "unix:/agent.sock"
+
+
+def test_what_is_over_is_not_told_to_have_started(gateway, board, attending):
+    until(lambda: gateway.heard)
+    attending.started(5, "")
+    attending.started(6, "")
+    until(lambda: len(gateway.of("started")) == 2)
+    gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
+    until(lambda: board.over)
+    attending.finished(6)
+    gateway.stop()
+    gateway.heard = []
+    gateway.start()
+    until(lambda: len(gateway.of("beat")) > 1)
+    assert not gateway.of("started")
+
+
+def test_lines_are_sent_together_and_those_of_an_outage_afterwards(gateway, board, attending):
+    until(lambda: gateway.heard)
+    for number in range(50):
+        attending.printed(5, f"line {number}")
+    attending.finished(5)
+    until(lambda: "line 49" in "\n".join(one.text for one in gateway.of("printed")))
+    assert len(gateway.of("printed")) < 10
+    gateway.stop()
+    until(lambda: board.told)
+    gateway.heard = []
+    attending.printed(6, "said while nobody listened")
+    gateway.start()
+    until(lambda: gateway.of("printed"))
+    assert (gateway.of("printed")[0].lease, gateway.of("printed")[0].text) == (6, "said while nobody listened\n")
+
+
+def test_a_gateway_that_says_nothing_more_is_left_for_another(gateway, board, attending, monkeypatch):
+    monkeypatch.setattr(gateway_stream, "_SILENT_S", 1.0)
+    # The next answer that comes sets it; none that is still on its way may set it back.
+    until(lambda: attending._silent_s == 1.0)
+    gateway.answers_beats = False
+    until(lambda: gateway.streams > 1)
+    assert board.told == ["the gateway is silent; trying again"]
+
+
+def test_one_whose_token_is_refused_says_so_and_does_not_hammer(gateway, board, attending):
+    until(lambda: gateway.heard)
+    gateway.refuses = True
+    gateway.stop()
+    gateway.start()
+    until(lambda: any("refused" in text for text in board.told))
+    streams = gateway.streams
+    time.sleep(1)
+    assert gateway.streams == streams
+
+
+def test_a_refusal_is_told_once_with_its_hint(gateway, board, attending, monkeypatch):
+    monkeypatch.setattr(gateway_stream, "_REFUSED_S", 0.05)
+    monkeypatch.setattr(gateway_stream, "_AGAIN_S", (0.1, 30.0))  # how long all of it may take
+    until(lambda: gateway.heard)
+    gateway.refuses = True
+    gateway.stop()
+    gateway.start()
+    streams = gateway.streams
+    until(lambda: gateway.streams > streams + 3)
+    (told,) = [text for text in board.told if "refused" in text]
+    assert "; trying again\n  hint: HIL_FARM_TOKEN" in told
+
+
+def test_whoever_leaves_says_so_by_ending_its_side(gateway, board, attending):
+    attending.printed(5, "the last word")
+    until(lambda: gateway.heard)
+    attending.close(wait_s=WAIT_S)
+    assert gateway.hung_up.wait(WAIT_S)
+    assert gateway.of("printed")[-1].text == "the last word\n"
+
+
+def test_it_begins_once_however_often_it_is_told_to(gateway, board, attending):
+    assert attending.start() is False
+    until(lambda: len(gateway.of("beat")) > 2)
+    assert gateway.streams == 1
+
+
+def test_a_board_that_changed_is_presented_again(gateway, board, attending):
+    until(lambda: gateway.heard)
+    attending.present()
+    until(lambda: len(gateway.of("hello")) == 2)

@@ -1,0 +1,296 @@
+"""Who gets which board: tables, properties, and a simulated lab."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hil.controller.farm.messages import Kind, Priority
+from hil.controller.farm.scheduler.policy import Free, Use, Waiting, assign
+from hil.controller.farm.selector import Selector, parse
+
+AGING_S = 600.0
+HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
+A, B, C = (Free(name) for name in ("a", "b", "c"))
+
+
+def job(number: int, user: str = "ada", **settings: Any) -> Waiting:
+    """A job; of several alike the one with the lower number has waited longer."""
+    return Waiting(number, user, **{"waits_s": 100.0 - number, **settings})
+
+
+def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str], Use] | None = None) -> list[str]:
+    """``1a``: job 1 got board a; in the order of granting, and the same however the jobs and boards are ordered."""
+    found = assign(jobs, boards, use or {}, AGING_S)
+    assert assign(list(reversed(jobs)), boards, use or {}, AGING_S) == found
+    return [f"{one}{board}" for one, board in found]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "boards", "use", "order"),
+    [
+        pytest.param([], [A], {}, [], id="nobody waits"),
+        pytest.param([job(1)], [], {}, [], id="no board is free"),
+        pytest.param([job(2), job(1), job(3)], [A, B], {}, ["1a", "2b"], id="who has waited longest"),
+        pytest.param(
+            [job(1, priority=LOW), job(2), job(3, priority=HIGH)], [A, B], {}, ["3a", "2b"], id="the higher class"
+        ),
+        pytest.param([job(1, board="b"), job(2, board="c")], [A, B], {}, ["1b"], id="pinned"),
+        pytest.param([job(1, board="a", selector="gpu")], [A], {}, [], id="pinned to what does not match"),
+        pytest.param([job(1, avoid=frozenset("a"))], [A], {}, [], id="nothing but what it avoids"),
+        pytest.param([job(1, avoid=frozenset("a"))], [A, B], {}, ["1b"], id="another than what it avoids"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use(1)}, ["2a"], id="who has no board now"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use(0, 9.0)}, ["2a"], id="who had less of late"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use(0, 0.5)}, ["2a"], id="who never had one"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use()}, ["1a"], id="who is known and had none"),
+        pytest.param(
+            [job(1), job(2), job(3), job(4, "bob")],
+            [A, B, C],
+            {("bob", ""): Use(1)},
+            ["1a", "2b", "4c"],
+            id="what is given counts",
+        ),
+        pytest.param(
+            [job(1, board="a"), job(2, board="a"), job(3, board="b")],
+            [A, B],
+            {},
+            ["1a", "3b"],
+            id="its only board is gone",
+        ),
+        pytest.param(
+            [job(1), job(2, "bob")], [A], {("ada", ""): Use(0, 9.0), ("bob", ""): Use(1)}, ["1a"], id="now before late"
+        ),
+        pytest.param(
+            [job(1, project="x"), job(2, project="y")], [A], {("ada", "x"): Use(1)}, ["2a"], id="the other project"
+        ),
+        pytest.param(
+            [job(1), job(2, "bob", project="x")],
+            [A],
+            {("ada", ""): Use(1), ("bob", "y"): Use(2)},
+            ["1a"],
+            id="a user is all of its projects",
+        ),
+        pytest.param(
+            [job(1), job(2), job(3), job(4, "bob"), job(5, "bob")], [A, B, C], {}, ["1a", "4b", "2c"], id="in turns"
+        ),
+        pytest.param(
+            [job(1), job(2, "bob", priority=HIGH)], [A], {("bob", ""): Use(7)}, ["2a"], id="class before share"
+        ),
+        pytest.param(
+            [job(1, kind=Kind.HEALTH, board="b", user="farm", priority=LOW, waits_s=0.0), job(2, priority=HIGH)],
+            [A, B],
+            {},
+            ["1b", "2a"],
+            id="checks first",
+        ),
+        pytest.param(
+            [job(1), job(2, kind=Kind.HEALTH, board="a"), job(3, kind=Kind.HEALTH, board="a")],
+            [replace(A, health_only=True)],
+            {},
+            ["2a"],
+            id="a board to be checked is for its check alone",
+        ),
+        pytest.param([job(1)], [replace(A, health_only=True)], {}, [], id="a board to be checked is for no job"),
+        pytest.param([job(1, kind=Kind.HEALTH)], [A], {}, [], id="a check is of one board"),
+    ],
+)
+def test_who_gets_a_board(jobs: list[Waiting], boards: list[Free], use: dict[tuple[str, str], Use], order: list[str]):
+    assert given_to(jobs, *boards, use=use) == order
+
+
+GPU, WARM = Free("a", {"gpu": True}), Free("b", warm=frozenset({"net"}))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "boards", "order"),
+    [
+        pytest.param([job(1, affinity="net")], [A, WARM, C], ["1b"], id="a job takes the warm board"),
+        pytest.param([job(1, affinity="other")], [A, WARM], ["1a"], id="nothing is warm for it"),
+        pytest.param([job(1), job(2, affinity="net")], [WARM], ["2b"], id="a board takes the warm job"),
+        pytest.param([job(1), job(2, affinity="net")], [A, WARM], ["2b", "1a"], id="each the best of the other"),
+        pytest.param([job(1), job(2, "bob", affinity="net")], [WARM], ["1b"], id="not another user's"),
+        pytest.param([job(1), job(2, affinity="net", priority=LOW)], [WARM], ["1b"], id="not a lower class's"),
+        pytest.param(
+            [job(1, waits_s=AGING_S), job(2, affinity="net")], [WARM], ["1b"], id="not past one that waits for long"
+        ),
+        pytest.param([job(1, board="a"), job(2, affinity="net")], [A, WARM], ["1a", "2b"], id="it took nothing away"),
+        pytest.param([job(1), job(2, selector="gpu")], [GPU, B], ["1b", "2a"], id="the scarce board is left"),
+        pytest.param(
+            [job(1, affinity="net"), job(2, selector="gpu")],
+            [replace(GPU, warm=frozenset({"net"})), B],
+            ["1b", "2a"],
+            id="even where it is warm",
+        ),
+        pytest.param([job(1), job(2, board="a")], [A, B], ["1b", "2a"], id="so is one that a job is pinned to"),
+    ],
+)
+def test_which_board_a_job_gets(jobs: list[Waiting], boards: list[Free], order: list[str]):
+    assert given_to(jobs, *boards) == order
+
+
+@pytest.mark.parametrize(("place", "first"), [(32, "32b"), (33, "1b")])
+def test_a_warm_job_is_looked_for_near_the_front_alone(place: int, first: str):
+    assert given_to([job(number, affinity="net" if number == place else "") for number in range(1, 40)], WARM) == [
+        first
+    ]
+
+
+@pytest.mark.parametrize(
+    ("priority", "waits_s", "first"),
+    [
+        (NORMAL, AGING_S - 1, "2a"),
+        (NORMAL, AGING_S + 1, "1a"),
+        (LOW, AGING_S + 1, "2a"),
+        (LOW, 2 * AGING_S - 1, "2a"),
+        (LOW, 2 * AGING_S + 1, "1a"),
+    ],
+)
+@pytest.mark.parametrize("user", ["ada", "bob"])
+def test_who_has_waited_long_counts_as_one_of_the_next_class(priority: Priority, waits_s: float, first: str, user: str):
+    jobs = [job(1, user, priority=priority, waits_s=waits_s), job(2, priority=HIGH, waits_s=0.0)]
+    assert given_to(jobs, A) == [first]
+
+
+def test_among_those_that_have_aged_a_class_is_worth_its_time():
+    high = job(2, priority=HIGH, waits_s=AGING_S + 100)
+    assert given_to([job(1, priority=LOW, waits_s=2 * AGING_S + 100), high], A) == ["2a"]
+    assert given_to([job(1, priority=LOW, waits_s=3 * AGING_S + 101), high], A) == ["1a"]
+    equal = [job(5, priority=HIGH, waits_s=0.0), job(3, waits_s=AGING_S)]
+    assert given_to(equal, A) == ["3a"]
+
+
+def test_waiting_long_beats_nobodys_share_in_the_same_class():
+    backlog = [job(number, waits_s=50 * AGING_S) for number in range(9)]
+    assert given_to([*backlog, job(10, "bob", waits_s=0.0)], A, use={("ada", ""): Use(3)}) == ["10a"]
+
+
+def test_a_backlog_that_has_aged_does_not_keep_another_users_urgent_job_waiting():
+    backlog = [job(number, priority=LOW, waits_s=50 * AGING_S) for number in range(9)]
+    assert given_to([*backlog, job(10, "bob", priority=HIGH, waits_s=0.0)], A, use={("ada", ""): Use(3)}) == ["10a"]
+
+
+CHIPS = ("a53", "a72", "zen")
+BOARDS = st.builds(
+    Free,
+    name=st.just(""),
+    labels=st.fixed_dictionaries({"chip": st.sampled_from(CHIPS), "gpu": st.booleans()}),
+    warm=st.frozensets(st.sampled_from("xyz"), max_size=2),
+    health_only=st.booleans(),
+)
+JOBS = st.builds(
+    Waiting,
+    id=st.just(0),
+    user=st.sampled_from(["ada", "bob", "cyd"]),
+    project=st.sampled_from(["", "p"]),
+    priority=st.sampled_from(Priority),
+    waits_s=st.floats(0, 5000),
+    selector=st.sampled_from(["", "gpu", "!gpu", "chip=a53", "chip in (a72, zen)", "chip=none"]),
+    board=st.sampled_from(["", "", "", "b0", "b1", "gone"]),
+    avoid=st.frozensets(st.sampled_from(["b0", "b2"]), max_size=2),
+    affinity=st.sampled_from(["", "x", "y"]),
+    kind=st.sampled_from([Kind.RUN, Kind.RUN, Kind.LEASE, Kind.HEALTH]),
+)
+USES = st.dictionaries(
+    st.tuples(st.sampled_from(["ada", "bob"]), st.sampled_from(["", "p"])),
+    st.builds(Use, st.integers(0, 5), st.floats(0, 1e6)),
+)
+
+
+def _may(one: Waiting, board: Free) -> bool:
+    if one.kind is Kind.HEALTH:
+        return one.board == board.name
+    pinned = one.board in ("", board.name)
+    return (
+        pinned and not board.health_only and board.name not in one.avoid and parse(one.selector).matches(board.labels)
+    )
+
+
+@given(st.lists(JOBS, max_size=12), st.lists(BOARDS, max_size=6), USES)
+def test_whatever_waits_no_board_and_no_job_is_given_twice_and_none_is_left_that_would_do(
+    some: list[Waiting], free: list[Free], use: dict[tuple[str, str], Use]
+):
+    jobs = {number: replace(one, id=number) for number, one in enumerate(some)}
+    boards = {f"b{number}": replace(board, name=f"b{number}") for number, board in enumerate(free)}
+    found = assign(list(jobs.values()), list(boards.values()), use, AGING_S)
+    assert len({number for number, _ in found}) == len({name for _, name in found}) == len(found)
+    assert all(_may(jobs[number], boards[name]) for number, name in found)
+    idle = boards.keys() - {name for _, name in found}
+    waiting = jobs.keys() - {number for number, _ in found}
+    assert not [(number, name) for number in waiting for name in idle if _may(jobs[number], boards[name])]
+    checked = {name for number, name in found if jobs[number].kind is Kind.HEALTH}
+    assert checked == {one.board for one in some if one.kind is Kind.HEALTH} & boards.keys()
+
+
+def _simulate(jobs: list[Waiting], boards: int, job_s: float = 1.0) -> list[Waiting]:
+    """The order in which jobs start on boards that each take as long, none of them at the same moment."""
+    waiting = {one.id: one for one in jobs}
+    used: dict[tuple[str, str], Use] = defaultdict(Use)
+    free_at = {f"b{number}": number * job_s / boards for number in range(boards)}
+    holder: dict[str, Waiting] = {}
+    started = []
+    while waiting:
+        board = min(free_at, key=lambda name: free_at[name])
+        now = free_at[board]
+        if before := holder.pop(board, None):
+            had = used[before.user, before.project]
+            used[before.user, before.project] = Use(had.running - 1, had.board_s + job_s)
+        queue = [replace(one, waits_s=now) for one in waiting.values()]
+        [(number, _)] = assign(queue, [Free(board)], used, AGING_S)
+        holder[board] = one = waiting.pop(number)
+        had = used[one.user, one.project]
+        used[one.user, one.project] = Use(had.running + 1, had.board_s)
+        free_at[board] = now + job_s
+        started.append(one)
+    return started
+
+
+@pytest.mark.parametrize("boards", [1, 4, 20])
+@pytest.mark.parametrize("job_s", [1.0, 3 * AGING_S])
+def test_twenty_jobs_of_one_user_do_not_wait_for_three_hundred_of_another(boards: int, job_s: float):
+    jobs = [job(number, "first") for number in range(300)] + [job(number, "second") for number in range(300, 320)]
+    started = _simulate(jobs, boards, job_s)
+    last = max(place for place, one in enumerate(started) if one.user == "second")
+    assert last <= 40
+    assert [one.id for one in started if one.user == "first"] == list(range(300))
+
+
+def test_a_projects_jobs_do_not_wait_for_another_project_of_the_same_user():
+    jobs = [job(number, project="big") for number in range(60)] + [job(number, project="small") for number in (90, 91)]
+    assert max(place for place, one in enumerate(_simulate(jobs, 2)) if one.project == "small") <= 5
+
+
+def test_an_endless_stream_of_urgent_jobs_starves_nobody():
+    patient = job(0, "patient", priority=LOW, waits_s=0.0)
+    use: dict[tuple[str, str], Use] = {}
+    for number in itertools.count(1):
+        now = number * 60.0
+        urgent = [Waiting(number, "urgent", priority=HIGH, waits_s=5.0)]
+        [(granted, _)] = assign([replace(patient, waits_s=now), *urgent], [A], use, AGING_S)
+        if granted == 0:
+            break
+        use = {("urgent", ""): Use(0, now)}
+    assert 2 * AGING_S <= now <= 2 * AGING_S + 60
+
+
+def test_a_selector_is_asked_once_of_each_board(monkeypatch: pytest.MonkeyPatch):
+    asked: Counter[tuple[str, str]] = Counter()
+    matches = Selector.matches
+
+    def counting(self: Selector, labels: Mapping[str, Any]) -> bool:
+        asked[self.text, labels["name"]] += 1
+        return matches(self, labels)
+
+    monkeypatch.setattr(Selector, "matches", counting)
+    selectors = ("", "chip=a53", "chip=a72 or gpu", "!gpu")
+    jobs = [job(number, f"u{number % 9}", selector=selectors[number % 4]) for number in range(2000)]
+    boards = [Free(f"b{number}", {"name": f"b{number}", "chip": "a53"}) for number in range(200)]
+    assert len(assign(jobs, boards, {}, AGING_S)) == 200
+    assert set(asked.values()) == {1}
+    assert len(asked) == len(selectors) * len(boards)

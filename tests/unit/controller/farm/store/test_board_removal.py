@@ -1,0 +1,112 @@
+"""Boards that are gone for good."""
+
+from __future__ import annotations
+
+import pytest
+from support.farm_desks import Desk
+
+from hil.controller.farm.messages import Kind
+from hil.controller.farm.store.database import Tx
+from hil.controller.farm.store.queries import boards, stats
+from hil.controller.farm.store.sweeper import gc
+from hil.errors import FarmError, UsageError
+
+DAY = 86400.0
+
+
+def absent(desk: Desk, name: str, days: float) -> None:
+    """A board was given up so long ago, and has been in the farm for much longer."""
+    desk.leave(name)
+    query = (
+        "update hil.boards set owned_until = now() - make_interval(days => %s), added_at = now() - interval '1 year'"
+    )
+    desk.rows(f"{query} where name = %s", days, name)
+
+
+def known(desk: Desk) -> list[str]:
+    return [board["name"] for board in desk.do(boards)]
+
+
+def test_a_forgotten_board_satisfies_nobody_and_is_not_shown(desk: Desk) -> None:
+    desk.online("a", "b", labels={"chip": "a53"})
+    desk.online("c", labels={"chip": "a72"})
+    desk.leave("c")
+    desk.forget("c")
+    assert known(desk) == ["a", "b"]
+    assert sum(desk.do(stats)["boards"].values()) == 2
+    for order in ({"selector": "chip=a72"}, {"board": "c"}):
+        with pytest.raises(FarmError, match="no board"):
+            desk.submit(**order)
+    assert desk.events(board="c")[-1] == ("board.forgotten", "by root")
+    with pytest.raises(UsageError, match="no board 'c'"):
+        desk.forget("c")
+
+
+def test_jobs_that_only_a_forgotten_board_would_do_end_and_others_wait_on(desk: Desk) -> None:
+    desk.online("a", labels={"chip": "a53"})
+    desk.online("b", labels={"chip": "a72"})
+    desk.leave("b")
+    running, other = desk.submit(2, selector="chip=a53")
+    pinned, selected = *desk.submit(board="b"), *desk.submit(selector="chip=a72")
+    [either] = desk.submit(selector="chip in (a53, a72)")
+    assert sorted(desk.forget("b")) == sorted([pinned, selected])
+    open_ = {running: "running", other: "queued", either: "queued"}
+    assert desk.jobs() == {**open_, pinned: "done", selected: "done"}
+    query = "select exit_code, outcome, result ->> 'reason' as why from hil.results join hil.jobs on id = job"
+    [result] = desk.rows(f"{query} where submission = %s", int(pinned))
+    assert (result["exit_code"], result["outcome"]) == (4, "BOARD_LOST") and "it forgot b" in result["why"]
+
+
+def test_a_board_that_is_presented_is_not_forgotten(desk: Desk) -> None:
+    desk.online("a")
+    with pytest.raises(UsageError, match="h presents it"):
+        desk.forget("a")
+    assert desk.forget_absent(0) == []
+    assert known(desk) == ["a"]
+
+
+def test_a_forgotten_board_that_is_presented_again_is_new_but_for_its_fence(desk: Desk) -> None:
+    desk.online("a")
+    desk.drain("a")
+    fence = desk.board("a")["fence"]
+    desk.leave("a")
+    desk.forget("a")
+    desk.attend("a", "another worker", host="south")
+    assert (desk.board("a")["hold"], desk.board("a")["state"]) == ("", "suspect")
+    check = desk.grant("a")
+    assert check.spec.kind is Kind.HEALTH and check.fence > fence
+    assert known(desk) == ["a"]
+
+
+def test_boards_that_are_absent_for_long_are_forgotten_and_held_ones_are_not(desk: Desk) -> None:
+    desk.online("long", "lately", "held", "here")
+    desk.drain("held")
+    for name, days in (("long", 31), ("held", 31), ("lately", 29)):
+        absent(desk, name, days)
+    assert desk.forget_absent(30 * DAY) == ["long"]
+    assert known(desk) == ["held", "here", "lately"]
+    assert desk.forget_absent(30 * DAY) == []
+
+
+def test_a_board_that_was_lost_just_now_is_not_long_absent_however_old_it_is(desk: Desk) -> None:
+    desk.online("a")
+    desk.rows("update hil.boards set added_at = now() - interval '1 year'")
+    desk.leave("a")
+    assert desk.forget_absent(DAY) == []
+
+
+def test_what_is_forgotten_is_deleted_once_no_lease_tells_of_it(desk: Desk) -> None:
+    async def clean(tx: Tx) -> int:
+        async def delete(digests: list[str]) -> None:
+            raise AssertionError("there are no files")
+
+        return (await gc(tx, 30 * DAY, delete)).counts["boards"]
+
+    desk.online("a")
+    desk.leave("a")
+    desk.forget("a")
+    assert desk.do(clean) == 0
+    desk.rows("update hil.submissions set at = now() - interval '40 days'")
+    desk.rows("update hil.jobs set finished_at = now() - interval '40 days'")
+    assert desk.do(clean) == 1
+    assert desk.rows("select from hil.boards") == []

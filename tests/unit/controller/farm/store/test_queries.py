@@ -1,0 +1,217 @@
+"""What can be asked of a farm, and that each answer is what docs/farm.schema.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support.farm_rows import board, insert, job, lease, submission, with_tx
+from support.farms import Server, fresh
+
+from hil.controller.farm.messages import JobResult, Principal, Role
+from hil.controller.farm.store import queries
+from hil.controller.farm.store.database import Tx
+from hil.errors import UsageError
+
+SCHEMA = json.loads((Path(__file__).parents[5] / "docs" / "farm.schema.json").read_text())
+ANN = Principal("ann", Role.ADMIN)
+
+
+async def ask(tx: Tx, what: str, **arguments: Any) -> Any:
+    answer = json.loads(json.dumps(await queries.ask(tx, what, arguments, ANN)))
+    jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{what}"}).validate(answer)
+    return answer
+
+
+async def fill(tx: Tx) -> None:
+    """Two boards; a suite of two jobs, one done at the second try and one running; one queued; one health job."""
+    await board(tx, "pi", site="lab", hw_type="rpi", labels=json.dumps({"chip": "a72"}))
+    await board(tx, "jetson", state="suspect", reason="an error")
+    await board(tx, "old", hold="draining")
+    suite = await submission(tx, 2, project="vision", selector="chip=a72", priority="high")
+    first = await job(tx, suite, 1, kind="suite", state="done", attempts=2)
+    await tx.execute(
+        "update hil.jobs set started_at = queued_at + interval '4 s', finished_at = queued_at where id = 1"
+    )
+    failed = await lease(tx, first, "jetson", over=True, reason="the board was lost")
+    good = await lease(tx, first, "pi", over=True, attempt=2)
+    result = JobResult(1, "FAIL", "6 of 10 differ", files={"report.json": "blake3:00"})
+    await insert(tx, "results", job=first, lease=good, exit_code=1, outcome="FAIL", result=result.to_json())
+    await insert(tx, "logs", job=first, lease=failed, text="begun\n")
+    second = await job(tx, suite, 2, kind="suite", state="running", attempts=1)
+    await lease(tx, second, "pi")
+    alone = await submission(tx, user_name="bob", key="b")
+    await job(tx, alone)
+    checks = await submission(tx, user_name="farm", key="c", board="jetson")
+    await job(tx, checks, kind="health")
+    await insert(tx, "events", what="board.suspect", board="jetson", reason="an error")
+    await insert(tx, "events", what="job.queued", job="1.1")
+    await insert(tx, "audit", user_name="bob", role="viewer", action="drain", allowed=False, detail={"reason": "no"})
+
+
+@pytest.fixture(scope="module")
+def farm(database_server: Server) -> Iterator[str]:
+    with fresh(database_server, database_server.make_farm) as url:
+        with_tx(url, fill)
+        yield url
+
+
+def asked(farm: str, what: str, **arguments: Any) -> Any:
+    return with_tx(farm, lambda tx: ask(tx, what, **arguments))
+
+
+def test_jobs_are_listed_with_their_boards_and_results(farm: str) -> None:
+    first, second, alone = asked(farm, "jobs")
+    assert (first["name"], first["board"], first["state"], first["exit_code"]) == ("1.1", "pi", "done", 1)
+    assert (first["outcome"], first["reason"], first["project"]) == ("FAIL", "6 of 10 differ", "vision")
+    assert (second["name"], second["board"], second["state"], second["exit_code"]) == ("1.2", "pi", "running", None)
+    assert (alone["name"], alone["user"], alone["board"], alone["state"]) == ("2", "bob", "", "queued")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"state": "queued"}, ["2"]),
+        ({"state": ["queued", "done"]}, ["1.1", "2"]),
+        ({"user": "bob"}, ["2"]),
+        ({"user": "nobody"}, []),
+        ({"submission": 1}, ["1.1", "1.2"]),
+        ({"submission": 3}, ["3"]),
+        ({"limit": 2}, ["1.2", "2"]),
+        ({"health": True}, ["1.1", "1.2", "2", "3"]),
+    ],
+)
+def test_jobs_are_chosen(farm: str, arguments: dict[str, Any], names: list[str]) -> None:
+    assert [one["name"] for one in asked(farm, "jobs", **arguments)] == names
+
+
+def test_a_job_tells_its_attempts(farm: str) -> None:
+    said = asked(farm, "job", name="1.1")
+    assert [(one["board"], one["fence"], one["reason"]) for one in said["attempts_made"]] == [
+        ("jetson", 1, "the board was lost"),
+        ("pi", 2, ""),
+    ]
+    assert asked(farm, "job", name="2")["attempts_made"] == []
+
+
+def test_a_submission_of_several_is_no_job(farm: str) -> None:
+    with pytest.raises(UsageError, match=r"1 is 2 jobs[^$]*1\.1 to 1\.2"):
+        asked(farm, "job", name="1")
+
+
+@pytest.mark.parametrize("name", ["7", "1.3", "2.2", "x", "", "1.", "99999999999999999999", "1.99999999999"])
+@pytest.mark.parametrize("what", ["job", "result", "logs"])
+def test_a_job_that_there_is_not(farm: str, what: str, name: str) -> None:
+    with pytest.raises(UsageError, match="no job"):
+        asked(farm, what, name=name)
+
+
+def test_results_are_there_for_what_has_ended(farm: str) -> None:
+    first, second = asked(farm, "result", name="1")
+    assert JobResult.of_json(first) == JobResult(1, "FAIL", "6 of 10 differ", files={"report.json": "blake3:00"})
+    assert second == {"name": "1.2", "state": "running"}
+    assert asked(farm, "result", name="1.1") == [first]
+
+
+def test_results_that_are_too_much_for_one_answer_are_asked_for_one_by_one(
+    farm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "_MOST_RESULTS", 10)
+    with pytest.raises(UsageError, match="an answer has at most"):
+        with_tx(farm, lambda tx: ask(tx, "result", name="1", specs=True))
+    assert len(with_tx(farm, lambda tx: ask(tx, "result", name="1.1"))) == 1
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+def test_jobs_are_read_page_by_page(farm: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = with_tx(farm, lambda tx: ask(tx, "jobs", health=True))
+    monkeypatch.setattr(queries, "_PAGE", page)
+    assert with_tx(farm, lambda tx: ask(tx, "jobs", health=True)) == whole
+    assert with_tx(farm, lambda tx: ask(tx, "jobs", health=True, limit=2)) == whole[-2:]
+    assert len(with_tx(farm, lambda tx: ask(tx, "result", name="1"))) == 2
+
+
+def test_boards_tell_who_has_them_and_how_they_are(farm: str) -> None:
+    jetson, old, pi = asked(farm, "boards")
+    assert (pi["state"], pi["job"], pi["user"], pi["labels"]) == ("online", "1.2", "ann", {"chip": "a72"})
+    assert pi["since"] is not None
+    assert (jetson["state"], jetson["reason"], jetson["job"], jetson["since"]) == ("suspect", "an error", "", None)
+    assert old["state"] == "maintenance"
+
+
+def test_a_board_is_draining_while_something_runs_on_it(farm_db: str) -> None:
+    async def drain(tx: Tx) -> None:
+        await fill(tx)
+        await tx.execute("update hil.boards set hold = 'draining' where name = 'pi'")
+
+    with_tx(farm_db, drain)
+    assert [one["state"] for one in asked(farm_db, "boards")] == ["suspect", "maintenance", "draining"]
+    assert asked(farm_db, "stats")["boards"]["draining"] == 1
+
+
+def test_events_are_of_a_board_or_a_job(farm: str) -> None:
+    assert [one["what"] for one in asked(farm, "events")] == ["board.suspect", "job.queued"]
+    assert [one["what"] for one in asked(farm, "events", board="jetson")] == ["board.suspect"]
+    assert [one["what"] for one in asked(farm, "events", job="1.1")] == ["job.queued"]
+    assert [one["what"] for one in asked(farm, "events", limit=1)] == ["job.queued"]
+
+
+def test_the_audit(farm: str) -> None:
+    (one,) = asked(farm, "audit")
+    assert (one["user"], one["action"], one["allowed"], one["detail"]) == ("bob", "drain", False, {"reason": "no"})
+
+
+def test_the_farm_in_numbers(farm: str) -> None:
+    said = asked(farm, "stats")
+    assert said["jobs"] == {"queued": 1, "running": 1, "done": 1, "cancelled": 0}
+    assert {state: count for state, count in said["boards"].items() if count} == {
+        "online": 1,
+        "suspect": 1,
+        "maintenance": 1,
+    }
+    assert said["queue"] == {"high": 0, "normal": 1, "low": 0}
+    assert said["waiting_s"]["p50"] == pytest.approx(4.0)
+    assert [(one["user"], one["project"], one["running"], one["queued"]) for one in said["users"]] == [
+        ("ann", "vision", 1, 0),
+        ("bob", "", 0, 1),
+    ]
+
+
+def test_an_empty_farm_has_answers_too(farm_db: str) -> None:
+    for what in ("jobs", "boards", "events", "audit", "tokens"):
+        assert asked(farm_db, what) == []
+    assert asked(farm_db, "stats")["waiting_s"] == {"p50": None, "p95": None}
+
+
+def test_what_jobs_printed(farm: str) -> None:
+    (one,) = asked(farm, "logs", name="1")
+    assert (one["job"], one["text"]) == ("1.1", "begun\n")
+    assert asked(farm, "logs", name="1.1", after=one["number"]) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments", "said"),
+    [
+        ("job", {}, "cannot be asked for 'job' so"),
+        ("jobs", {"colour": "red"}, "cannot be asked for 'jobs' so"),
+        ("jobs", {"limit": 0}, "a limit is a number"),
+        ("jobs", {"limit": 200_000}, "a limit is a number"),
+        ("jobs", {"limit": "many"}, "'many'"),
+        ("jobs", {"limit": True}, "True"),
+        ("jobs", {"state": "lost"}, "'lost'"),
+        ("jobs", {"submission": "x"}, "'x'"),
+        ("jobs", {"user": 3}, "3"),
+        ("jobs", {"user": "a\0"}, "there is no user"),
+        ("events", {"board": "\ud800"}, "there is no board"),
+        ("logs", {"name": "1", "after": "x"}, "'x'"),
+        ("events", {"board": ["pi"]}, "pi"),
+        ("bord", {}, "cannot be asked for 'bord'"),
+    ],
+)
+def test_a_question_that_makes_no_sense(farm: str, what: str, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        asked(farm, what, **arguments)

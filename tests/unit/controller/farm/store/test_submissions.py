@@ -1,0 +1,213 @@
+"""Orders: once however often they are sent, refused where they make no sense, and called off."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from support.farm_desks import ADMIN, ANNA, BERT, Desk
+
+from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role, Submission
+from hil.controller.farm.store import submissions
+from hil.errors import AccessRefused, FarmError, NoSuchBoard, UsageError
+
+
+def deep(levels: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+@pytest.fixture
+def farm(desk: Desk) -> Desk:
+    """With two boards that are online."""
+    desk.online("rpi5", labels={"chip": "a76", "mem": 8 * 2**30})
+    desk.online("old-rpi", labels={"chip": "a53", "mem": 2**30})
+    return desk
+
+
+def test_jobs_of_a_suite_are_numbered_and_one_job_is_not(farm: Desk) -> None:
+    suite, one = farm.submit(3), farm.submit()
+    number = suite[0].split(".")[0]
+    assert suite == [f"{number}.1", f"{number}.2", f"{number}.3"]
+    assert one == [str(int(number) + 1)]
+
+
+def test_an_order_sent_twice_is_queued_once(farm: Desk) -> None:
+    assert farm.submit(2, key="k") == farm.submit(2, key="k")
+    assert len(farm.jobs()) == 2
+
+
+def test_anothers_key_is_refused(farm: Desk) -> None:
+    farm.submit(key="k")
+    with pytest.raises(UsageError, match="somebody else"):
+        farm.submit(who=BERT, key="k")
+
+
+def test_what_no_board_can_be_is_refused_with_the_nearest(farm: Desk) -> None:
+    with pytest.raises(NoSuchBoard, match="no board of the farm") as refused:
+        farm.submit(selector="chip=a53, mem>=2GiB")
+    assert refused.value.exit_code == 4
+    assert "old-rpi: mem is" in refused.value.hint
+    assert "rpi5: chip is a76" in refused.value.hint
+    assert farm.jobs() == {}
+
+
+def test_a_board_of_the_farm_that_is_away_is_waited_for(farm: Desk) -> None:
+    farm.leave("rpi5")
+    [name] = farm.submit(selector="chip=a76")
+    assert farm.jobs() == {name: "queued"}
+    farm.attend("rpi5", labels={"chip": "a76"})
+    assert farm.grant("rpi5").job == name
+
+
+def test_a_pinned_board_must_be_known_and_match(farm: Desk) -> None:
+    with pytest.raises(NoSuchBoard, match="has no board 'rpi55'") as refused:
+        farm.submit(board="rpi55")
+    assert "did you mean 'rpi5'" in refused.value.hint
+    with pytest.raises(NoSuchBoard, match="no board"):
+        farm.submit(board="rpi5", selector="chip=a53")
+    farm.submit(board="rpi5", selector="chip=a76")
+    assert farm.grant("rpi5")
+
+
+def test_a_farm_without_boards_says_so(desk: Desk) -> None:
+    with pytest.raises(NoSuchBoard, match="no boards yet"):
+        desk.submit()
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ({"specs": ()}, "1 to 100000 jobs"),
+        ({"timeout_s": 0}, "time limit"),
+        ({"timeout_s": 10**400}, "time limit"),
+        ({"project": "p" * 101, "who": ADMIN}, "at most 100"),
+        ({"specs": (JobSpec(Kind.RUN, {"deep": deep(5000)}),)}, "nested too deeply"),
+        ({"timeout_s": float("nan")}, "time limit"),
+        ({"timeout_s": float("inf")}, "time limit"),
+        ({"timeout_s": "1"}, "numbers"),
+        ({"timeout_s": True}, "numbers"),
+        ({"max_attempts": 0}, "tried 1 to 100"),
+        ({"max_attempts": 1.5}, "tried 1 to 100"),
+        ({"selector": "chip=("}, "selector"),
+        ({"selector": 7}, "texts"),
+        ({"title": None}, "texts"),
+        ({"key": ""}, "key"),
+        ({"specs": (JobSpec(Kind.HEALTH),)}, "checks of its boards itself"),
+        ({"specs": (JobSpec(Kind.LEASE),) * 2}, "an order of its own"),
+        ({"specs": (JobSpec(Kind.RUN, options=7),)}, "tables"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(farm: Desk, order: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        farm.submit(**order)
+    assert farm.jobs() == {}
+
+
+def test_what_a_table_cannot_hold_is_replaced(farm: Desk) -> None:
+    [name] = farm.submit(title="a\0b", specs=(JobSpec(Kind.RUN, {"text": "\0 \ud800", "nan": float("nan")}),))
+    [row] = farm.rows("select title from hil.submissions where id = %s", int(name))
+    assert row["title"] == "a\ufffdb"
+    assert farm.grants()[0].spec.options == {"text": "\ufffd ?", "nan": "nan"}
+
+
+@pytest.mark.parametrize(
+    ("who", "asked", "counted"),
+    [
+        (ANNA, "", "vision"),
+        (ANNA, "vision", "vision"),
+        (ANNA, "speech", None),
+        (Principal("carl", Role.SUBMITTER), "speech", None),
+        (ADMIN, "speech", "speech"),
+    ],
+)
+def test_a_project_is_the_tokens_own(farm: Desk, who: Principal, asked: str, counted: str | None) -> None:
+    if counted is None:
+        with pytest.raises(AccessRefused, match="not of the project"):
+            farm.submit(who=who, project=asked)
+    else:
+        farm.submit(who=who, project=asked)
+        assert farm.rows("select project from hil.submissions where user_name <> 'farm'") == [{"project": counted}]
+
+
+def test_a_queued_job_is_cancelled(farm: Desk) -> None:
+    farm.submit(2)
+    [name] = farm.submit()
+    assert farm.cancel(name, ANNA) == [name]
+    assert farm.jobs()[name] == "cancelled"
+    assert (farm.result(name)["exit_code"], farm.result(name)["result"]["reason"]) == (130, "cancelled by anna")
+
+
+def test_a_running_job_is_cancelled_and_its_board_serves_the_next(farm: Desk) -> None:
+    [name] = farm.submit(board="rpi5")
+    [after] = farm.submit(board="rpi5")
+    lease = farm.grant("rpi5").lease
+    assert farm.cancel(name) == [name]
+    assert farm.lease(lease)["reason"] == "cancelled by root"
+    assert farm.beat("rpi5", [lease]).over == {lease: "cancelled by root"}
+    assert farm.report(lease)[0] is False
+    assert farm.jobs() == {name: "cancelled", after: "running"}
+    assert farm.board("rpi5")["state"] == "online"
+
+
+def test_all_jobs_of_a_submission_are_cancelled_but_for_those_that_ended(farm: Desk) -> None:
+    names = farm.submit(4)
+    done = farm.grants()[0]
+    farm.report(done)
+    left = [name for name in names if name != done.job]
+    assert farm.cancel(names[0].split(".")[0]) == left
+    assert farm.cancel(names[0].split(".")[0]) == []
+    assert farm.jobs() == {done.job: "done", **dict.fromkeys(left, "cancelled")}
+    assert farm.grants() == []
+
+
+@pytest.mark.parametrize("name", ["99", "1.9", "99999999999999999999", "1.99999999999999999999", "x"])
+def test_what_is_no_job_is_not_cancelled(farm: Desk, name: str) -> None:
+    with pytest.raises(UsageError, match="no job"):
+        farm.cancel(name)
+
+
+def test_anothers_job_is_an_admins_to_cancel(farm: Desk) -> None:
+    [name] = farm.submit(who=ANNA)
+    with pytest.raises(AccessRefused, match="anna's"):
+        farm.cancel(name, BERT)
+    assert farm.jobs() == {name: "running"}
+    assert farm.cancel(name, ADMIN) == [name]
+
+
+def test_a_submission_can_be_put_into_another_class(farm: Desk) -> None:
+    farm.submit(2)
+    _, late = farm.submit(3), farm.submit(2)
+    assert farm.do(submissions.prioritise, ANNA, late[0].split(".")[0], Priority.HIGH) == late
+    for grant in farm.grants():
+        farm.report(grant)
+    assert {grant.job for grant in farm.grants()} == set(late)
+
+
+def test_what_is_queued_is_an_event(farm: Desk) -> None:
+    [name] = farm.submit(title="mobilenet")
+    assert ("job.queued", "mobilenet") in farm.events(job=name)
+    assert [what for what, _ in farm.events(job=name)] == ["job.queued", "job.granted"]
+
+
+def test_an_order_survives_the_wire() -> None:
+    order = Submission(
+        "t", (JobSpec(Kind.RUN, {"models": ["m"]}, {"m": "blake3:00"}),), "chip=a53", priority=Priority.HIGH
+    )
+    assert Submission.of_json(order.to_json()) == order
+    assert dataclasses.replace(order, key="") != order
+
+
+def test_one_user_has_so_many_orders_waiting_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "_MOST_WAITING", 3)
+    desk.online("a")
+    names = [*desk.submit(10), *desk.submit(), *desk.submit()]
+    with pytest.raises(FarmError, match="3 orders of anna wait already"):
+        desk.submit()
+    # Of them alone: the others' are their own.
+    desk.submit(who=BERT)
+    desk.cancel(names[-1])
+    desk.submit()

@@ -1,0 +1,285 @@
+"""What nobody's call brings about: time runs out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+from support.farm_desks import ANNA, LONG_AGO, PASSED, Desk, open_desk
+
+from hil.controller.farm.gateway.server import SweepTimer
+from hil.controller.farm.messages import JobSpec, Kind, Submission
+from hil.controller.farm.store import leases, queries, submissions, sweeper
+from hil.controller.farm.store.database import Database, DatabaseAway, Tx, end_tasks
+from hil.controller.farm.store.queries import unrunnable
+from hil.controller.farm.store.records import alone, fetched
+
+
+@pytest.fixture
+def desk(desk: Desk) -> Desk:
+    desk.online("a", "b")
+    return desk
+
+
+def test_while_all_are_heard_nothing_happens(desk: Desk) -> None:
+    desk.submit()
+    assert desk.tick() == 0
+
+
+def test_a_job_of_a_silent_board_goes_elsewhere(desk: Desk) -> None:
+    [name] = desk.submit()
+    before = desk.grant("a")
+    desk.silence("a")
+    assert desk.tick() > 0
+    assert (desk.grant("b").job, desk.grant("b").attempt) == (name, 2)
+    assert desk.lease(before.lease)["reason"] == "nothing was heard of it on a for 500 s"
+    assert desk.board("a")["state"] == "offline"
+    assert ("board.offline", "its host was not heard of for 500 s") in desk.events(board="a")
+
+
+def test_a_lease_that_is_not_heard_of_makes_its_board_suspect(desk: Desk) -> None:
+    desk.submit()
+    desk.rows("update hil.leases set expires_at = now() - interval '1 s' where board = 'a'")
+    desk.tick()
+    assert desk.board("a")["state"] == "suspect"
+    assert desk.grant("a").spec.kind is Kind.HEALTH
+
+
+def test_a_lost_job_that_may_not_be_tried_again_has_its_result(desk: Desk) -> None:
+    [name] = desk.submit(max_attempts=1)
+    desk.silence("a")
+    desk.tick()
+    assert (desk.jobs()[name], desk.result(name)["exit_code"]) == ("done", 4)
+
+
+def test_a_gateway_that_has_just_come_lets_nobody_expire(desk: Desk) -> None:
+    [name] = desk.submit(kind=Kind.LEASE)
+    desk.silence("a")
+    desk.rows("update hil.leases set holder_until = now() - interval '1 s'")
+    assert desk.tick(heard_since=time.monotonic() - desk.settings.lease_s + 100) == 0
+    assert desk.jobs() == {name: "running"}
+    assert desk.tick(heard_since=time.monotonic() - desk.settings.lease_s - 1) > 0
+
+
+def test_a_job_that_outlives_its_limit_has_that_as_its_result(desk: Desk) -> None:
+    [name] = desk.submit(timeout_s=5, max_attempts=3)
+    [row] = desk.rows(
+        "select extract(epoch from until - granted_at)::float as s from hil.leases where ended_at is null"
+    )
+    assert row["s"] == pytest.approx(5, abs=0.1)
+    lease = desk.grant("a").lease
+    desk.rows("update hil.leases set until = now() - interval '1 ms' where id = %s", lease)
+    desk.tick()
+    result = desk.result(name)
+    assert (result["exit_code"], result["outcome"]) == (3, "TIMEOUT")
+    assert "time limit" in desk.beat("a", [lease]).over[lease]
+    # It may hang on the board.
+    assert desk.grant("a").spec.kind is Kind.HEALTH
+
+
+def test_a_job_that_ended_in_time_while_nobody_could_be_told_passes(desk: Desk) -> None:
+    [name] = desk.submit(timeout_s=5)
+    lease = desk.grant("a").lease
+    desk.rows("update hil.leases set until = now() - interval '1 min' where id = %s", lease)
+    desk.tick(heard_since=time.monotonic())
+    assert desk.report(lease) == (True, "")
+    assert desk.result(name)["outcome"] == "PASS"
+
+
+def test_who_is_heard_at_the_last_moment_was_heard(desk: Desk) -> None:
+    desk.silence("a")
+
+    async def both() -> int:
+        async with desk.db.transaction() as tx:
+            await leases.beat(tx, "a", "worker of a", [], desk.settings)
+            clock = asyncio.create_task(tick())
+            await asyncio.sleep(0.2)
+        return await clock
+
+    async def tick() -> int:
+        async with desk.db.transaction() as tx:
+            return await sweeper.tick(tx, desk.queue, desk.settings, LONG_AGO)
+
+    assert desk.run(both()) == 0
+    assert desk.board("a")["state"] == "online"
+
+
+@pytest.mark.parametrize(("column", "why"), [("until", "its time is over"), ("holder_until", "its holder")])
+def test_a_lease_ends_without_its_holder_or_after_its_time(desk: Desk, column: str, why: str) -> None:
+    [name] = desk.submit(kind=Kind.LEASE)
+    desk.rows(f"update hil.leases set {column} = now() - interval '1 s' where board = 'a'")
+    desk.tick()
+    assert (desk.jobs()[name], desk.result(name)["exit_code"]) == ("done", 0)
+    assert why in desk.result(name)["result"]["reason"]
+    assert desk.board("a")["state"] == "online"
+
+
+def test_a_check_that_takes_too_long_has_failed(desk: Desk) -> None:
+    desk.attend("c")
+    desk.rows("update hil.leases set until = now() - interval '1 s' where board = 'c'")
+    desk.tick()
+    assert (desk.board("c")["state"], desk.board("c")["failures"]) == ("quarantined", 1)
+
+
+def test_idle_boards_are_checked_from_time_to_time(desk: Desk) -> None:
+    desk.rows("update hil.boards set checked_at = now() - interval '7 h' where name = 'b'")
+    desk.tick()
+    assert [(grant.board, grant.spec.kind) for grant in desk.grants()] == [("b", Kind.HEALTH)]
+    assert ("board.suspect", "it was not checked for long") in desk.events(board="b")
+    assert desk.tick() == 0
+
+
+def test_a_check_that_was_cancelled_is_ordered_again(desk: Desk) -> None:
+    desk.rows("update hil.boards set checked_at = now() - interval '7 h' where name = 'b'")
+    desk.tick()
+    first = desk.grant("b")
+    desk.cancel(first.job)
+    desk.tick()
+    assert desk.grant("b").spec.kind is Kind.HEALTH
+    assert desk.grant("b").lease != first.lease
+
+
+def test_a_gateway_that_is_frozen_while_it_is_alone_holds_nobody_up_for_long(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "_FROZEN_S", 0.3)
+    desk.silence("a")
+
+    @alone
+    async def freeze(tx: Tx) -> None:
+        await fetched(tx, "select 1 as one")
+        await asyncio.sleep(1)
+        async with desk.db.transaction() as other:
+            assert await sweeper.tick(other, desk.queue, desk.settings, LONG_AGO) > 0
+        await fetched(tx, "select 1 as one")
+
+    async def frozen() -> None:
+        async with desk.db.transaction() as tx:
+            await freeze(tx)
+
+    with pytest.raises(DatabaseAway):
+        desk.run(frozen())
+    assert desk.board("a")["state"] == "offline"
+
+
+def test_a_gateway_that_is_frozen_while_it_writes_beats_holds_nobody_up_for_long(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "_FROZEN_S", 0.3)
+    desk.submit()
+    held = desk.grant("a")
+
+    async def frozen() -> None:
+        async with desk.db.transaction() as tx, tx.pipeline():
+            await leases.beat(tx, "a", "worker of a", [held.lease], desk.settings)
+            await asyncio.sleep(1)
+            async with desk.db.transaction() as other:
+                await sweeper.tick(other, desk.queue, desk.settings, LONG_AGO)
+            async with desk.db.transaction() as other:
+                said = leases.report(other, desk.queue, held.lease, "worker of a", PASSED, 0, desk.settings)
+                assert await asyncio.wait_for(said, 60) == (True, "")
+            await fetched(tx, "select 1 as one")
+
+    with pytest.raises(DatabaseAway):
+        desk.run(frozen())
+
+
+def test_who_waits_for_long_is_not_taken_for_frozen(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction may be old: what counts is when its gateway last said something."""
+    monkeypatch.setattr(sweeper, "_FROZEN_S", 5.0)
+
+    @alone
+    async def slow(tx: Tx) -> None:
+        for _ in range(6):
+            await asyncio.sleep(1)
+            await fetched(tx, "select 1 as one")
+        async with desk.db.transaction() as other:
+            await sweeper.thaw(other)
+        await fetched(tx, "select 1 as one")
+
+    desk.do(slow)
+
+
+def test_all_connections_may_wait_for_a_frozen_gateway(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock has none left then, and yet the farm goes on."""
+    monkeypatch.setattr(sweeper, "_FROZEN_S", 1.0)
+    with open_desk(farm_db) as desk:
+        desk.online("a")
+
+        async def main() -> None:
+            other = await Database.open(farm_db, patience_s=2.0)
+            parts = SimpleNamespace(settings=desk.settings, db=other, queue=desk.queue, dispatch=Mock(), metrics=Mock())
+
+            @alone
+            async def hold(tx: Tx) -> None:
+                await fetched(tx, "select 1 as one")
+                await asyncio.sleep(60)
+
+            async def freeze() -> None:
+                async with desk.db.transaction() as tx:
+                    await hold(tx)
+
+            async def order(number: int) -> None:
+                async with other.transaction() as tx:
+                    waiting = Submission(f"{number}", (JobSpec(Kind.RUN),))
+                    await submissions.submit(tx, desk.queue, ANNA, waiting, "", desk.settings)
+
+            frozen = asyncio.create_task(freeze())
+            await asyncio.sleep(0.3)
+            orders = [asyncio.create_task(order(number)) for number in range(other.pool.max_size)]
+            await asyncio.sleep(0.3)
+            clock = asyncio.create_task(SweepTimer(parts).run())
+            try:
+                await asyncio.wait_for(asyncio.gather(*orders), 30)
+            finally:
+                await end_tasks(frozen, clock)
+                await other.close()
+
+        desk.run(main())
+        assert len(desk.jobs()) == 16
+
+
+def test_one_gateway_ticks_at_a_time(desk: Desk) -> None:
+    desk.silence("a")
+
+    async def both() -> tuple[int, int]:
+        async with desk.db.transaction() as one, desk.db.transaction() as other:
+            first = await sweeper.tick(one, desk.queue, desk.settings, LONG_AGO)
+            return first, await sweeper.tick(other, desk.queue, desk.settings, LONG_AGO)
+
+    first, second = desk.run(both())
+    assert first > 0
+    assert second == 0
+
+
+def test_a_board_that_loses_check_after_check_is_quarantined_and_who_waits_for_it_is_told(desk: Desk) -> None:
+    [name] = desk.submit(board="a")
+
+    def let_go() -> None:
+        """Its worker is heard of, but works on nothing that it was given."""
+        desk.rows("update hil.leases set expires_at = now() - interval '1 s' where board = 'a'")
+        desk.tick()
+
+    let_go()
+    for lost in range(3):
+        assert (desk.board("a")["state"], desk.board("a")["failures"]) == ("suspect", lost)
+        assert desk.grant("a").spec.kind is Kind.HEALTH and not desk.do(hopeless, name)
+        let_go()
+    board = desk.board("a")
+    assert (board["state"], board["failures"]) == ("quarantined", 3)
+    assert "failed 3 times in a row" in board["reason"]
+    assert desk.do(hopeless, name) == f"a: {board['reason']}" and desk.jobs()[name] == "queued"
+    desk.drain("b")
+    [either] = desk.submit()
+    assert desk.do(hopeless, either)
+    desk.online("c")
+    assert not desk.do(hopeless, either)
+    desk.resume("a")
+    assert not desk.do(hopeless, name)
+
+
+async def hopeless(tx: Tx, name: str) -> str:
+    return (await unrunnable(tx, [await queries.job(tx, name)])).get(name, "")

@@ -1,0 +1,251 @@
+"""A job's files on their way: gathered where it is submitted, found again where its board is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from support.models import DIGITS
+
+from hil.controller.farm.job_files import JobFiles, job_of, key_of, packed_bundle, packed_run, request_of, unfolded
+from hil.controller.farm.messages import JobSpec, Kind
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.options import Job
+from hil.controller.workloads.suites.request import Request
+from hil.errors import UsageError
+
+
+def sent(spec: JobSpec, parcel: JobFiles, host: Path) -> JobSpec:
+    """The spec as a host reads it, and its files there."""
+    files = parcel.uploads()
+    for at, digest in spec.files.items():
+        (host / at).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(files[digest], host / at)
+    return JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.zeros(4, "float32"))
+    np.savez("all.npz", x=np.zeros(4, "float32"), y=np.ones(4, "float32"))
+    Path("bytes.bin").write_bytes(bytes(16))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "file", "after"),
+    [
+        ("x=x.npy", "x=", "x.npy", ""),
+        ("x.npy", "", "x.npy", ""),
+        ("@x.npy", "@", "x.npy", ""),
+        ("all.npz", "", "all.npz", ""),
+        ("x=all.npz:y", "x=", "all.npz", ":y"),
+        ("4xf32=@bytes.bin", "4xf32=@", "bytes.bin", ""),
+        ("a=b=4xf32=@bytes.bin", "a=b=4xf32=@", "bytes.bin", ""),
+    ],
+)
+def test_a_tensor_s_file_goes_along_and_what_stands_around_it_stays(here, text, before, file, after):
+    parcel = JobFiles()
+    found = parcel.add_tensor(text, "inputs")
+    assert (found[0], found[2]) == (before, after)
+    assert parcel.files == {found[1]: Path(file)}
+    assert found[1].startswith("inputs/")
+    assert Path(found[1]).suffix == Path(file).suffix
+
+
+@pytest.mark.parametrize("text", ["4xf32=1 2 3 4", "7", "x=4xf32", "4x8xf32=2"])
+def test_a_tensor_without_a_file_is_left_as_it_is(here, text):
+    parcel = JobFiles()
+    assert parcel.add_tensor(text, "inputs") == [text]
+    assert not parcel.files
+
+
+@pytest.mark.parametrize("text", ["gone.npy", "x=gone.npz:y", "4xf32=@gone.bin"])
+def test_a_file_that_is_not_there_is_refused_here_and_not_on_the_host(here, text):
+    with pytest.raises(UsageError, match=r"no such file: gone\.\w+"):
+        JobFiles().add_tensor(text, "inputs")
+
+
+def test_a_job_is_the_same_on_its_host(here):
+    host = here / "host"
+    job = Job(
+        models=(DIGITS / "digits_cnn.onnx",),
+        board="rpi5",
+        inputs=("image=x.npy",),
+        expected=("all.npz",),
+        dims={"N": 2},
+        input_range=(-1.0, 1.0),
+        rtol=1e-3,
+        compile_flags=("--iree-opt-level=O3",),
+        iterations=5,
+        out=Path("hil-runs"),
+        debug_ir=Path("ir"),
+    )
+    spec, parcel = packed_run(job, import_model(job.models[0]))
+    found = job_of(sent(spec, parcel, host).options, host)
+    assert spec.kind is Kind.RUN
+    assert found.models == (host / "model/digits_cnn.onnx",)
+    assert found.models[0].read_bytes() == job.models[0].read_bytes()
+    (text,) = found.inputs
+    assert Path(text.removeprefix("image=")).read_bytes() == Path("x.npy").read_bytes()
+    assert (found.dims, found.input_range, found.rtol, found.iterations) == ({"N": 2}, (-1.0, 1.0), 1e-3, 5)
+    assert found.compile_flags == job.compile_flags
+    # What is a matter of this machine, or of the host, is not told.
+    assert (found.board, found.out, found.debug_ir) == ("", None, None)
+
+
+def test_what_a_board_is_warm_for_is_the_program(here):
+    model = import_model(DIGITS / "digits_cnn.onnx")
+    job = Job(models=(model.path,), runtime="iree")
+    first = packed_run(job, model)[0].affinity
+    assert first == packed_run(Job(models=job.models, runtime="iree", seed=7, iterations=3), model)[0].affinity
+    assert first != packed_run(Job(models=job.models, runtime="onnxruntime"), model)[0].affinity
+    assert first != packed_run(Job(models=job.models, runtime="iree", compile_flags=("-x",)), model)[0].affinity
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "needs"),
+    [
+        ("digits/digits_cnn.onnx", "", ""),
+        ("digits/digits_cnn.onnx", "onnxruntime", "onnxruntime"),
+        ("tflite/digits.tflite", "", "tflite"),
+    ],
+)
+def test_a_job_says_which_runtime_it_needs(here, name, asked, needs):
+    path = DIGITS.parent / name
+    spec, _ = packed_run(Job(models=(path,), runtime=asked), import_model(path))
+    assert spec.options["needs"] == needs
+
+
+def test_external_data_go_along_and_are_uploaded_once(here):
+    model = onnx.load(DIGITS / "digits_cnn.onnx")
+    big = max(model.graph.initializer, key=lambda tensor: numpy_helper.to_array(tensor).size)
+    onnx.save(model, "net.onnx", save_as_external_data=True, location="net.data", size_threshold=16)
+    assert Path("net.data").stat().st_size >= numpy_helper.to_array(big).nbytes
+    spec, parcel = packed_run(Job(models=(Path("net.onnx"),)), import_model(Path("net.onnx")))
+    assert sorted(spec.files) == ["model/net.data", "model/net.onnx"]
+    again, twice = packed_run(Job(models=(Path("net.onnx"),)), import_model(Path("net.onnx")))
+    assert {**parcel.uploads(), **twice.uploads()}.keys() == set(spec.files.values()) == set(again.files.values())
+
+
+def test_a_bundle_takes_its_methods_and_keys(here):
+    Path("net.hilb").write_bytes(b"bundle")
+    Path("keys.pub").write_text("ssh-ed25519 AAAA me\n")
+    spec, parcel = packed_bundle(Job(models=(Path("net.hilb"),), atol=0.5), "iree", ["main"], Path("keys.pub"))
+    host = here / "host"
+    options = sent(spec, parcel, host).options
+    assert (options["methods"], options["needs"]) == (["main"], "iree")
+    assert key_of(options, host) == host / "key/keys.pub"
+    assert job_of(options, host).models == (host / "bundle/net.hilb",)
+    assert job_of(options, host).atol == 0.5
+    without, parcel = packed_bundle(Job(models=(Path("net.hilb"),)), "iree", [], None)
+    assert key_of(without.options, host) is None
+
+
+def test_a_flag_file_is_read_here(here):
+    Path("flags").mkdir()
+    np.save("flags/x.npy", np.zeros(4, "float32"))
+    Path("flags/run.txt").write_text(f"--module={DIGITS / 'digits_cnn.onnx'}\n--input=@x.npy\n")
+    job = unfolded(Job(flagfile=Path("flags/run.txt")))
+    parcel = JobFiles()
+    assert job.flagfile is None
+    assert job.models == (DIGITS / "digits_cnn.onnx",)
+    assert parcel.add_tensor(job.inputs[0], "inputs")[0] == "@"
+
+
+@pytest.mark.parametrize("options", [{}, {"models": 3}, {"models": ["a"], "inputs": [["a", "b"]]}])
+def test_what_is_no_job_is_refused(options, tmp_path):
+    with pytest.raises(UsageError, match="no job of a farm"):
+        job_of(options, tmp_path)
+
+
+def test_what_is_no_suite_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no suite of a farm"):
+        request_of({"source": "models"}, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../other/model.onnx", "model/../../x"])
+def test_a_job_names_no_file_of_its_hosts(path, tmp_path):
+    for options in (
+        {"models": [path]},
+        {"models": ["m"], "inputs": [["x=", path, ""]]},
+        {"models": ["m"], "expected": [["", path, ""]]},
+    ):
+        with pytest.raises(UsageError, match="outside of its folder"):
+            job_of(options, tmp_path)
+    with pytest.raises(UsageError, match="outside of its folder"):
+        key_of({"key": path}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ["/etc/x.npy"],
+        ["x=../x.npz"],
+        ["x=/etc/x.npz:key"],
+        ["x=/etc/x.npy/"],
+        ["x=/etc/x.npy/."],
+        ["/etc/x.npz//./"],
+        ["x=/etc/x.pb/."],
+        ["4xf32=@/etc/passwd"],
+        ["/etc/x.npz:", "a", ""],
+        ["4xf32=@/etc/passwd ", "a", ""],
+        ["4xf32=@/etc/passwd=", "a", ""],
+        ["../", "a", ""],
+        ["x=", "a", "/../../x.npy"],
+        ["x=", "a.npz", ":/../../x.npy"],
+    ],
+)
+def test_a_tensor_is_read_from_no_file_of_its_hosts(text, tmp_path):
+    with pytest.raises(UsageError, match="did not come with the job"):
+        job_of({"models": ["m"], "inputs": [text]}, tmp_path)
+
+
+def test_what_the_host_says_itself_a_job_cannot(tmp_path):
+    local = ("board", "out", "identity", "known_hosts", "debug_ir", "flagfile", "profile", "compile_time_profile")
+    found = job_of({"models": ["m"], **dict.fromkeys(local, "/elsewhere")}, tmp_path)
+    assert found == Job((tmp_path / "m",))
+
+
+def test_a_suite_names_no_file_of_its_hosts(tmp_path):
+    good = json.loads(json.dumps(Request("suite").to_json()))
+    for bad in ({"source": "/home"}, {"source": "../x"}, {"flow": "/etc/flows.toml", "flow_is_file": True}):
+        with pytest.raises(UsageError, match="outside of its folder"):
+            request_of({**good, **bad}, tmp_path)
+    for flow in ("/etc/flows.toml", "flows.toml:mine"):
+        with pytest.raises(UsageError, match="did not come with the job"):
+            request_of({**good, "flow": flow}, tmp_path)
+    settings = {**good["settings"], "debug_ir": "/elsewhere"}
+    assert request_of({**good, "settings": settings}, tmp_path).settings.debug_ir is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--module=/etc/x.vmfb",
+        "--module=../../../x.vmfb",
+        "--parameters=/etc/x.irpa",
+        "--parameters=model=../../../x.irpa",
+        "--input=16xi8=@/etc/passwd",
+        "--input=@../../../x.npy",
+        "--input=x=/etc/x.npy",
+        "--input=/etc/x.npy/.",
+        "--expected_output=@/etc/x.npz:key",
+    ],
+)
+def test_a_flag_file_in_a_suite_names_no_file_of_its_hosts(line, tmp_path):
+    suite = tmp_path / "suite" / "mine"
+    suite.mkdir(parents=True)
+    request = json.loads(json.dumps(Request("suite/mine").to_json()))
+    mine = ["--module=net.vmfb", "--input=4xf32=@x.bin", "--input=2xf32=1 2", "--expected_output=@y.npy"]
+    (suite / "net.flagfile").write_text("\n".join(mine))
+    assert request_of(request, tmp_path).source == str(suite)
+    (suite / "net.flagfile").write_text("\n".join([*mine, line]))
+    with pytest.raises(UsageError, match="did not come with the job"):
+        request_of(request, tmp_path)

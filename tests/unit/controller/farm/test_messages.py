@@ -1,0 +1,119 @@
+"""The farm's words: documents that cross the wire, names of jobs, and how exit codes add up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hil.controller.farm.messages import (
+    BoardCard,
+    Document,
+    Grant,
+    JobResult,
+    JobSpec,
+    Kind,
+    Priority,
+    Role,
+    Submission,
+    gravest,
+    job_name,
+    parse_job,
+)
+from hil.errors import UsageError
+
+SPEC = JobSpec(Kind.RUN, {"models": ["net.onnx"], "dims": {"N": 1}}, {"net.onnx": "blake3:00"}, affinity="net")
+DOCUMENTS = [
+    SPEC,
+    Submission("net", (SPEC, JobSpec(Kind.LEASE)), "chip=a53", "rpi", Priority.HIGH, 10.0, 1, "nets"),
+    JobResult(
+        1, "FAIL", "y differs", False, {"cases": [{"name": "é"}]}, {"run.json": "blake3:11"}, {"open": 0.5}, (1, 2)
+    ),
+    Grant(4, "17.3", 9, "rpi", 12, 6.0, 60.0, 2, SPEC, "ada", "00-1-2-01"),
+    BoardCard(
+        "rpi", "lab", "bench", {"mem": 1 << 30, "runtimes": ["iree"]}, "[board]", "rpi5", 3, True, "unix:/a", "b"
+    ),
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: type(one).__name__)
+def test_a_document_is_the_same_after_it_crossed_the_wire(document: Document):
+    values = json.loads(json.dumps(document.to_json()))
+    assert type(document).of_json(values) == document
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: type(one).__name__)
+def test_a_newer_writers_fields_are_passed_over(document: Document):
+    assert type(document).of_json({**document.to_json(), "colour": "green"}) == document
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (JobSpec, {}),
+        (JobSpec, {"kind": "dance"}),
+        (Submission, {"title": "net"}),
+        (Submission, {"title": "net", "specs": [{"kind": "dance"}]}),
+        (Submission, {"title": "net", "specs": [], "priority": "urgent"}),
+        (Submission, {"title": "net", "specs": 3}),
+        (JobResult, {}),
+        (JobResult, {"exit_code": 0, "board_ns": 3}),
+        (Grant, {"lease": 1}),
+        (BoardCard, {}),
+    ],
+)
+def test_what_is_no_document_is_refused(kind: type[Document], values: dict[str, object]):
+    with pytest.raises(UsageError, match="this is no"):
+        kind.of_json(values)
+
+
+def test_each_order_has_a_key_of_its_own_and_keeps_it():
+    one, other = Submission("net", (SPEC,)), Submission("net", (SPEC,))
+    assert one.key != other.key
+    assert Submission.of_json(one.to_json()).key == one.key
+
+
+@pytest.mark.parametrize(
+    ("role", "may"),
+    [
+        (Role.VIEWER, [Role.VIEWER]),
+        (Role.SUBMITTER, [Role.VIEWER, Role.SUBMITTER]),
+        (Role.HOST, [Role.VIEWER, Role.SUBMITTER, Role.HOST]),
+        (Role.ADMIN, list(Role)),
+    ],
+)
+def test_what_a_role_covers(role: Role, may: list[Role]):
+    assert [one for one in Role if role.covers(one)] == may
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([], 5),
+        ([0], 0),
+        ([0, 5], 5),
+        ([5, 1], 1),
+        ([1, 3, 0], 3),
+        ([3, 4, 1], 4),
+        ([4, 130], 130),
+        ([0, 77], 4),
+        ([77, 130], 130),
+    ],
+)
+def test_the_gravest_exit_code_counts(codes: list[int], code: int):
+    assert gravest(codes) == code
+    assert gravest(codes[::-1]) == code
+
+
+@given(st.integers(1, 10**9), st.integers(1, 1000), st.integers(1, 1000))
+def test_a_jobs_name_says_which_it_is(submission: int, number: int, of: int):
+    name = job_name(submission, number, of)
+    assert parse_job(name) == (submission, None if of == 1 else number)
+
+
+@pytest.mark.parametrize("text", ["", "x", "17.", ".3", "17.x", "-1", "1.2.3", " 17", "17 ", "1e3", "²", "9" * 5000])
+def test_what_is_no_jobs_name_is_refused(text: str):
+    with pytest.raises(UsageError, match="is no job's name"):
+        parse_job(text)

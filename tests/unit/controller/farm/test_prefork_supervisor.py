@@ -1,0 +1,176 @@
+"""A process that forks others, and what becomes of them whatever happens to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PARENT = """
+import os, signal, sys, time
+from pathlib import Path
+from hil.controller.farm.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
+folder = Path(sys.argv[1])
+def say(text):
+    with open(folder / "said", "a") as file: file.write(text + "\\n")
+def note(name):
+    with open(folder / name, "a") as file: file.write(f"{os.getpid()}\\n")
+def steady(name):
+    def run():
+        end_with_parent()
+        note(name)
+        while True: time.sleep(60)
+    return run
+"""
+
+
+class Parent:
+    """A process with children, each of which writes its number into a file of its name."""
+
+    def __init__(self, folder: Path, code: str) -> None:
+        self.folder = folder
+        command = [sys.executable, "-c", PARENT + code, str(folder)]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def pids(self, name: str) -> list[int]:
+        path = self.folder / name
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def said(self) -> str:
+        path = self.folder / "said"
+        return path.read_text() if path.exists() else ""
+
+
+def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Parent]]:
+    started: list[Parent] = []
+
+    def begin(code: str) -> Parent:
+        started.append(Parent(tmp_path, code))
+        return started[-1]
+
+    yield begin
+    for parent in started:
+        parent.process.kill()
+        parent.process.wait()
+
+
+TWO = """
+both = [ForkedProcess("a", steady("a")), ForkedProcess("b", steady("b"), rank=1)]
+PreforkSupervisor(both, say).run()
+say("over")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_all_end_when_it_is_told_to_stop(start, number):
+    parent = start(TWO)
+    until(lambda: parent.pids("a") and parent.pids("b"))
+    parent.process.send_signal(number)
+    assert parent.process.wait(20) == 0 and parent.said == "over\n"
+    assert all(gone(pid) for pid in parent.pids("a") + parent.pids("b"))
+
+
+def test_all_end_when_it_is_killed(start):
+    parent = start(TWO)
+    until(lambda: parent.pids("a") and parent.pids("b"))
+    parent.process.kill()
+    until(lambda: all(gone(pid) for pid in parent.pids("a") + parent.pids("b")))
+
+
+def test_one_that_dies_is_started_again_later_and_later_and_the_others_go_on(start):
+    parent = start("""
+def weak():
+    note("weak")
+    os._exit(3)
+PreforkSupervisor([ForkedProcess("a", steady("a")), ForkedProcess("weak", weak)], say).run()
+""")
+    until(lambda: parent.pids("a") and len(parent.pids("weak")) >= 4)
+    assert len(parent.pids("a")) == 1
+    pauses = [
+        float(line.split()[-2]) for line in parent.said.splitlines() if line.startswith("weak ended with exit code 3")
+    ]
+    assert pauses[:3] == [0.4, 0.8, 1.6]
+
+
+def test_one_that_is_killed_is_told_of_and_comes_back(start):
+    parent = start(TWO)
+    until(lambda: parent.pids("a"))
+    os.kill(parent.pids("a")[0], signal.SIGKILL)
+    until(lambda: len(parent.pids("a")) == 2)
+    assert "a was killed by SIGKILL; it starts again" in parent.said
+
+
+def test_what_a_child_started_goes_with_it(start):
+    parent = start("""
+import subprocess
+def family():
+    end_with_parent()
+    process = subprocess.Popen(["sleep", "600"])
+    (folder / "sleep").write_text(str(process.pid))
+    note("family")
+    while True: time.sleep(60)
+PreforkSupervisor([ForkedProcess("family", family)], say).run()
+""")
+    until(lambda: parent.pids("family"))
+    first = int((parent.folder / "sleep").read_text())
+    os.kill(parent.pids("family")[0], signal.SIGKILL)
+    until(lambda: gone(first) and len(parent.pids("family")) == 2)
+
+
+def test_one_that_does_not_want_to_end_is_killed_and_those_of_a_higher_rank_outlive_it(start):
+    parent = start("""
+def stubborn():
+    signal.signal(signal.SIGTERM, lambda *_: say("no"))
+    note("stubborn")
+    while True: time.sleep(60)
+def last():
+    signal.signal(signal.SIGTERM, lambda *_: (say("last"), os._exit(0)))
+    note("last")
+    while True: time.sleep(60)
+PreforkSupervisor([ForkedProcess("last", last, rank=1), ForkedProcess("stubborn", stubborn)], say, stop_s=8).run()
+""")
+    until(lambda: parent.pids("stubborn") and parent.pids("last"))
+    parent.process.terminate()
+    assert parent.process.wait(60) == 0
+    assert parent.said.split() == ["no", "last"] and gone(parent.pids("stubborn")[0])
+
+
+def test_one_that_is_frozen_is_ended_too(start):
+    parent = start(TWO)
+    until(lambda: parent.pids("a"))
+    os.kill(parent.pids("a")[0], signal.SIGSTOP)
+    parent.process.terminate()
+    assert parent.process.wait(20) == 0 and gone(parent.pids("a")[0])
+
+
+def test_a_module_runs_as_by_the_command_line_with_a_log_of_its_own(start):
+    (parent_folder := start("pass")).process.wait(20)
+    (parent_folder.folder / "printer.py").write_text("import sys\ndef main(): print(sys.argv[1:], flush=True)\n")
+    parent = start("""
+sys.path.insert(0, str(folder))
+PreforkSupervisor([ForkedProcess("p", module_main("printer", ["--x", "1"]), folder / "log")], say).run()
+""")
+    until(lambda: (parent.folder / "log").exists() and (parent.folder / "log").read_text())
+    assert (parent.folder / "log").read_text().splitlines()[0] == "['--x', '1']"
