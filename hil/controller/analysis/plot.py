@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hil.compare.stats import STATISTICS
 from hil.compare.values import CHUNK, common_kind, reader
-from hil.compare.verdict import outcome_of
+from hil.compare.verdict import OutputComparison, outcome_of
 from hil.controller.storage.pictures import new_figure, save_figure
-from hil.core.results import OutputComparison
 from hil.core.tensors import Array, shape_text, type_text
 from hil.errors import UsageError
 
@@ -139,18 +139,10 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
 
 def _title(name: str, comparison: OutputComparison) -> str:
     mismatches, elements = comparison.mismatches or 0, comparison.elements or 0
-    statistics = {
-        "max abs": comparison.max_abs,
-        "max rel": comparison.max_rel,
-        "max ulp": comparison.max_ulp,
-        "mean abs": comparison.mean_abs,
-        "rmse": comparison.rmse,
-        "cosine": comparison.cosine,
-        "sqnr": comparison.sqnr_db,
-    }
+    found = {one: getattr(comparison, one.key) for one in STATISTICS}
     numbers = "   ".join(
-        f"{key} {value:.9f}" if key == "cosine" else f"{key} {value:.4g}" + (" dB" if key == "sqnr" else "")
-        for key, value in statistics.items()
+        f"{one.title} {value:{'.9f' if one.key == 'cosine' else '.4g'}} {one.unit}".rstrip()
+        for one, value in found.items()
         if value is not None
     )
     outcome = outcome_of([comparison]).value

@@ -24,11 +24,12 @@ from hil.controller.cli.options import json_option, run_option, runs_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: Any) -> int:
     """Compare the outputs of A with those of B, the reference. Each is a .npy file or a stored run's ID."""
     from hil.compare.tolerance import check_tolerance
+    from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
     from hil.controller.cli.screen import print_json
     from hil.controller.pipeline.record import print_verdict, verdict_record
     from hil.controller.storage.console import Console
-    from hil.core.results import Outcome, Verdict, exit_code_of
+    from hil.core.results import Outcome, exit_code_of
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
     left, right = _results(a, out), _results(b, out)

@@ -16,7 +16,7 @@ from typing import Any
 from hil import errors
 from hil.bundles.cases import check_loaded
 from hil.compare.tolerance import check_tolerance
-from hil.compare.verdict import compare, depends_on_noise, judge, too_far
+from hil.compare.verdict import Verdict, compare, depends_on_noise, judge, too_far
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import expected_result, refer_each, refer_with_fallback
 from hil.controller.backends.references.noise import largest_noise, measure_noise
@@ -33,7 +33,7 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.storage.runs import storing
 from hil.core import clock
 from hil.core.boards import BoardConfig
-from hil.core.results import Outcome, RunResult, Stage, Verdict
+from hil.core.results import Outcome, RunResult, Stage
 from hil.core.tensors import Array, TensorSpec, read_as
 
 # What the reference of the plain model is called among those that could not answer.

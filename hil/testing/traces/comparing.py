@@ -6,23 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.compare.verdict import compare, compare_output
+from hil.compare.stats import STATISTICS
+from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output
 from hil.controller.models.tensorflow.structure import leaves
 from hil.controller.models.tensorflow.variables import new_value
-from hil.core.results import Outcome, OutputComparison, RunResult, Verdict
+from hil.core.results import Outcome, RunResult
 from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance
 from hil.testing.traces.trace import ModuleCall, Trace, arrays_in
-
-_STATISTICS = {
-    "max_abs": "max abs",
-    "max_rel": "max rel",
-    "max_ulp": "ULP",
-    "mean_abs": "mean abs",
-    "rmse": "RMSE",
-    "cosine": "cosine",
-    "sqnr_db": "SQNR dB",
-}
 
 
 @dataclass(frozen=True)
@@ -67,9 +58,8 @@ class CallComparison:
                 continue
             kind = type_text(output.dtype, output.shape)
             lines.append(f"  output {output.name} ({kind}): {output.reason or 'agrees'}")
-            numbers = [
-                f"{text} {getattr(output, name):.4g}" for name, text in _STATISTICS.items() if _has(output, name)
-            ]
+            found = {one.heading: getattr(output, one.key) for one in STATISTICS}
+            numbers = [f"{heading} {value:.4g}" for heading, value in found.items() if value is not None]
             if numbers:
                 lines.append(f"    {', '.join(numbers)}")
         return lines
@@ -180,7 +170,3 @@ def _shape(value: Any) -> list[Any]:
 
 def _told(outputs: Any) -> str:
     return ", ".join(path for path, _ in leaves(outputs)) or "nothing"
-
-
-def _has(output: OutputComparison, name: str) -> bool:
-    return getattr(output, name) is not None

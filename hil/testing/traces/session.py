@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,7 @@ class ModuleTraces:
             hint=error.hint if error is not None else "",
             detail=error.detail if error is not None else "",
             notes={"text": self._subject.unseen} if self._subject.unseen else {},
-            outputs=tuple(jsonable(asdict(output)) for one in comparisons for output in one.outputs),
+            outputs=tuple(jsonable(output.record()) for one in comparisons for output in one.outputs),
             against=wanted.trace.ran_by,
         )
 
