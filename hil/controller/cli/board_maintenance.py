@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.backends.runtime_registry import RUNTIMES
 from hil.controller.cli.board_options import address_of, agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
+from hil.core.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_resolver import BoardChoice

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.backends.runtime_registry import RUNTIMES
 from hil.controller.pipeline.options import RunSettings, flag_of, parse_seconds, specs_of
+from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:

@@ -223,17 +223,17 @@ def runtime_words(runtime: Mapping[str, Any]) -> str:
 def _program(session: BoardSession, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.backends.compilers import compilers
-    from hil.controller.backends.runtime_registry import RUNTIMES
     from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options
     from hil.controller.pipeline.runner import Runner
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
     from hil.core.results import Outcome
+    from hil.core.runtimes import RUNTIMES
 
     wanted = runtime or session.board.config.runtime
-    # What hil's other runtimes take is made of no ONNX model; a vendor's compiler may take one.
-    if wanted not in ("iree", "onnxruntime") and (wanted in RUNTIMES or wanted not in compilers()):
+    # A vendor's compiler may take an ONNX model.
+    if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in compilers()):
         found = f"hil has no program to try on {wanted}"
         return Check("program", SKIP, found, "hil run a program or a model of your own")
     with temporary_folder("hil-") as folder, Isolated() as isolated:

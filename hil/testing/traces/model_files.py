@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.references import refer, references
-from hil.controller.backends.runtime_registry import TAKES
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
 from hil.core.artifacts import Artifact, Model
+from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import dtype_name
 from hil.errors import UsageError
@@ -172,7 +172,7 @@ class _OnBoard(_Models):
     def call(self, method: str, inputs: Inputs) -> Called:
         model = self._subject.model(method, self._shop)
         if method not in self._artifacts:
-            suffix = TAKES.get(self._target.backend.runtime, "bin")
+            suffix = RUNTIMES[self._target.backend.runtime].loads
             alone = len(self._subject.methods) == 1 and suffix == "vmfb"
             place = self._target.folder / ("compiled.vmfb" if alone else f"{method}/{method}.{suffix}")
             self._artifacts[method] = self._target.compile(model, place), place

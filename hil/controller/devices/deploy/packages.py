@@ -18,36 +18,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-# What is left out of a wheel: tests, what only building against it needs, IREE's tools and the second copy of it, made
-# for the Tracy profiler, and the certificates for clients that gRPC brings. Patterns of paths in the wheel.
+from hil.core.runtimes import RUNTIMES
+
+# What is left out of a wheel: tests, what only building against it needs, and the certificates for clients that gRPC
+# brings; of a runtime's, what its entry says. Patterns of paths in the wheel.
 # (numpy imports numpy.random only for whoever asks for it, and nothing of an agent or a runtime does.)
 _LEFT_OUT = {
     "numpy": (
         *("*/tests/*", "*/include/*", "*/f2py/*", "*/distutils/*", "*/_core/lib/*", "*.pyi", "*.pxd"),
         *("*/_core/_*_tests.*.so", "*/_core/_simd.*.so", "*/linalg/lapack_lite.*.so", "numpy/random/*"),
     ),
-    "iree-base-runtime": ("*/_runtime_libs_tracy/*", "*/_runtime_libs/iree-*", "*/_runtime_libs/share/*", "*.pyi"),
     "grpcio": ("*/_credentials/roots.pem",),
     "ml-dtypes": ("*/include/*", "*.pyi"),
-    # The interpreter is one module and one library: no converter, no other accelerators, no second LiteRT beside it.
-    "ai-edge-litert": (
-        *(f"ai_edge_litert/{part}/*" for part in "aot tflite tools vendors".split()),
-        *("*/libLiteRt*.so", "*_pb2.py", "*/schema_py_generated.py", "*/_pywrap_[!l]*", "*/pywrap_genai_ops.so"),
-    ),
-    # To load a program takes the library alone; what exports one, and other backends' tools, stay on the host.
-    "executorch": (
-        *(f"executorch/{part}/*" for part in "backends codegen data devtools examples exir export include".split()),
-        *(f"executorch/{part}/*" for part in "kernels runtime schema share util extension/[!p]*".split()),
-        "*.pyi",
-    ),
-    # Importing it runs most of its Python; its compilers, headers, tests and tools are for others. (It wants to see
-    # bin/torch_shm_manager.)
-    "torch": (
-        *(f"torch/{part}/*" for part in "_dynamo _inductor include onnx share test".split()),
-        *("torch/bin/[!t]*", "torch/bin/test_*", "functorch/*", "torchgen/packaged/*", "torch/lib/*.a", "*.pyi"),
-    ),
-    # The library is for C programs: the Python module has all of it in itself.
-    "onnxruntime": ("*/transformers/*", "*/quantization/*", "*/tools/*", "*/datasets/*", "*/libonnxruntime.so.*"),
+    **{wheel.name: wheel.left_out for info in RUNTIMES.values() for wheel in info.wheels},
 }
 # Of every wheel: its `.data` folder holds scripts and headers, which are for installing; so is the list of its files.
 _LEFT_OUT_ALWAYS = (

@@ -18,25 +18,14 @@ from hil.controller.devices.deploy.progress import Progress
 from hil.controller.devices.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
 from hil.controller.storage.cache import Cache
 from hil.core.installation import module_command
+from hil.core.runtimes import RUNTIMES, Wheel
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardError, StorageError, UsageError
 
-# ExecuTorch's library is linked against PyTorch's: of that, only what is built without CUDA can be loaded everywhere.
-_EXECUTORCH = ("executorch", "torch", "flatbuffers")
-_CPU_BUILDS = {"torch"}
 _CPU_HINT = (
     "PyPI's torch needs CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds that PyTorch's "
     "installation page names"
 )
-# What each runtime adds. One that is not here, a vendor's, has to be on the board already.
-_RUNTIMES = {
-    "iree": ("iree-base-runtime",),
-    "onnxruntime": ("onnxruntime",),
-    "tflite": ("ai-edge-litert",),
-    "executorch": _EXECUTORCH,
-}
-# Compiler and runtime of IREE belong together: no other version than this machine's will do.
-_EXACT = {"iree-base-runtime"}
 # What a package of ours needs beside those that hil names itself.
 _BESIDES = ("typing-extensions",)
 # pip itself gives a dead connection up; this ends what hangs. PyTorch's wheel has 427 MB.
@@ -58,11 +47,15 @@ _UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A distribution that a board needs: the versions that will do, and the one that this machine has itself."""
+    """A distribution that a board needs: the versions that will do, and the one that this machine has itself.
+
+    ``pinned``: no other version than this machine's will do.
+    """
 
     name: str
     range: str
     here: str = ""
+    pinned: bool = False
 
     @property
     def exact(self) -> str:
@@ -72,7 +65,7 @@ class Wanted:
     @property
     def loose(self) -> str:
         """The requirement of any version that will do."""
-        return f"{self.name}=={self.here}" if self.name in _EXACT and self.here else f"{self.name}{self.range}"
+        return f"{self.name}=={self.here}" if self.pinned and self.here else f"{self.name}{self.range}"
 
 
 @dataclass(frozen=True)
@@ -88,16 +81,20 @@ class Group:
 
 def agent_group() -> Group:
     """What every agent needs."""
-    wanted = tuple(_wanted(name, allowed) for name, allowed in sorted(_requirements()["agent"].items()))
-    return Group("agent", wanted + tuple(_wanted(name, "") for name in _BESIDES))
+    wanted = (*sorted(_requirements()["agent"].items()), *((name, "") for name in _BESIDES))
+    return Group("agent", tuple(Wanted(name, allowed, _installed(name)) for name, allowed in wanted))
 
 
 def runtime_group(runtime: str) -> Group:
-    """What a runtime adds to an agent: nothing, where hil knows no package of it."""
+    """What a runtime adds to an agent: nothing, where hil knows no package of it.
+
+    A vendor's runtime, of which hil knows none, has to be on the board already.
+    """
     # A runtime's extra names the versions of what it brings; where several name a package, they say the same.
     allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
-    wanted = tuple(_wanted(name, allowed.get(name, "")) for name in _RUNTIMES.get(runtime, ()))
-    pins = [one.loose for one in wanted if one.name in _EXACT]
+    wheels = RUNTIMES[runtime].wheels if runtime in RUNTIMES else ()
+    wanted = tuple(_of_runtime(wheel, allowed.get(wheel.name, "")) for wheel in wheels)
+    pins = [one.loose for one in wanted if one.pinned]
     return Group("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
 
 
@@ -197,7 +194,7 @@ def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter, b
     where = {"board": board, "stage": STAGE, "detail": said.strip()[-4000:]}
     looked = _LOOKED.search(said)
     if name and looked and not _unreached(said):
-        hint = _CPU_HINT if name in _CPU_BUILDS else COMMAND_HINT
+        hint = _CPU_HINT if requirement.endswith("+cpu") else COMMAND_HINT
         return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, **where)
     if "No module named pip" in said:
         hint = "pip is missing beside hil: python -m ensurepip"
@@ -237,16 +234,20 @@ def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
         return code, "".join(searched) + said.read()
 
 
-def _wanted(name: str, allowed: str) -> Wanted:
-    try:
-        here = version(name)
-    except PackageNotFoundError:
-        here = ""
-    if name in _CPU_BUILDS:
+def _of_runtime(wheel: Wheel, allowed: str) -> Wanted:
+    here = _installed(wheel.name)
+    if wheel.cpu_build:
         least = _LEAST.search(allowed)
         release = here.partition("+")[0] or (least[1] if least else "")
-        return Wanted(name, f"=={release}+cpu", f"{release}+cpu")
-    return Wanted(name, allowed, here)
+        return Wanted(wheel.name, f"=={release}+cpu", f"{release}+cpu")
+    return Wanted(wheel.name, allowed, here, wheel.same_version)
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 @once

@@ -83,7 +83,7 @@ def test_a_runtime_that_must_be_this_machines_own_version_is_never_another(index
     publish(index, "iree_base_runtime", "3.12.0")
 
     with pytest.raises(NoWheels, match=r"iree-base-runtime==3\.13\.0") as caught:
-        fetch(Wanted("iree-base-runtime", ">=3.10", "3.13.0"))
+        fetch(Wanted("iree-base-runtime", ">=3.10", "3.13.0", pinned=True))
 
     assert isinstance(caught.value, NoAgentHere)
     assert 'runtime.kind = "command"' in caught.value.hint
