@@ -13,7 +13,7 @@ from support.labgrids import Labgrid, Outlet, running_labgrid
 from support.running_farms import running_farm
 from support.sshd import Sshd, running_sshd, wait_for
 
-from hil.controller.devices.health.power import switch
+from hil.controller.devices.power import switch
 from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.farm.labgrid import Place, borrowed
 from hil.core import boards

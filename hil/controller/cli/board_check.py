@@ -29,7 +29,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
     """
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.health.check import FAIL
+    from hil.controller.devices.health import FAIL
     from hil.controller.workloads.board_checks import check_board
 
     choice = chosen_place(settings)

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.health.check import FAIL, PASS, SKIP, WARN, Check
-from hil.controller.devices.health.conditions import firmware_bits
-from hil.controller.devices.health.connectivity_checks import way_to
+from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, firmware_bits, way_to
 from hil.core.boards import Power
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardBusy, BoardError, HilError, UsageError

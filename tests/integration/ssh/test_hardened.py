@@ -12,9 +12,8 @@ from support.agents import Program
 from support.sshd import LOOPBACK, Sshd, running_sshd, started_with, wait_for
 
 from hil.controller.devices.client import AgentClient, Target
-from hil.controller.devices.ssh.relay import TcpRelay
 from hil.controller.devices.ssh.shell import Shell
-from hil.controller.devices.ssh.tunnel import NoWay, Tunnel, open_any_tunnel
+from hil.controller.devices.ssh.tunnel import NoWay, TcpRelay, Tunnel, open_any_tunnel
 from hil.core.digest import digest_file
 from hil.errors import BoardLost
 

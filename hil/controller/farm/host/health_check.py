@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hil.controller.devices.health.power import recover, switch
+from hil.controller.devices.power import recover, switch
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.job_attempt import Told, failed
 from hil.controller.farm.messages import Grant, JobResult

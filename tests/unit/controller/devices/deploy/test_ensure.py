@@ -22,8 +22,7 @@ from support.deploying import Small, accepts, put
 from hil.controller.devices import deploy
 from hil.controller.devices.client import AgentClient, Target
 from hil.controller.devices.deploy import ensure
-from hil.controller.devices.deploy.ensure import AgentPlace
-from hil.controller.devices.deploy.install import Plan, install
+from hil.controller.devices.deploy.ensure import AgentPlace, Plan, install
 from hil.controller.devices.deploy.packages import File, Package, write_package
 from hil.controller.devices.deploy.probe import ask
 from hil.errors import BoardBusy, BoardError

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hil.controller.devices.health.power import recover, switch
+from hil.controller.devices.power import recover, switch
 from hil.core.boards import Command, Http, Power, parse_power
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, UsageError
 
@@ -215,7 +215,7 @@ def test_a_cycle_that_is_interrupted_does_not_leave_the_power_off(log, monkeypat
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hil.controller.devices.health.power.time", SimpleNamespace(sleep=interrupted))
+    monkeypatch.setattr("hil.controller.devices.power.time", SimpleNamespace(sleep=interrupted))
     with pytest.raises(KeyboardInterrupt):
         switch(Power({"off": note(log, "off"), "on": note(log, "on")}, delay=60.0), "cycle", board="b")
     assert log.read_text().split() == ["off", "on"]
