@@ -23,8 +23,8 @@ class CallComparison:
     Attributes:
         number: of the call, from 0.
         method: its name.
-        reason: what is wrong with the call as such (another method, other outputs); "" where nothing is.
-        verdict: of its tensors and of the variables that it assigned; None where there are none to compare.
+        reason: what is wrong with the call as such (another method, other outputs); "" if nothing is.
+        verdict: of its tensors and of the variables that it assigned; None if there are none to compare.
     """
 
     number: int
@@ -92,7 +92,7 @@ def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
 
 
 def judged(comparisons: Sequence[CallComparison]) -> tuple[Outcome, str]:
-    """What a trace comes to, and why in a line: FAIL where a call is wrong, BLIND where the others cannot be judged."""
+    """Return what a trace comes to, and why in a line: FAIL where a call is wrong, BLIND where the others cannot be judged."""
     wrong = [one for one in comparisons if one.outcome is Outcome.FAIL]
     wrong = wrong or [one for one in comparisons if one.outcome is Outcome.BLIND]
     if not wrong:
@@ -124,7 +124,7 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
 
 
 def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, backend: str) -> Verdict:
-    """All within the tolerances of the call, but for variables that those cannot judge: they have their dtype's own."""
+    """Return all within the tolerances of the call, but for variables that those cannot judge: they have their dtype's own."""
     groups: dict[tuple[float | None, float | None], list[str]] = {}
     for name in wanted:
         is_variable = name.startswith(new_value(""))
@@ -138,7 +138,7 @@ def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, 
 
 
 def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
-    """What of the call's tolerances, made for what it returns, could find a variable wrong."""
+    """Return what of the call's tolerances, made for what it returns, could find a variable wrong."""
     for rtol, atol in ((call.rtol, call.atol), (call.rtol, None)):
         try:
             compare_output("", variable, variable, rtol=rtol, atol=atol)
@@ -156,7 +156,7 @@ def _unreadable(name: str, trace: Trace, other: Trace) -> str:
 
 
 def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> str:
-    """Whether a wrong answer may come of other inputs: of chance in the test, or of an earlier call's wrong answer."""
+    """Return whether a wrong answer may come of other inputs: of chance in the test, or of an earlier call's wrong answer."""
     wanted, got = arrays_in(reference.inputs), arrays_in(target.inputs)
     if wanted and wanted.keys() == got.keys() and not compare(RunResult("", got), RunResult(trace.backend, wanted)):
         return f"it was given other inputs than {trace.backend}"
@@ -164,7 +164,7 @@ def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> st
 
 
 def _shape(value: Any) -> list[Any]:
-    """What of a structure is no tensor: the paths, and the values that Python itself has."""
+    """Return what of a structure is no tensor: the paths, and the values that Python itself has."""
     return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
 
 
