@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.boards import MakeBoard
 from support.deploying import empty_index
+from support.waiting import eventually
 
 from hil.controller.devices import deploy
 from hil.controller.devices.board_factory import open_board
@@ -146,10 +146,7 @@ def test_a_deploy_whose_connection_broke_goes_on_where_it_was(make_board: MakeBo
     board = make_board(arch="x86_64", netem="rate 20mbit")
 
     def break_it() -> None:
-        for _ in range(500):
-            if "grpcio" in on(board, "ls /root/.hil/packages || true"):
-                break
-            time.sleep(0.05)
+        eventually(lambda: "grpcio" in on(board, "ls /root/.hil/packages || true"))
         on(board, "pkill -KILL sshd || true")
 
     breaker = threading.Thread(target=break_it)
