@@ -92,7 +92,7 @@ def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
 
 
 def judged(comparisons: Sequence[CallComparison]) -> tuple[Outcome, str]:
-    """Return what a trace comes to, and why in a line: FAIL where a call is wrong, BLIND where the others cannot be judged."""
+    """Return a trace's outcome and the reason: FAIL if a call is wrong, BLIND if the others cannot be judged."""
     wrong = [one for one in comparisons if one.outcome is Outcome.FAIL]
     wrong = wrong or [one for one in comparisons if one.outcome is Outcome.BLIND]
     if not wrong:
@@ -124,7 +124,7 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
 
 
 def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, backend: str) -> Verdict:
-    """Return all within the tolerances of the call, but for variables that those cannot judge: they have their dtype's own."""
+    """Compare within the tolerances of the call; variables that those cannot judge have their dtype's own."""
     groups: dict[tuple[float | None, float | None], list[str]] = {}
     for name in wanted:
         is_variable = name.startswith(new_value(""))
@@ -156,7 +156,7 @@ def _unreadable(name: str, trace: Trace, other: Trace) -> str:
 
 
 def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> str:
-    """Return whether a wrong answer may come of other inputs: of chance in the test, or of an earlier call's wrong answer."""
+    """Tell whether other inputs may be the cause of a wrong answer: chance in the test, or an earlier wrong answer."""
     wanted, got = arrays_in(reference.inputs), arrays_in(target.inputs)
     if wanted and wanted.keys() == got.keys() and not compare(RunResult("", got), RunResult(trace.backend, wanted)):
         return f"it was given other inputs than {trace.backend}"

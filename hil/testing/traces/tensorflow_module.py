@@ -268,7 +268,8 @@ class Variables:
         return next(name for name, known in self._found.items() if known is variable)
 
     def read(self) -> tuple[Mapping[str, Array], tuple[str, ...]]:
-        """Return what every variable holds now, and the names of those that hold something else than when this was last read.
+        """Return what every variable holds now, and the names of those that hold something else than when this was
+        last read.
 
         The same array is given again where nothing changed.
         """

@@ -195,7 +195,7 @@ def _kind(leaf: Any) -> str:
 
 
 def _kept(make: Callable[[], T]) -> T | HilError:
-    """Return what a function returns, or the error that it ends in: what failed once is told again, and not tried again."""
+    """Return a function's result or raise its error; what failed once is not tried again."""
     try:
         return make()
     except StageError as error:

@@ -28,7 +28,7 @@ _SHOWN = 16
 
 
 def arrays_in(structure: Structure) -> dict[str, Array]:
-    """Return the tensors of a structure by their path: of ``({"a": [x]},)`` it is ``0.a.0``; dicts go by sorted keys."""
+    """Return the tensors of a structure by path: ``({"a": [x]},)`` has ``0.a.0``; dicts go by sorted keys."""
     return {path: leaf for path, leaf in leaves(structure) if isinstance(leaf, np.ndarray)}
 
 

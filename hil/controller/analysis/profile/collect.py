@@ -192,7 +192,7 @@ def _uploads(case: Case) -> Iterable[Span]:
 
 
 def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
-    """Return the calls. On a board that reports no times, the profiled one lasts from its first operation to its last."""
+    """Return the calls. Where a board reports no times, the profiled one lasts from its first operation to its last."""
     taken = capture.taken
     if taken is None or taken.board is not None or not rows:
         return capture.calls

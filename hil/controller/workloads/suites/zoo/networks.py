@@ -134,7 +134,7 @@ def siamese() -> Any:
 
 
 def quantised_cnn() -> Any:
-    """Return a quantised network as exporters write it: int8 weights per channel, QuantizeLinear and DequantizeLinear."""
+    """Build a quantised network as exporters write it: int8 weights per channel, QuantizeLinear, DequantizeLinear."""
     g = Graph("quantised_cnn")
     rng = np.random.RandomState(7)
 
