@@ -19,8 +19,8 @@ from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.models.tensorflow.structure import replace_leaves
 from hil.controller.models.tensorflow.variables import is_variable
 from hil.controller.models.tensorflow.words import words
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.error_text import first_line
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.versions import needed_version
 from hil.core.results import Stage
 from hil.core.tensors import Array
@@ -86,7 +86,7 @@ class TfSubject:
                 )
         return module
 
-    def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
+    def runner(self, backend: Backend, shop: RunContext, folder: Path) -> Runner:
         """TensorFlow itself, or programs on a board."""
         if backend.runtime == TF:
             return _Eager(self)

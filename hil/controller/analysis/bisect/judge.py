@@ -11,16 +11,17 @@ from hil.compare.verdict import OutputComparison, compare_output, outcome_of
 from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding
 from hil.controller.analysis.layers import Layer
 from hil.controller.models.flows import Flow, quanta
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.pictures import check_picture, new_figure, save_figure
+from hil.controller.storage.run_context import RunContext
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import ImportFailed, UsageError
 
 _TIMEOUT_S = 600.0
 
 
-def quantum_atols(flow: Flow, path: Path, shop: Workshop, log: Path) -> dict[str, float]:
+def quantum_atols(flow: Flow, path: Path, shop: RunContext, log: Path) -> dict[str, float]:
     """What a flow's ``quanta`` come to for each of a model's outputs: see
     :func:`hil.controller.models.flows.quantum_atol`.
 
