@@ -16,7 +16,7 @@ import numpy as np
 
 from hil.controller.storage.isolated import Isolated, IsolatedError
 from hil.core.artifacts import Artifact
-from hil.core.boards import RuntimeCommand, fill
+from hil.core.board_config import RuntimeCommand, fill
 from hil.core.npy import load_npy
 from hil.core.tensors import (
     NUMPY_DTYPES,
