@@ -34,11 +34,11 @@ def test_none_of_it_there_is_an_error(no_fallback):
 
 
 def test_a_part_elsewhere_is_a_note_with_the_share_and_the_nodes_or_an_error_where_none_is_allowed():
-    asked = "2 of 5 nodes ran on cpu, not on npu: d (Erf), e (Det)"
-    assert ASKED.check((NPU, CPU), no_fallback=False) == told
+    text = "2 of 5 nodes ran on cpu, not on npu: d (Erf), e (Det)"
+    assert ASKED.check((NPU, CPU), no_fallback=False) == text
     with pytest.raises(RanElsewhere) as caught:
         ASKED.check((NPU, CPU), no_fallback=True)
-    assert caught.value.message == told
+    assert caught.value.message == text
     assert "--no-fallback" in caught.value.hint
 
 
