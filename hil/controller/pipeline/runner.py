@@ -24,7 +24,7 @@ from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
 from hil.controller.storage.run_context import RunContext
 from hil.core import clock
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.results import Stage
 from hil.core.timeline import Span
 

@@ -32,7 +32,7 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core import clock
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.results import Outcome, RunResult, Stage
 from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as

@@ -22,7 +22,7 @@ from hil.controller.workloads.suites.request import Settings
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, unread
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.results import Stage
 from hil.errors import (
     CompileFailed,

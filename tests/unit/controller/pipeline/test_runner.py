@@ -10,7 +10,7 @@ import pytest
 from support.fake_boards import FakeBoards, fake_boards, fake_case, fake_choice, lost
 
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import PIPELINE, STAGES
 from hil.controller.storage.cache import Cache
@@ -192,14 +192,14 @@ def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeB
 
 def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards, shop: RunContext) -> None:
     told: list[str] = []
-    shop = replace(
-        shop,
-        watch=lambda case, stage, note: told.append(f"{stage.value} {note}".strip()),
+    sink = ProgressSink(
+        stage=lambda case, stage, note: told.append(f"{stage.value} {note}".strip()),
         keep=lambda case, what: told.append(f"keep {what}"),
         ended=lambda case: told.append(f"ended {case.name}"),
     )
     fake_boards.scripts[A] = {("run", "b"): RunFailed("no")}
-    go(shop, fake_case("a"), fake_case("b"))
+    with BoardPool("a test") as pool:
+        list(Runner(shop, sink=sink).run([fake_case("a"), fake_case("b")], pool, fake_choice()))
     assert told == [
         "keep references", "push", "push 0 of 0 KiB", "load", "run", "keep inputs", "keep outputs", "compare",
         "keep references", "push", "push 0 of 0 KiB", "load", "run", "keep inputs", "ended b",
