@@ -10,7 +10,7 @@ from typing import Any
 from hil.controller.models.conversions.torch_names import mark, name_onnx_nodes
 from hil.controller.models.importers.pt2 import Sizes, changed, is_tensor, new_values, output_names, user_inputs
 from hil.controller.models.importers.pt2_archive import load_program
-from hil.controller.storage.error_text import first_line
+from hil.controller.storage.texts import first_line
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
 

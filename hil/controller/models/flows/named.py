@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.read import check_flow, read_flows
-from hil.controller.storage.registry import registered
+from hil.controller.storage.packages import registered
 from hil.core.config_files import check_trust
 from hil.core.digest import digest_file
 from hil.errors import UsageError, did_you_mean

@@ -50,7 +50,7 @@ def quantize_static(
             self.folders = iter(samples)
 
         def get_next(self) -> Any:
-            from hil.controller.storage.tensor_folder import load_tensors
+            from hil.controller.storage.tensor_files import load_tensors
 
             folder = next(self.folders, None)
             return None if folder is None else load_tensors(Path(folder))

@@ -10,7 +10,7 @@ from typing import Any
 from hil.compare.tolerance import check_tolerance
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.recipe import check_settings
-from hil.controller.storage.registry import pick, points
+from hil.controller.storage.packages import pick, points
 from hil.core.config_files import parse_toml
 from hil.core.files import read_text
 from hil.core.runtimes import NO_COMPILER, RUNTIMES

@@ -24,9 +24,8 @@ from hil.controller.storage.isolated import (
     IsolatedTimeout,
     function_name,
 )
-from hil.controller.storage.registry import pick, registered
-from hil.controller.storage.tensor_folder import save_tensors
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import pick, registered, version
+from hil.controller.storage.tensor_files import save_tensors
 from hil.core.artifacts import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
@@ -48,7 +47,7 @@ class Recipe:
         apply: a function (or ``module:function``), called in a process of its own with ``model`` (the file), ``output``
             (the file to write; external data beside it), ``external`` (whether the model keeps data outside its file,
             and so the result must), ``samples`` (a list of folders, each one sample of every input as
-            :mod:`hil.controller.storage.tensor_folder` writes it) and every setting but ``samples``. Inputs and
+            :mod:`hil.controller.storage.tensor_files` writes it) and every setting but ``samples``. Inputs and
             outputs keep names, dtypes and shapes. It may return what it tells of its work as a JSON object, which
             results then hold (:func:`hil.controller.models.flows.notes.recipe_notes`). Raises ImportFailed; whatever
             else it raises becomes one.

@@ -20,8 +20,8 @@ from hil.controller.storage.isolated import (
     IsolatedTimeout,
     function_name,
 )
+from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.registry import pick, registered
 from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import within

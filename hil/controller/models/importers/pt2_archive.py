@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.importers.pt2_graph import AGAIN, check_graph, read_json
-from hil.controller.storage.error_text import first_line
+from hil.controller.storage.texts import first_line
 from hil.errors import ImportFailed, UsageError
 
 _MODEL = "models/model.json"

@@ -9,7 +9,7 @@ import operator
 import re
 from typing import Any
 
-from hil.controller.storage.error_text import first_line, import_hint
+from hil.controller.storage.texts import first_line, import_hint
 from hil.errors import ImportFailed
 
 _NAME = re.compile(r"[A-Za-z_]\w*")

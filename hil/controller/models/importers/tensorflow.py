@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
 
 _FOLDERS = ("variables", "assets", "assets.extra")
 

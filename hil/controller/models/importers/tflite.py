@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.litert import PACKAGE, open_signature
 

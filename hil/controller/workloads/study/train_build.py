@@ -16,7 +16,7 @@ from hil.controller.models.tensorflow.lower import lower
 from hil.controller.models.tensorflow.program import prepare
 from hil.controller.models.tensorflow.source import open_model
 from hil.controller.models.tensorflow.words import words
-from hil.controller.storage.tensor_folder import save_tensors
+from hil.controller.storage.tensor_files import save_tensors
 from hil.core.results import Noise
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
 
