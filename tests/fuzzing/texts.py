@@ -96,7 +96,7 @@ quanta = 2
 def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
     from hil.controller.farm.settings import load_settings
-    from hil.controller.models.flows.read import read_flows
+    from hil.controller.models.flows import read_flows
     from hil.controller.workloads.suites.expected import made_with, parse, read_text
     from hil.core.boards import load_board, parse_board
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.conversions import as_onnx
-from hil.controller.models.random_inputs import random_tensor
+from hil.controller.models.inputs import random_tensor
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import version

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.models.compile_errors import compiling
+from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
