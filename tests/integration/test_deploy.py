@@ -24,7 +24,7 @@ from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.boards import BoardConfig, Connection
 from hil.core.runtimes import RuntimeInfo, Wheel
 from hil.errors import BoardBusy, BoardError, BoardLost
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 

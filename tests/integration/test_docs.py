@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,8 +15,8 @@ from hil.controller.devices.deploy import ensure_agent
 from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.boards import Connection
-from hil.testing.virtual_board import VirtualBoard
 from support.agents import start_process, stop_process
+from tools.virtual_board import VirtualBoard
 
 BOARDS = {"x86_64 board": "board_x86", "aarch64 board": "board_aarch64"}
 _LONG = [pytest.mark.board, pytest.mark.ci]
