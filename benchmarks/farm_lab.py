@@ -82,7 +82,7 @@ def lab(boards: int, *faults: str) -> Iterator[Lab]:
         stack.enter_context(LocalFarm(home, UpOptions(), lambda text: None, threading.Event()))
         words = ["--sim", str(boards), *(word for fault in faults for word in ("--sim-fault", fault))]
         with (Path(folder) / "host.log").open("wb") as log:
-            host = subprocess.Popen([sys.executable, "-m", "hil.controller.farm.host", *words], stdout=log, stderr=log)
+            host = subprocess.Popen([sys.executable, "-m", "hil", "farm", "host", *words], stdout=log, stderr=log)
         stack.callback(_end, host)
         client = stack.enter_context(FarmClient(farm_address()))
         deadline = time.monotonic() + _ONLINE_S
