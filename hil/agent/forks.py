@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hil.agent import descendants, ipc
-from hil.agent.runtimes import resolve
 from hil.core.installation import module_command
+from hil.core.runtimes import resolve
 from hil.errors import BoardError, HilError, LoadFailed
 
 # How long a runtime that does not work is taken at its word.

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from hil.agent.ipc import aligned
 from hil.agent.machine import machine
 from hil.agent.supervisor import Supervisor, Worker
 from hil.bundles import Bundle, Method
-from hil.bundles.cases import BundledCase, check_loaded
+from hil.bundles.cases import BundledCase, check_loaded, untested
 from hil.bundles.signature import fingerprint, public_keys, verify
-from hil.bundles.verdicts import told, untested, worst
-from hil.compare.verdict import compare
+from hil.compare.stats import summary
+from hil.compare.verdict import Verdict, compare
 from hil.core import tensors
 from hil.core.artifacts import Artifact
 from hil.core.placement import Placement, Told
-from hil.core.results import Outcome, RunResult, Verdict, exit_code_of
+from hil.core.results import Outcome, RunResult, exit_code_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
@@ -288,7 +288,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _line(result: CaseResult) -> str:
     line = f"{result.outcome.value}  {result.method}/{result.case}"
     if result.verdict is not None and result.device_ns is not None:
-        line += f"  {told(worst(map(asdict, result.verdict.outputs)))}, {result.device_ns / 1e6:.3g} ms"
+        line += f"  {summary(output.record() for output in result.verdict.outputs)}, {result.device_ns / 1e6:.3g} ms"
     if result.elsewhere:
         line += f"\n      note: {result.elsewhere}"
     if result.outcome is not Outcome.PASS:
@@ -305,7 +305,7 @@ def _record(result: CaseResult) -> dict[str, Any]:
         "outcome": result.outcome.value,
         "reason": result.reason,
         "device_ns": result.device_ns,
-        "outputs": [asdict(output) for output in result.verdict.outputs] if result.verdict is not None else [],
+        "outputs": [output.record() for output in result.verdict.outputs] if result.verdict is not None else [],
         "placement": None if result.placement is None else [part.to_json() for part in result.placement],
         "elsewhere": result.elsewhere,
         "error": result.error

@@ -242,3 +242,12 @@ def _alike(one: tuple[str, Sequence[Dim]], other: tuple[str, Sequence[Dim]]) -> 
     sizes = zip(one[1], other[1], strict=False)
     differ = any(a != b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
     return one[0] == other[0] and len(one[1]) == len(other[1]) and not differ
+
+
+def untested(methods: Sequence[Method]) -> str:
+    """How many methods have no case, and which: ``1 of 2 methods has no case: twice``; "" where each has one."""
+    found = [method.name for method in methods if not method.cases]
+    if not found:
+        return ""
+    count = f"{len(found)} of {len(methods)} method{'' if len(methods) == 1 else 's'}"
+    return f"{count} {'has' if len(found) == 1 else 'have'} no case: {', '.join(found)}"

@@ -1,4 +1,4 @@
-"""Every statistic of two tensors in one chunked pass.
+"""The table of statistics (:class:`Statistics`), and the one chunked pass over two tensors that they come from.
 
 Values are widened to float64 chunk by chunk (complex128 for complex), which holds every dtype exactly but the 64-bit
 integers; those stay integers wherever equality or a tolerance is decided. Sums accumulate in float64 or wider.
@@ -8,7 +8,8 @@ Nothing as large as a tensor is ever allocated: the scratch memory is a few chun
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -29,18 +30,167 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Stats:
-    """What :func:`measure` found; the fields are those of :class:`hil.core.results.OutputComparison`.
+class Statistic:
+    """A row of the table of statistics: what it is called and shown as, and how it is computed.
 
-    ``mismatches`` counts non-finite disagreements too, ``nonfinite`` counts only those. ``first`` and ``worst`` are
-    indices into the flattened tensor (C order). ``zeroed``: every value is 0 and the reference's are not. The other
-    numbers are over the elements that are finite in both; they are None where a tensor has no such element and does
-    not agree, and for strings.
+    Attributes:
+        key: its name in records, CSV files and Python.
+        title: its heading on the terminal and in report.html.
+        meaning: what it is, with its formula, in Markdown; `a` is the board's value, `b` the reference's.
+        value: computes it from the sums of a pass.
+        unit: of the value; "" for a number without one.
+        masks: whether masked elements count.
+        worst: of several outputs' values, which one is the worst: ``max`` or ``min``.
+        column: whether it is a column of the terminal's table: ``always``, ``wide`` if there is room for it (the last
+            such column is left out first), or "" for never.
+        report: whether results.csv and report.html have it; outputs.csv has every statistic.
+        digits: how many significant digits report.html shows.
+        brief: its text in a summary of a few words; "" leaves it out of those.
+    """
 
-    ``rmse``, ``cosine`` and ``sqnr_db`` leave out ``masked`` elements: those whose magnitude is :func:`mask_limit` or
-    more in both tensors, of one sign. A mask of -3.4e38 has more energy than all that it leaves visible, and would
-    hide any error there. They are None where only masks are left and the two do not agree. Of tensors that are equal
-    bit by bit no masks are counted.
+    key: str
+    title: str
+    meaning: str
+    value: Callable[[Sums], float | int | None]
+    unit: str = ""
+    masks: bool = True
+    worst: Callable[..., Any] = max
+    column: str = "wide"
+    report: bool = True
+    digits: int = 3
+    brief: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title and, if there is one, the unit."""
+        return f"{self.title} {self.unit}".rstrip()
+
+
+def _row(title: str, meaning: str, value: Callable[[Sums], float | int | None], **more: Any) -> Any:
+    """A field of :class:`Statistics`; the arguments are those of :class:`Statistic`."""
+    return field(default=None, metadata={"title": title, "meaning": meaning, "value": value, **more})
+
+
+def _cosine(sums: Sums) -> float | None:
+    if sums.aa == 0 or sums.bb == 0:
+        return 1.0 if sums.aa == sums.bb else 0.0
+    cosine = float(sums.ab / (np.sqrt(sums.aa) * np.sqrt(sums.bb)))
+    return None if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
+
+
+def _sqnr_db(sums: Sums) -> float | None:
+    if sums.dd == 0:
+        return math.inf
+    ratio = float(10 * (np.log10(sums.bb) - np.log10(sums.dd)))
+    return None if math.isnan(ratio) else ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """The statistics of an output beside its reference. This is the table of them: a field is a row.
+
+    All are over the elements that are finite in both tensors. A statistic is None for strings, if no dtype holds the
+    values of both tensors, and if no element is left and the tensors do not agree.
+
+    Those without ``masks`` leave out masked elements, whose magnitude is :func:`mask_limit` or more in both tensors, of
+    one sign. A mask of -3.4e38 has more energy than all that it leaves visible, and would hide any error there. In
+    tensors that are equal bit by bit no masks are counted.
+    """
+
+    max_abs: float | None = _row(
+        "max abs", "largest `abs(a - b)`", lambda sums: sums.max_abs, column="always", brief="max abs {:.3g}"
+    )
+    max_rel: float | None = _row(
+        "max rel",
+        "largest `abs(a - b) / abs(b)` where `b` is not 0",
+        lambda sums: None if sums.bb == 0 and sums.dd > 0 and not sums.masked else sums.max_rel,
+    )
+    max_ulp: int | None = _row(
+        "ULP",
+        "most representable values between the two; none for integers and where the dtypes differ",
+        lambda sums: None if sums.ulp is None else sums.ulp.largest,
+        column="always",
+        brief="{} ULP",
+    )
+    mean_abs: float | None = _row(
+        "mean abs",
+        "mean of `abs(a - b)`",
+        lambda sums: float(sums.sum_abs / max(sums.finite, 1)),
+        column="",
+        report=False,
+    )
+    rmse: float | None = _row(
+        "RMSE",
+        "square root of the mean of `(a - b)^2`",
+        lambda sums: float(np.sqrt(sums.dd / max(sums.visible, 1))),
+        masks=False,
+        column="",
+    )
+    cosine: float | None = _row(
+        "cosine",
+        "of the angle between the two as vectors: 1 is the same direction",
+        _cosine,
+        masks=False,
+        worst=min,
+        digits=6,
+    )
+    sqnr_db: float | None = _row(
+        "SQNR",
+        "`10 log10(sum(b^2) / sum((a - b)^2))`; `inf` when equal; about 6 dB a bit of precision",
+        _sqnr_db,
+        unit="dB",
+        masks=False,
+        worst=min,
+        column="always",
+        brief="{:.3g} dB",
+    )
+
+
+STATISTICS = tuple(Statistic(one.name, **one.metadata) for one in fields(Statistics))
+
+
+def worst_of(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the worst statistics of several outputs, and the sums of ``mismatches`` and ``elements``.
+
+    Args:
+        outputs: records of outputs; what one lacks, or has as None, does not count.
+
+    Returns:
+        Key -> value; None where no output has one.
+    """
+    found = list(outputs)
+
+    def known(key: str) -> list[Any]:
+        return [output[key] for output in found if output.get(key) is not None]
+
+    counts = {key: sum(known(key)) if known(key) else None for key in ("mismatches", "elements")}
+    return counts | {one.key: one.worst(known(one.key), default=None) for one in STATISTICS}
+
+
+def summary(outputs: Iterable[Mapping[str, Any]]) -> str:
+    """Return the worst of several outputs in a few words: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``.
+
+    Args:
+        outputs: records of outputs.
+    """
+    found = worst_of(outputs)
+    if found["mismatches"] is None:
+        return "nothing could be measured"
+    briefs = [one.brief.format(found[one.key]) for one in STATISTICS if one.brief and found[one.key] is not None]
+    return ", ".join([f"{found['mismatches']} of {found['elements']} out of tolerance", *briefs])
+
+
+@dataclass(frozen=True)
+class Stats(Statistics):
+    """What :func:`measure` found.
+
+    Attributes:
+        elements: how many there are.
+        mismatches: how many are out of tolerance; a NaN or infinity that the other tensor lacks is.
+        nonfinite: how many of the mismatches are such NaN and infinities.
+        masked: how many elements are masked (see :class:`Statistics`).
+        zeroed: whether every value is 0 and the reference's are not.
+        first, worst: indices into the flattened tensor (C order) of the first and the worst mismatch.
     """
 
     elements: int
@@ -50,13 +200,6 @@ class Stats:
     zeroed: bool = False
     first: int | None = None
     worst: int | None = None
-    max_abs: float | None = None
-    max_rel: float | None = None
-    max_ulp: int | None = None
-    mean_abs: float | None = None
-    rmse: float | None = None
-    cosine: float | None = None
-    sqnr_db: float | None = None
 
 
 def measure(actual: Array, reference: Array, tolerance: Tolerance | None, kind: str, chunk: int = CHUNK) -> Stats:
@@ -72,19 +215,19 @@ def measure(actual: Array, reference: Array, tolerance: Tolerance | None, kind: 
     read_a, read_b, size = reader(actual), reader(reference), actual.size
     if kind == "string":
         return _measure_strings(read_a, read_b, size, chunk)
-    meter = _Meter(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)))
+    sums = Sums(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)))
     with np.errstate(all="ignore"):
         # While the two are equal bit by bit nothing else needs to be known. The first difference makes the pass go
         # back once for the sums of what lies before it.
         equal = 0
-        while equal < size and meter.same_bits(read_a(equal, equal + chunk), read_b(equal, equal + chunk)):
+        while equal < size and sums.same_bits(read_a(equal, equal + chunk), read_b(equal, equal + chunk)):
             equal += chunk
         if equal < size:
             for start in range(0, equal, chunk):
-                meter.add_equal(read_b(start, start + chunk))
+                sums.add_equal(read_b(start, start + chunk))
             for start in range(equal, size, chunk):
-                meter.add(start, read_a(start, start + chunk), read_b(start, start + chunk))
-        return meter.stats(size)
+                sums.add(start, read_a(start, start + chunk), read_b(start, start + chunk))
+        return sums.stats(size)
 
 
 def _measure_strings(read_a: Reader, read_b: Reader, size: int, chunk: int) -> Stats:
@@ -98,8 +241,17 @@ def _measure_strings(read_a: Reader, read_b: Reader, size: int, chunk: int) -> S
     return Stats(size, mismatches, first=first, worst=first)
 
 
-class _Meter:
-    """The running statistics and the scratch memory of one comparison."""
+class Sums:
+    """The running sums of one comparison, from which the statistics are computed, and its scratch memory.
+
+    Attributes:
+        finite: how many elements are finite in both tensors; known at the end.
+        visible: how many of those are not masked; known at the end.
+        max_abs, max_rel, sum_abs: the largest ``|a-b|`` and ``|a-b|/|b|`` and the sum of ``|a-b|``, of the finite ones.
+        ulp: the largest distance of the finite ones in representable values; None for integers and two dtypes.
+        aa, ab, bb, dd: the sums of ``a*a``, ``a*b``, ``b*b`` and ``(a-b)^2``, of the visible ones; float64 or wider.
+        mismatches, nonfinite, masked: as in :class:`Stats`.
+    """
 
     def __init__(self, a: np.dtype[Any], b: np.dtype[Any], tolerance: Tolerance, kind: str, chunk: int) -> None:
         self.kind = kind
@@ -110,7 +262,7 @@ class _Meter:
         same = dtype_name(a) == dtype_name(b)
         self.bits = np.dtype(f"u{part_b.itemsize}") if same else None
         floating = same and dtype_name(part_b) not in EXACT_DTYPES
-        self.ulp = LargestUlp(part_b, chunk * self.parts) if floating else None
+        self.ulp: LargestUlp | None = LargestUlp(part_b, chunk * self.parts) if floating else None
 
         self.mask_limits = mask_limit(a), mask_limit(b)
         # No value reaches the limit where the sum of squares stays below its square.
@@ -127,8 +279,14 @@ class _Meter:
         self.bb: Any = 0.0
         self.dd: Any = 0.0
         self.sum_abs: Any = 0.0
-        self.max_abs = self.max_rel = 0.0
-        self.mismatches = self.nonfinite = self.infinite = self.masked = 0
+        self.max_abs: float = 0.0
+        self.max_rel: float = 0.0
+        self.mismatches: int = 0
+        self.nonfinite: int = 0
+        self.infinite: int = 0
+        self.masked: int = 0
+        self.finite: int = 0
+        self.visible: int = 0
         self.first: int | None = None
         self.worst: int | None = None
         self.worst_excess: float = 0.0
@@ -314,36 +472,22 @@ class _Meter:
         return np.abs(d, out=d), np.abs(y, out=y)
 
     def stats(self, size: int) -> Stats:
-        """The statistics of everything added; nothing added means that the two were equal bit by bit."""
-        counted = Stats(size, self.mismatches, self.nonfinite, self.masked, first=self.first, worst=self.worst)
-        finite = size - self.infinite
-        visible = finite - self.masked
-        if finite == 0 and self.mismatches:
-            return counted
-        counted = replace(
-            counted,
+        """Return the statistics of everything added; nothing added means that the tensors are equal bit by bit."""
+        self.finite = size - self.infinite
+        self.visible = self.finite - self.masked
+        # Nothing left to measure is no agreement if something differs.
+        known = [one for one in STATISTICS if not self.mismatches or (self.finite if one.masks else self.visible)]
+        values: dict[str, Any] = {one.key: one.value(self) for one in known}
+        return Stats(
+            elements=size,
+            mismatches=self.mismatches,
+            nonfinite=self.nonfinite,
+            masked=self.masked,
             zeroed=bool(self.aa == 0 and self.bb > 0 and not self.masked),
-            max_abs=self.max_abs,
-            max_rel=None if self.bb == 0 and self.dd > 0 and not self.masked else self.max_rel,
-            max_ulp=None if self.ulp is None else self.ulp.largest,
-            mean_abs=float(self.sum_abs / max(finite, 1)),
+            first=self.first,
+            worst=self.worst,
+            **values,
         )
-        if visible == 0 and self.mismatches:
-            return counted
-        rmse = float(np.sqrt(self.dd / max(visible, 1)))
-        return replace(counted, rmse=rmse, cosine=self._cosine(), sqnr_db=self._sqnr())
-
-    def _cosine(self) -> float | None:
-        if self.aa == 0 or self.bb == 0:
-            return 1.0 if self.aa == self.bb else 0.0
-        cosine = float(self.ab / (np.sqrt(self.aa) * np.sqrt(self.bb)))
-        return None if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
-
-    def _sqnr(self) -> float | None:
-        if self.dd == 0:
-            return math.inf
-        ratio = float(10 * (np.log10(self.bb) - np.log10(self.dd)))
-        return None if math.isnan(ratio) else ratio
 
 
 class LargestUlp:
@@ -359,7 +503,7 @@ class LargestUlp:
     """
 
     def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
-        self.largest = 0
+        self.largest: int = 0
         self._ranks = _ranks(dtype_name(dtype)) if dtype.itemsize == 1 else None
         self._scratch = np.empty(capacity, f"u{dtype.itemsize}")
 

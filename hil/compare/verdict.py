@@ -10,13 +10,13 @@ agrees within a tolerance that wrong answers would meet as well is BLIND: see :f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
-from hil.compare.stats import Stats, measure
+from hil.compare.stats import STATISTICS, Statistics, Stats, measure
 from hil.compare.tolerance import (
     NOISE_FACTOR,
     Scale,
@@ -27,10 +27,84 @@ from hil.compare.tolerance import (
     refuse_vacuous,
 )
 from hil.compare.values import common_kind, reader
-from hil.core.results import Noise, Outcome, OutputComparison, RunResult, Tolerance, Verdict
+from hil.core.results import Noise, Outcome, RunResult, Tolerance
 from hil.core.tensors import Array, dtype_name, shape_text
 
 _NOTHING = "0 elements compared: every output is empty"
+_PLACES = ("first_index", "first_values", "worst_index", "worst_values")
+
+
+@dataclass(frozen=True)
+class OutputComparison(Statistics):
+    """One output beside its reference.
+
+    Attributes:
+        name: the output's.
+        passed: whether it agrees, and wrong answers would not.
+        reason: why not, in a line; "" where it passed.
+        dtype, shape: the output's.
+        reference_dtype, reference_shape: the reference's.
+        tolerance: within which the values agree; None is exact.
+        blind: whether it agrees, but wrong answers would agree as well.
+        noise: the reference's own, where it was measured.
+        elements, mismatches, nonfinite, masked: counts, as in :class:`hil.compare.stats.Stats`; None, as all
+            statistics, where the shapes differ or no dtype holds the values of both.
+        first_index, first_values: of the first element out of tolerance, and both values there.
+        worst_index, worst_values: the same of the one that is furthest out of tolerance.
+    """
+
+    name: str
+    passed: bool
+    reason: str
+    dtype: str
+    shape: tuple[int, ...]
+    reference_dtype: str
+    reference_shape: tuple[int, ...]
+    tolerance: Tolerance | None = None
+    blind: bool = False
+    noise: float | None = None
+    elements: int | None = None
+    mismatches: int | None = None
+    nonfinite: int | None = None
+    masked: int | None = None
+    first_index: tuple[int, ...] | None = None
+    first_values: tuple[Any, Any] | None = None
+    worst_index: tuple[int, ...] | None = None
+    worst_values: tuple[Any, Any] | None = None
+
+    @property
+    def mismatch_share(self) -> float | None:
+        """The share of elements that are out of tolerance, 0 to 1."""
+        if self.mismatches is None or self.elements is None:
+            return None
+        return self.mismatches / self.elements if self.elements else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields as records have them: the statistics after the counts, then the places."""
+        found = asdict(self)
+        places = {name: found.pop(name) for name in _PLACES}
+        return found | {one.key: found.pop(one.key) for one in STATISTICS} | places
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A result beside one reference. True when every output agrees, and wrong ones would not.
+
+    Attributes:
+        outcome: PASS, FAIL, or BLIND where an output agrees that cannot be judged and none differs.
+        against: the reference's ``source``.
+        outputs: one comparison an output, in order.
+        reason: why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not
+            judged because the user allowed it.
+    """
+
+    outcome: Outcome
+    against: str
+    outputs: tuple[OutputComparison, ...]
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.outcome is Outcome.PASS
 
 
 def compare_output(
@@ -113,13 +187,7 @@ def compare_output(
         mismatches=stats.mismatches,
         nonfinite=stats.nonfinite,
         masked=stats.masked,
-        max_abs=stats.max_abs,
-        max_rel=stats.max_rel,
-        max_ulp=stats.max_ulp,
-        mean_abs=stats.mean_abs,
-        rmse=stats.rmse,
-        cosine=stats.cosine,
-        sqnr_db=stats.sqnr_db,
+        **{one.key: getattr(stats, one.key) for one in STATISTICS},
         first_index=_index(stats.first, actual.shape),
         first_values=_values(actual, reference, stats.first),
         worst_index=_index(stats.worst, actual.shape),

@@ -33,10 +33,13 @@ from typing import Any
 from hil.core.config_files import asks_for, check_trust, parse_toml, user_folder
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import read_file
+from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError, did_you_mean, one_of
 
 _PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
 _BOARD = ("name", "hw_type", "description", "runtime")
+# In [devices], those of hil's runtimes that the table does not name.
+_OTHERS = "*"
 _TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator", "labgrid"}
 # Words that addresses begin with: a file of such a name would be taken for what the word means.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
@@ -388,6 +391,9 @@ def _parse(data: dict[str, Any], path: Path, text: str) -> BoardConfig:
     devices = table("devices")
     if not all(isinstance(device, str) and "\0" not in device for device in devices.values()):
         raise UsageError(f"{path}: [devices] must be a table of texts", hint='for example iree = "local-task"')
+    if (own_choice := devices.get(_OTHERS)) is not None:
+        devices = {name: device for name, device in devices.items() if name != _OTHERS}
+        devices |= {name: own_choice for name in RUNTIMES if name not in devices}
     flags = {compiler: tuple(_strings(path, compiler, value)) for compiler, value in table("compile_flags").items()}
     simulator = dict(table("simulator")) if "simulator" in data else None
     if simulator and "faults" in simulator:

@@ -1,4 +1,4 @@
-"""Words for results: stages, outcomes, and what a run, a comparison and a case end in."""
+"""Words for results: stages and outcomes, and what a run gives."""
 
 from __future__ import annotations
 
@@ -142,71 +142,3 @@ class Tolerance:
 
     rtol: float
     atol: float
-
-
-@dataclass(frozen=True)
-class OutputComparison:
-    """One output beside its reference. The statistics are None where the shapes differ or no dtype holds both values.
-
-    They are over the elements that are finite in both; ``mismatches`` also counts a NaN or infinity that the other
-    lacks, ``nonfinite`` only those. ``max_rel`` is over elements whose reference is not 0; ``max_ulp`` counts
-    representable values between the two (None for integers, and where the dtypes differ); ``sqnr_db`` is
-    10*log10(sum(b^2)/sum((a-b)^2)), inf when equal; ``rmse``, ``cosine`` and ``sqnr_db`` leave out ``masked`` elements,
-    which are at least half of their dtype's largest value in both; ``first_index`` and ``worst_index`` are of elements
-    out of tolerance, with both values. ``blind``: it agrees, but wrong answers would agree as well. ``noise`` is the
-    reference's own, where it was measured.
-    """
-
-    name: str
-    passed: bool
-    reason: str
-    dtype: str
-    shape: tuple[int, ...]
-    reference_dtype: str
-    reference_shape: tuple[int, ...]
-    tolerance: Tolerance | None = None
-    blind: bool = False
-    noise: float | None = None
-    elements: int | None = None
-    mismatches: int | None = None
-    nonfinite: int | None = None
-    masked: int | None = None
-    max_abs: float | None = None
-    max_rel: float | None = None
-    max_ulp: int | None = None
-    mean_abs: float | None = None
-    rmse: float | None = None
-    cosine: float | None = None
-    sqnr_db: float | None = None
-    first_index: tuple[int, ...] | None = None
-    first_values: tuple[Any, Any] | None = None
-    worst_index: tuple[int, ...] | None = None
-    worst_values: tuple[Any, Any] | None = None
-
-    @property
-    def mismatch_share(self) -> float | None:
-        """The share of elements that are out of tolerance, 0 to 1."""
-        if self.mismatches is None or self.elements is None:
-            return None
-        return self.mismatches / self.elements if self.elements else 0.0
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A result beside one reference. True when every output agrees, and wrong ones would not.
-
-    Attributes:
-        outcome: PASS, FAIL, or BLIND where an output agrees that cannot be judged and none differs.
-        against: the reference's ``source``.
-        outputs: one comparison an output, in order.
-        reason: why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not
-            judged because the user allowed it.
-    """
-
-    outcome: Outcome
-    against: str
-    outputs: tuple[OutputComparison, ...]
-    reason: str = ""
-
-    def __bool__(self) -> bool:
-        return self.outcome is Outcome.PASS

@@ -14,10 +14,10 @@ from typing import Any
 
 from hil.agent.__main__ import config_of, parser, serve
 from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
-from hil.agent.runtimes import BUILT_IN
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.core.boards import BoardConfig, load_board
+from hil.core.runtimes import RUNTIMES
 from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import refuse_if_served, refuse_if_taken
@@ -27,7 +27,7 @@ from hil.sim.link import FaultyLink
 
 # Whether programs run in a sandbox: where there can be one, always, never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
-_RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in BUILT_IN}
+_RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in RUNTIMES}
 
 
 class DroppingStore(BlobStore):

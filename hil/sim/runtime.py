@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent.runtimes import BUILT_IN, known, profiling, resolve
+from hil.agent.runtimes import known, profiling
 from hil.core.clock import CLOCK_FILE
 from hil.core.placement import Part, Placement
+from hil.core.runtimes import RUNTIMES, resolve
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX
@@ -38,14 +39,14 @@ _HANGS = "#!/bin/sh\nexec sleep 86400\n"
 
 def __getattr__(name: str) -> type[SimRuntime]:
     """The simulated runtime of a name, as references such as ``hil.sim.runtime:iree`` have it."""
-    if name not in BUILT_IN:
+    if name not in RUNTIMES:
         raise AttributeError(f"no runtime {name!r} is simulated")
     return _simulated(name)
 
 
 @functools.cache
 def _simulated(name: str) -> type[SimRuntime]:
-    kind = SimOnnxRuntime if name == "onnxruntime" else SimRuntime
+    kind = resolve(RUNTIMES[name].simulator)
     return type(kind.__name__, (kind,), {"real": resolve(known()[name])})
 
 

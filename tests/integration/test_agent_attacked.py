@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.agents import start_process, stop_process
+from support.waiting import eventually
 
 from hil import errors
 from hil.controller.devices.client import AgentClient, Target
@@ -208,11 +209,8 @@ def test_calls_of_a_program_that_hangs_keep_nobody_out_and_end_with_their_sessio
     kinds = {code_of(call) for call in calls if call.done()}
     assert kinds == {(grpc.StatusCode.RESOURCE_EXHAUSTED, "BoardBusy")}
     assert_everybody_gets_in(board, fence=4)
-    until = time.monotonic() + 30
     calls += puts
-    while not all(call.done() for call in calls) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert all(call.done() for call in calls)
+    eventually(lambda: all(call.done() for call in calls), within_s=30)
     # And the next session can use the board.
     with client_of(board) as other:
         other.open_session("next", fence=9, wait_s=5, on_wait=print)
@@ -282,9 +280,7 @@ def test_owners_that_do_not_read_leave_no_threads_behind(start):
         for fence in range(1, MANY + 1):
             opening = pb.HoldRequest(open=pb.SessionOpen(owner="x", fence=fence, ttl_s=3600))
             kept.enter_context(deaf_call(board, "/hil.v1.Sessions/Hold", opening.SerializeToString()))
-            until = time.monotonic() + SOON_S
-            while stub.Describe(pb.DescribeRequest(), timeout=60).holder.fence < fence and time.monotonic() < until:
-                time.sleep(0.01)
+            eventually(lambda fence=fence: stub.Describe(pb.DescribeRequest(), timeout=60).holder.fence >= fence)
         assert_everybody_gets_in(board, fence=100)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from support.agents import compile_mlir
 from support.links import ENDS
 from support.models import DIGITS
+from support.waiting import eventually
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
@@ -110,7 +110,7 @@ class Hanging:
         self._opened, self._artifact, self._timeout = opened, artifact, timeout
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        wait_until(lambda: running(board))
+        eventually(lambda: running(board))
 
     def _run(self) -> None:
         try:
@@ -132,13 +132,6 @@ def commands_on(board: VirtualBoard, word: str) -> list[str]:
     """The processes on a board whose command line holds a word."""
     said = board.run(["ps", "-eo", "pid=,stat=,args="]).stdout.splitlines()
     return [line for line in said if word in line and " ps -eo" not in line and line.split()[1][0] != "Z"]
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
 
 
 def test_a_program_runs_on_a_board_of_either_kind(connect, board, artifact_for):
@@ -238,9 +231,9 @@ def test_a_run_that_nobody_waits_for_ends_on_the_board(connect, board_x86, artif
         opened.shell.close()
     else:
         board_x86.run(["pkill", "-9", "-f", "sshd: root"])
-    wait_until(lambda: not running(board_x86))
+    eventually(lambda: not running(board_x86))
     assert isinstance(hanging.ended(), BoardLost)
-    wait_until(lambda: board_x86.run(["ls", "-A", f"{opened.client.folder}/runs"]).stdout == "")
+    eventually(lambda: board_x86.run(["ls", "-A", f"{opened.client.folder}/runs"]).stdout == "")
     assert call(connect(board_x86), artifact_for("x86_64", "refuses"), np.array(3, np.int32)).outputs
 
 

@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.models import DIGITS, save_model
 from support.sshd import free_port
+from support.waiting import eventually
 
 from hil.controller.storage.begun import seal
 
@@ -455,17 +456,14 @@ def slow_in(stage: str, folder: Path) -> tuple[Path, list[str]]:
 
 def wait_for_stage(folder: Path, stage: str) -> None:
     """Wait until the run stands in a stage, by what it has stored."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        for path in (folder / "hil-runs").glob("*/run.json"):
-            record = json.loads(path.read_text())
-            case = (record["cases"] or [{}])[0]
-            reached = case.get("stage", "")
-            if reached == stage or (stage == "refer" and case.get("outputs")):
-                time.sleep(0.3)
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"the run never came to {stage}")
+
+    def is_there() -> bool:
+        records = [json.loads(path.read_text()) for path in (folder / "hil-runs").glob("*/run.json")]
+        cases = [record["cases"][0] for record in records if record["cases"]]
+        return any(case.get("stage") == stage or (stage == "refer" and case.get("outputs")) for case in cases)
+
+    eventually(is_there, stage)
+    time.sleep(0.3)
 
 
 def processes() -> list[str]:

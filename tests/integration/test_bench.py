@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from referencing import Registry, Resource
 from support.models import DIGITS, save_model
+from support.waiting import eventually
 
 from hil.controller.analysis.bench.store import read_samples
 
@@ -162,24 +162,17 @@ def test_google_benchmark_s_json_has_what_its_tools_read(bench, doubling, simula
     assert total / 40 == pytest.approx(document["sides"][0]["times"]["mean_ns"])
 
 
-def wait_for_batches(process: subprocess.Popen[str], folder: Path) -> Path:
-    """Wait until some batches are stored; returns the bench's folder."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        for path in folder.glob("*/samples.csv"):
-            if path.read_text().count("\n") > 100:
-                return path.parent
-        time.sleep(0.05)
-    raise AssertionError(f"nothing was measured: {process.poll()}")
-
-
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_what_was_measured_before_the_end_is_kept(environment, tmp_path, how):
     command = [sys.executable, "-m", "hil.controller.cli.main", "bench", str(DIGITS_CNN), "--min-time", "600", "--json"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    folder = wait_for_batches(process, tmp_path / "hil-runs")
+    runs = tmp_path / "hil-runs"
+    samples = eventually(
+        lambda: [path for path in runs.glob("*/samples.csv") if path.read_text().count("\n") > 100], process=process
+    )
+    folder = samples[0].parent
     process.send_signal(how)
     out, _ = process.communicate(timeout=60)
     kept = sum(batch.duration_ns.size for batch in read_samples(folder))

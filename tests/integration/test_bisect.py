@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.layer_models import local_function, model_of, node, noisy, weights
 from support.models import DIGITS, save_model
+from support.waiting import eventually
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
@@ -314,23 +315,21 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing_running(doubling, environment
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
     # The first program is made: it is about to hang, or does.
-    while not (log := tmp_path / "kept" / "whole" / "logs" / "compile.log").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert log.exists()
+    eventually((tmp_path / "kept" / "whole" / "logs" / "compile.log").exists, process=process)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert json.loads(out)["error"]["kind"] == "Interrupted"
     # What it started has been told to end, and does when it comes to it.
-    while time.monotonic() < deadline + 60:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("something of it goes on running")
+    eventually(lambda: not group_lives(process.pid))
+
+
+def group_lives(group: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, 0)
+        return True
+    return False
 
 
 def test_what_cannot_be_meant_is_refused(hil, simulator, branched, doubling):

@@ -16,7 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from hil.controller.backends.targets import iree_flags
+from hil.controller.backends.targets import iree_target
 from hil.testing.virtual_board import VirtualBoard
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())["$defs"]
@@ -344,7 +344,7 @@ def test_a_board_that_refuses_us_is_not_reset(hil, board_x86, tmp_path, doubling
 def test_an_arm_board_is_compiled_for_and_a_program_for_a_newer_cpu_is_found_out(hil, board_aarch64, tmp_path):
     known = valid(hil("board", "info", *at(board_aarch64), "--json"), "info")["info"]["machine"]
     assert known["arch"] == "aarch64"
-    assert iree_flags(known).cpu == "cortex-a53"
+    assert iree_target(known).cpu == "cortex-a53"
     assert "avx2" not in known["cpu_features"]
 
     model = tmp_path / "f16.mlir"

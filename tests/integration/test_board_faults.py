@@ -23,10 +23,10 @@ from support.accidents import (
     model_with_output,
     model_with_weights,
     traffic,
-    until,
     working,
 )
 from support.models import DIGITS
+from support.waiting import eventually
 
 from hil.testing.virtual_board import VirtualBoard
 
@@ -90,8 +90,8 @@ def cut_when(board: VirtualBoard) -> Iterator[Callable[..., float]]:
     """Pulls the cable as soon as something holds; it is plugged in again at the test's end at the latest. Returns for
     how long it was out."""
 
-    def cut(condition: Callable[[], bool], what: str, seconds: float | None = None) -> float:
-        until(condition, what)
+    def cut(condition: Callable[[], bool], seconds: float | None = None) -> float:
+        eventually(condition, every_s=0.002)
         start = time.monotonic()
         board.cut()
         if seconds is not None:
@@ -124,7 +124,7 @@ def check_lost(run: Run, case: dict[str, Any], stage: str) -> None:
     assert run.process.returncode == 4
     assert case["stage"] == stage, case["reason"]
     assert case["verdicts"] == []
-    until(lambda: not run.left_behind(), "nothing of it runs here")
+    eventually(lambda: not run.left_behind())
 
 
 # Each: what makes the traffic, which way, and the stage it is of.
@@ -138,7 +138,7 @@ def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path,
     def begin() -> tuple[Run, float]:
         before = traffic(ready, way)
         run = start(ready, make(tmp_path, 64), "--timeout", "120")
-        return run, cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on", CUT_S)
+        return run, cut_when(lambda: traffic(ready, way) - before > 8 * MB, CUT_S)
 
     run, case = cut_for_5_s(begin)
     assert case["outcome"] == "PASS", (case["reason"], run.err)
@@ -150,7 +150,7 @@ def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path,
 def test_a_cable_out_for_5_s_does_not_disturb_a_run(start, ready, cut_when):
     def begin() -> tuple[Run, float]:
         run = start(ready, DIGITS_CNN, *LONG)
-        return run, cut_when(lambda: working(ready), "the program runs", CUT_S)
+        return run, cut_when(lambda: working(ready), CUT_S)
 
     run, case = cut_for_5_s(begin)
     assert case["outcome"] == "PASS", (case["reason"], run.err)
@@ -165,19 +165,19 @@ def test_a_cable_out_for_good_is_a_lost_board(start, passes, ready, cut_when, tm
     quiet = agents_processes(ready)
     before = traffic(ready, way)
     run = start(ready, make(tmp_path, 64), "--timeout", "120")
-    cut_when(lambda: traffic(ready, way) - before > 8 * MB, f"the {moving} goes on")
+    cut_when(lambda: traffic(ready, way) - before > 8 * MB)
     check_lost(run, run.end(), stage)
     ready.restore()
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+    eventually(lambda: is_quiet(ready, quiet))
     passes(ready)
 
 
 def test_a_cable_out_for_good_in_a_run_is_a_lost_board_that_frees_itself(start, passes, ready, cut_when):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")
-    cut_when(lambda: working(ready), "the program runs")
+    cut_when(lambda: working(ready))
     check_lost(run, run.end(), "run")
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board any more, though the cable is still out")
+    eventually(lambda: is_quiet(ready, quiet))
     ready.restore()
     passes(ready)
 
@@ -185,30 +185,30 @@ def test_a_cable_out_for_good_in_a_run_is_a_lost_board_that_frees_itself(start, 
 def test_an_sshd_that_is_killed_is_a_lost_board(start, passes, ready):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, *LONG)
-    until(lambda: working(ready), "the program runs")
+    eventually(lambda: working(ready))
     ready.run(["pkill", "-KILL", "sshd"])
     case = run.end()
     check_lost(run, case, "run")
     assert "stayed up" in case["error"]["hint"]
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+    eventually(lambda: is_quiet(ready, quiet))
     passes(ready)
 
 
 def test_an_agent_that_is_killed_is_a_lost_board(start, passes, ready):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, *LONG)
-    until(lambda: working(ready), "the program runs")
+    eventually(lambda: working(ready))
     ready.run(["pkill", "-KILL", "-f", "--", "-m hil.agent --"])
     case = run.end()
     check_lost(run, case, "run")
     assert "stayed up" in case["error"]["hint"]
     passes(ready)
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+    eventually(lambda: is_quiet(ready, quiet))
 
 
 def test_a_board_that_reboots_in_a_run_is_told_of(start, passes, ready):
     run = start(ready, DIGITS_CNN, *LONG)
-    until(lambda: working(ready), "the program runs")
+    eventually(lambda: working(ready))
     ready.reboot()
     case = run.end()
     check_lost(run, case, "run")
@@ -219,23 +219,23 @@ def test_a_board_that_reboots_in_a_run_is_told_of(start, passes, ready):
 def test_a_controller_that_is_killed_leaves_the_board_free(start, passes, ready):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")
-    until(lambda: working(ready), "the program runs")
+    eventually(lambda: working(ready))
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
-    until(lambda: not run.left_behind(), "nothing of it runs here")
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+    eventually(lambda: not run.left_behind())
+    eventually(lambda: is_quiet(ready, quiet))
     passes(ready)
 
 
 def test_a_controller_that_is_interrupted_leaves_the_board_free(start, passes, ready):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")
-    until(lambda: working(ready), "the program runs")
+    eventually(lambda: working(ready))
     run.process.send_signal(signal.SIGINT)
     run.process.communicate(timeout=PATIENCE_S)
     assert run.process.returncode == 130
-    until(lambda: not run.left_behind(), "nothing of it runs here")
-    until(lambda: is_quiet(ready, quiet), "nothing of it runs on the board")
+    eventually(lambda: not run.left_behind())
+    eventually(lambda: is_quiet(ready, quiet))
     passes(ready)
 
 
@@ -288,7 +288,7 @@ def test_a_clock_that_jumps_in_a_run_is_told_of_and_disturbs_nothing(start, pass
     board = make_board(name="jumpy", arch="aarch64", system=True)
     passes(board)
     run = start(board, DIGITS_CNN, "--iterations", "1000")
-    until(lambda: working(board), "the program runs")
+    eventually(lambda: working(board))
     board.run(["date", "-s", "+1 hour"], check=True)
     case = run.end()
     assert case["outcome"] == "PASS", (case["reason"], run.err)

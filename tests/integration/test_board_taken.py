@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from support.accidents import until
 from support.boards import MakeBoard
+from support.waiting import eventually
 
 from hil.controller.devices import deploy
 from hil.controller.devices.board import Board
@@ -34,7 +34,7 @@ def connect(machine: VirtualBoard) -> Iterator[Callable[[], Board]]:
 def test_an_agent_that_left_before_it_was_used_is_started_again(machine: VirtualBoard, connect):
     board = connect()
     machine.run(["pkill", "-HUP", "-f", "--", "-m hil.agent --"], check=True)
-    until(lambda: not machine.run(["pgrep", "-f", "--", "-m hil.agent --"]).stdout, "the agent has left")
+    eventually(lambda: not machine.run(["pgrep", "-f", "--", "-m hil.agent --"]).stdout)
 
     board.take()
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from support.models import DIGITS
+from support.waiting import eventually
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.errors import UsageError
@@ -151,9 +151,7 @@ def test_ctrl_c_keeps_what_had_ended(digits, environment, tmp_path):
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("hil-runs/*/*/inputs/*.npy")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    eventually(lambda: list(tmp_path.glob("hil-runs/*/*/inputs/*.npy")), process=process)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -14,9 +14,8 @@ from support.boards import MakeBoard
 
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.health.power import answering
-from hil.controller.devices.profile_pass import ProfilePass
-from hil.controller.devices.streams import Invocation
+from hil.controller.devices.power import answering
+from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.core.artifacts import Artifact
 from hil.testing.virtual_board import VirtualBoard
 

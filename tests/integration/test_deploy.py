@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.boards import MakeBoard
 from support.deploying import empty_index
+from support.waiting import eventually
 
 from hil.controller.devices import deploy
 from hil.controller.devices.board_factory import open_board
@@ -22,6 +22,7 @@ from hil.controller.devices.deploy import AgentPlace, NoPython, NoWheels, ensure
 from hil.controller.devices.ssh.shell import Shell, open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.boards import BoardConfig, Connection
+from hil.core.runtimes import RuntimeInfo, Wheel
 from hil.errors import BoardBusy, BoardError, BoardLost
 from hil.testing.virtual_board import VirtualBoard
 
@@ -104,7 +105,8 @@ def test_a_runtime_that_is_not_published_for_the_board_is_the_reason_that_is_tol
     choice = BoardChoice(BoardConfig("lab", "lab", connection=connection, path=tmp_path / "lab.toml"), board.address)
     # An index of nothing: what the agent itself needs is there already, as for any board that was deployed to before.
     empty_index(tmp_path, monkeypatch)
-    monkeypatch.setitem(wheels._RUNTIMES, "unheard-of", ("no-such-runtime",))
+    unheard_of = RuntimeInfo("unheard-of", agent="", wheels=(Wheel("no-such-runtime"),))
+    monkeypatch.setattr(wheels, "RUNTIMES", {"unheard-of": unheard_of})
 
     with pytest.raises(
         NoWheels, match=r"^no-such-runtime is not published for Python 3\.\d+ on x86_64, glibc"
@@ -144,10 +146,7 @@ def test_a_deploy_whose_connection_broke_goes_on_where_it_was(make_board: MakeBo
     board = make_board(arch="x86_64", netem="rate 20mbit")
 
     def break_it() -> None:
-        for _ in range(500):
-            if "grpcio" in on(board, "ls /root/.hil/packages || true"):
-                break
-            time.sleep(0.05)
+        eventually(lambda: "grpcio" in on(board, "ls /root/.hil/packages || true"))
         on(board, "pkill -KILL sshd || true")
 
     breaker = threading.Thread(target=break_it)

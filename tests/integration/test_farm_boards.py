@@ -17,6 +17,7 @@ from support.commands import Ended
 from support.fake_farm import CONFIG, FakeFarm, start_hil
 from support.models import DIGITS
 from support.running_farms import check
+from support.waiting import eventually
 
 import hil as library
 from hil.errors import BoardBusy, FarmError
@@ -99,7 +100,7 @@ def test_without_a_farm_it_is_told_how_to_name_one(
 def test_ctrl_c_gives_the_board_back(farm: FakeFarm, environment: dict[str, str], tmp_path: Path, when: str) -> None:
     farm.max_boards = 0 if when == "waiting" else 1
     process = start_hil(environment, tmp_path, "bench", MODEL, "--board", "farm:", "--min-time", "60")
-    farm.until(lambda: farm.leases and (when == "waiting" or farm.leases[0].board), 60)
+    eventually(lambda: farm.leases and (when == "waiting" or farm.leases[0].board))
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=90)
@@ -122,10 +123,10 @@ def test_a_lease_that_is_lost_ends_the_run_with_the_reason(
     farm: FakeFarm, environment: dict[str, str], tmp_path: Path
 ) -> None:
     process = start_hil(environment, tmp_path, "bench", MODEL, "--board", "farm:", "--min-time", "60")
-    farm.until(lambda: farm.leases and farm.leases[0].board, 60)
+    eventually(lambda: farm.leases and farm.leases[0].board)
     time.sleep(4.0)
     farm.end("lab1-sim-1", "cancelled by an admin")
-    farm.until(lambda: farm.leases[0].told)
+    eventually(lambda: farm.leases[0].told)
     # What a host does when a lease ends: nobody else's session is let in any more.
     from hil.controller.devices.client import AgentClient, Target
 
@@ -267,9 +268,9 @@ def test_a_tunnel_that_breaks_leaves_the_lease(farm: FakeFarm, hil: Callable[...
     run = " ".join([sys.executable, "-m", "hil.controller.cli.main", "run", str(MODEL), "--json"])
 
     def break_it() -> None:
-        farm.until(lambda: farm.leases and farm.leases[0].beats, 60)
+        eventually(lambda: farm.leases and farm.leases[0].beats)
         farm.cut()
-        farm.until(lambda: farm.leases[0].resumed, 60)
+        eventually(lambda: farm.leases[0].resumed)
         cut.touch()
 
     breaking = threading.Thread(target=break_it, daemon=True)

@@ -14,7 +14,7 @@ from support.farm_chaos_checks import board_of, board_violations, read_journal
 from support.farm_chaos_verdict import report
 from support.farm_jobs import KnownJob, known_jobs
 from support.farm_keeper import signalled
-from support.sshd import wait_for
+from support.waiting import eventually
 
 from hil.controller.farm.messages import Submission
 
@@ -42,7 +42,7 @@ def jobs(farm: Farm) -> dict[str, KnownJob]:
 
 @pytest.fixture(autouse=True)
 def all_online(farm: Farm) -> None:
-    wait_for(lambda: boards_online(farm) == FARM.boards, "the boards do not come online", 180)
+    eventually(lambda: boards_online(farm) == FARM.boards, within_s=180)
 
 
 def submit(farm: Farm, job: KnownJob, selector: str = "", **more: Any) -> str:
@@ -62,7 +62,7 @@ def ask(farm: Farm, name: str) -> dict[str, Any]:
 
 def result(farm: Farm, name: str, seconds: float = 120.0) -> dict[str, Any]:
     """A job's result, once it has one."""
-    wait_for(lambda: ask(farm, name)["state"] == "done", f"job {name} is not done", seconds)
+    eventually(lambda: ask(farm, name)["state"] == "done", f"job {name} is not done", seconds)
     with farm.client("ann") as client:
         (found,) = client.ask("result", name=name)
     return dict(found)
@@ -70,12 +70,11 @@ def result(farm: Farm, name: str, seconds: float = 120.0) -> dict[str, Any]:
 
 def runs_on(farm: Farm, name: str, board: str) -> None:
     """Wait until the job's program runs there."""
-    wait_for(lambda: (ask(farm, name)["state"], ask(farm, name)["board"]) == ("running", board), "it does not run", 60)
+    eventually(lambda: (ask(farm, name)["state"], ask(farm, name)["board"]) == ("running", board), within_s=60)
     begins = {"what": "invoke begins", "fence": ask(farm, name)["attempts_made"][-1]["fence"]}
-    wait_for(
+    eventually(
         lambda: any(begins.items() <= event.items() for event in read_journal(farm.agents[board])),
-        "its program does not run",
-        60,
+        within_s=60,
     )
 
 
@@ -112,15 +111,15 @@ def test_a_dead_hosts_job_runs_elsewhere_within_10_s(farm: Farm, jobs: dict[str,
 
 
 def _seconds_until_it_runs_elsewhere(farm: Farm, jobs: dict[str, KnownJob]) -> float:
-    wait_for(lambda: boards_online(farm) == FARM.boards, "the boards do not come online", 180)
+    eventually(lambda: boards_online(farm) == FARM.boards, within_s=180)
     names = submit_all(farm, [jobs["pass"]] * 2, "rank = 1 or rank = 3")
-    wait_for(lambda: all(attempts(farm, name) for name in names), "they do not begin", 60)
+    eventually(lambda: all(attempts(farm, name) for name in names), within_s=60)
     (name,) = (name for name in names if attempts(farm, name) == ["board-01"])
     runs_on(farm, name, "board-01")
     killed = time.time()
     farm.keeper.end("host-0")
     try:
-        wait_for(lambda: len(attempts(farm, name)) == 2, "it is not tried elsewhere", 60)
+        eventually(lambda: len(attempts(farm, name)) == 2, within_s=60)
         again = datetime.fromisoformat(ask(farm, name)["attempts_made"][1]["granted_at"])
         assert result(farm, name)["outcome"] == "PASS"
     finally:

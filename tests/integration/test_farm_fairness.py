@@ -43,17 +43,17 @@ class Workers:
 
     async def _one(self, board: str, beside: Callable[[int], Submission | None]) -> None:
         desk = self._desk
-        while lease := await desk.engine.fetch([board]):
+        while lease := await desk.queue.fetch([board]):
             async with desk.db.transaction() as tx:
                 [grant] = await leases.grants_of(tx, lease, desk.settings)
             self.ended.append(grant.user)
             async with desk.db.transaction() as tx:
                 worker = f"worker of {board}"
-                said = await leases.report(tx, desk.engine, grant.lease, worker, PASSED, 0, desk.settings)
+                said = await leases.report(tx, desk.queue, grant.lease, worker, PASSED, 0, desk.settings)
             assert said == (True, "")
             if order := beside(len(self.ended)):
                 async with desk.db.transaction() as tx:
-                    await submissions.submit(tx, desk.engine, CARL, order, "", desk.settings)
+                    await submissions.submit(tx, desk.queue, CARL, order, "", desk.settings)
 
 
 def test_twenty_jobs_do_not_wait_for_three_hundred_of_another(farm: Desk) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from support.farm_hosts import Host, job_of, owners_at_once, result_of, running_host, states, submit
 from support.farms import Server, fresh
-from support.gateways import Running, running_gateway, token_of, until
+from support.gateways import Running, running_gateway, token_of
 from support.models import DIGITS
+from support.waiting import eventually
 
 from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm import lease_session
@@ -50,15 +51,17 @@ class Lab:
 
     def ready(self) -> None:
         """Both boards are there, and nothing runs."""
-        until(lambda: list(states(self.client).values()) == ["online", "online"], str(self.client.ask("boards")))
-        until(lambda: not self.client.ask("jobs", state=["running"]))
+        eventually(lambda: list(states(self.client).values()) == ["online", "online"], str(self.client.ask("boards")))
+        eventually(lambda: not self.client.ask("jobs", state=["running"]))
 
     def begun(self, spec: JobSpec | None = None, **settings: Any) -> tuple[str, str]:
         """A job that takes long, when it runs on a board; its name and the board's."""
         (name,) = submit(self.client, spec or self.specs["long"], **settings)
-        made = until(lambda: job_of(self.client, name)["attempts_made"])[-1]
+        made = eventually(lambda: job_of(self.client, name)["attempts_made"])[-1]
         begins = {"what": "invoke begins", "fence": made["fence"]}
-        until(lambda: any(begins.items() <= line.items() for line in self.host.journal(made["board"])), self.host.said)
+        eventually(
+            lambda: any(begins.items() <= line.items() for line in self.host.journal(made["board"])), self.host.said
+        )
         return name, made["board"]
 
 
@@ -182,7 +185,7 @@ def test_a_worker_that_was_frozen_past_its_lease_does_nothing_more_to_the_board(
     worker = lab.host.worker(board)
     os.kill(worker, signal.SIGSTOP)
     try:
-        until(lambda: states(lab.client)[board] == "offline")
+        eventually(lambda: states(lab.client)[board] == "offline")
         assert job_of(lab.client, name)["state"] == "queued"
         lab.client.do("cancel", name=name)
     finally:
@@ -248,8 +251,8 @@ def test_a_host_that_is_stopped_gives_its_jobs_back_at_once_and_leaves_nothing(l
     begin = time.monotonic()
     lab.host.stop()
     assert time.monotonic() - begin < 60
-    until(lambda: job_of(lab.client, name)["state"] == "queued")
-    until(lambda: set(states(lab.client).values()) == {"offline"})
+    eventually(lambda: job_of(lab.client, name)["state"] == "queued")
+    eventually(lambda: set(states(lab.client).values()) == {"offline"})
     lab.host.start()
     result = result_of(lab.client, name)
     assert result["outcome"] == "PASS"
@@ -270,7 +273,7 @@ def test_a_host_that_is_killed_leaves_no_process_and_may_start_again_at_once(lab
                 found += [pid] * (parent == "1")
         return found
 
-    until(lambda: not orphans())
+    eventually(lambda: not orphans())
 
 
 def test_two_hosts_of_one_name_on_a_machine_are_one_too_many(lab):

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 import pytest
 from support.farm_hosts import Host, job_of, result_of, running_host, states, submit
 from support.farms import Server, fresh
-from support.gateways import Running, running_gateway, token_of, until
+from support.gateways import Running, running_gateway, token_of
 from support.models import DIGITS
 from support.sshd import Sshd, running_sshd
+from support.waiting import eventually
 
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
@@ -79,8 +80,8 @@ def hosts(
         started = []
         for name in ("owner", "other"):
             started.append(stack.enter_context(running_host(*farm, name, "--board", str(config), "--site", "here")))
-            until(lambda: "bench" in states(client), started[0].said)
-        until(lambda: states(client)["bench"] == "online", str(client.ask("boards")))
+            eventually(lambda: "bench" in states(client), started[0].said)
+        eventually(lambda: states(client)["bench"] == "online", str(client.ask("boards")))
         yield started
 
 
@@ -113,7 +114,7 @@ def test_the_other_host_takes_over_when_the_owner_is_gone(hosts, client, spec):
     owner, other = hosts
     owner.process.send_signal(signal.SIGKILL)
     owner.process.wait(60)
-    until(lambda: client.ask("boards")[0]["host"] == "other", str(client.ask("boards")))
+    eventually(lambda: client.ask("boards")[0]["host"] == "other", str(client.ask("boards")))
     (name,) = submit(client, spec)
     assert result_of(client, name)["outcome"] == "PASS" and job_of(client, name)["board"] == "bench"
     assert other.process.poll() is None
@@ -125,7 +126,7 @@ def test_a_board_that_is_gone_is_quarantined_and_comes_back_by_itself(hosts, cli
         (name,) = submit(client, spec, max_attempts=1)
         result = result_of(client, name)
         assert (result["exit_code"], result["infrastructure"]) == (4, True)
-        until(lambda: states(client)["bench"] == "quarantined")
+        eventually(lambda: states(client)["bench"] == "quarantined")
     finally:
         sshd.start()
-    until(lambda: states(client)["bench"] == "online", str(client.ask("boards")))
+    eventually(lambda: states(client)["bench"] == "online", str(client.ask("boards")))

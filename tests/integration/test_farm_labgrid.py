@@ -11,9 +11,10 @@ import pytest
 from support.agents import start_process, stop_process
 from support.labgrids import Labgrid, Outlet, running_labgrid
 from support.running_farms import running_farm
-from support.sshd import Sshd, running_sshd, wait_for
+from support.sshd import Sshd, running_sshd
+from support.waiting import eventually
 
-from hil.controller.devices.health.power import switch
+from hil.controller.devices.power import switch
 from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.farm.labgrid import Place, borrowed
 from hil.core import boards
@@ -183,7 +184,7 @@ def test_a_place_is_a_board_of_a_farm_until_the_farm_ends(
             ended = farm.hil("farm", "submit", digits, "--wait", cwd=tmp_path)
             assert ended.code == 0, ended
             assert farm.stop() == 0
-        wait_for(lambda: "hil-farm" not in lab.client("who"), "the place is not released")
+        eventually(lambda: "hil-farm" not in lab.client("who"))
     finally:
         stop_process(agent)
 

@@ -12,6 +12,7 @@ from support.commands import Ended, whole_lines
 from support.fake_farm import CONFIG, FakeFarm, start_hil
 from support.models import save_model
 from support.plugin_runs import Project
+from support.waiting import eventually
 
 from hil.controller.devices.client import AgentClient, Target
 
@@ -62,12 +63,12 @@ def test_boards_that_come_later_join_and_lost_ones_are_replaced(
     def records() -> list[dict]:
         return whole_lines(out / "results.jsonl")
 
-    fake_farm.until(lambda: len(records()) >= 4, 60)
+    eventually(lambda: len(records()) >= 4)
     fake_farm.add("lab1-sim-1", slow[1])
-    fake_farm.until(lambda: any(record["board"] == "lab1-sim-1" for record in records()), 30)
+    eventually(lambda: any(record["board"] == "lab1-sim-1" for record in records()))
     fake_farm.add("lab1-sim-2", slow[2])
     fake_farm.remove("lab1-sim-0", "its host is gone")
-    fake_farm.until(lambda: any(lease.told for lease in fake_farm.leases))
+    eventually(lambda: any(lease.told for lease in fake_farm.leases))
     client = AgentClient(Target(slow[0]), "host")
     client.describe()
     client.open_session("ended", fence=100, wait_s=5, on_wait=print)
@@ -128,9 +129,7 @@ def test_a_suite_that_was_cut_off_leases_boards_again(
     out = tmp_path / "out"
     words = ["suite", "run", models, "--flow", "onnxruntime", "--board", "farm:", "--out", out]
     process = start_hil(environment, tmp_path, *words)
-    fake_farm.until(
-        lambda: (out / "results.jsonl").exists() and (out / "results.jsonl").read_text().count("\n") > 3, 60
-    )
+    eventually(lambda: (out / "results.jsonl").exists() and (out / "results.jsonl").read_text().count("\n") > 3, 60)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from support import agents, hostile
+from support.waiting import eventually
 
 from hil import errors
 from hil.agent import confinement
@@ -128,7 +129,7 @@ def test_what_a_program_wrote_where_it_lies_goes_with_it(board: Board, open_fold
     folder = open_folder / "store/programs"
     assert list(folder.iterdir())
     board.client.unload(loaded.program_id)
-    assert _soon(lambda: not list(folder.iterdir()))
+    eventually(lambda: not list(folder.iterdir()))
     assert board.is_well()
 
 
@@ -242,10 +243,7 @@ def test_what_a_program_left_behind_ends_with_it(board: Board, tmp_path: Path, e
     elif end == "fork server":
         server = int(Path(f"/proc/{loaded.worker_pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(server, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while any(_lives(pid) for pid in left):
-        assert time.monotonic() < deadline, f"after the {end} there are still {sum(map(_lives, left))}"
-        time.sleep(0.05)
+    eventually(lambda: not any(map(_lives, left)), lambda: f"after the {end} there are {sum(map(_lives, left))}")
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="cannot start it as somebody else")
@@ -262,7 +260,7 @@ def test_a_plain_users_agent_is_held_as_well(make_board: Callable[..., Board], o
     board.run("truncate")
     before = set((open_folder / "store/programs").iterdir())
     board.client.unload(_ran(board, "litter"))
-    assert _soon(lambda: set((open_folder / "store/programs").iterdir()) == before)
+    eventually(lambda: set((open_folder / "store/programs").iterdir()) == before)
     with pytest.raises(errors.RunFailed) as caught:
         board.run(f"reach {board.pid}")
     reached = json.loads(caught.value.message)
@@ -273,7 +271,7 @@ def test_a_plain_users_agent_is_held_as_well(make_board: Callable[..., Board], o
     board.run(f"offspring {open_folder}/left 20")
     left = _started(open_folder / "left", 20)
     os.kill(board.pid, signal.SIGKILL)
-    assert _soon(lambda: not any(map(_lives, left)))
+    eventually(lambda: not any(map(_lives, left)))
 
 
 def test_one_programs_end_leaves_anothers_processes_alone(board: Board, tmp_path: Path):
@@ -285,10 +283,7 @@ def test_one_programs_end_leaves_anothers_processes_alone(board: Board, tmp_path
         board.client.invoke(loaded[-1].program_id, {}, timeout=60)
     first, second = (_started(folder, 5) for folder in folders)
     board.client.unload(loaded[0].program_id)
-    deadline = time.monotonic() + 30
-    while any(map(_lives, first)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not any(map(_lives, first)))
     assert all(map(_lives, second))
     assert board.client.invoke(loaded[1].program_id, {}, timeout=60).outputs
 
@@ -300,13 +295,13 @@ def test_workers_are_kept_ready_for_devices_that_there_are(board: Board):
     assert len(board.below()) == 0
     for device in ("", "here", "secret") * 3:
         board.client.unload(board.load("behave", device=device).program_id)
-    assert _soon(lambda: len(board.below()) == 2), board.below()
+    eventually(lambda: len(board.below()) == 2)
     time.sleep(0.5)
     assert len(board.below()) == 2, "one for each device that was used last, and two at most"
     spares = board.below()
     assert board.load("behave", device="secret").worker_pid in spares
     board.client.close_session()
-    assert _soon(lambda: not board.below()), "what was ready for a session ends with it"
+    eventually(lambda: not board.below())
 
 
 def test_a_worker_has_limits(make_board: Callable[..., Board]):
@@ -331,17 +326,8 @@ def _ran(board: Board, attack: str) -> str:
 
 
 def _started(folder: Path, count: int) -> list[int]:
-    assert _soon(lambda: len([x for x in folder.iterdir() if x.suffix != ".new"]) == count)
+    eventually(lambda: len([x for x in folder.iterdir() if x.suffix != ".new"]) == count)
     return [int(file.read_text()) for file in folder.iterdir()]
-
-
-def _soon(what: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
-    while not what():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def _lives(pid: int) -> bool:
@@ -353,7 +339,7 @@ def _lives(pid: int) -> bool:
 
 def test_what_programs_wrote_is_not_told_to_the_next_session(board: Board):
     board.run("say a secret of this session")
-    assert _soon(lambda: board.client.logs() == ["a secret of this session"])
+    eventually(lambda: board.client.logs() == ["a secret of this session"])
     board.client.close()
     board.client = board.connect()
     assert board.client.logs() == []

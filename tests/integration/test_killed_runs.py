@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from support.commands import Ended
 from support.fake_farm import start_hil
 from support.models import DIGITS
+from support.waiting import eventually
 
 MODEL = DIGITS / "digits_cnn.onnx"
 
@@ -32,10 +32,7 @@ def test_the_next_run_removes_what_a_killed_run_left(
 ) -> None:
     words = ("run", MODEL, "--runtime", "onnxruntime", "--board", "sim")
     killed = start_hil(environment, tmp_path, *words, "--fault", "hang")
-    deadline = time.monotonic() + 120
-    while not list(temporary.glob("hil-*/*/hil-sim-*/store/programs/*/*")):
-        assert killed.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: list(temporary.glob("hil-*/*/hil-sim-*/store/programs/*/*")), process=killed)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
     left = list(temporary.glob("hil-*/*/*"))

@@ -7,13 +7,13 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from support.models import DIGITS
 from support.traces import HAS_QUERIES
+from support.waiting import eventually
 
 from hil.controller.analysis.profile.query import query
 from hil.controller.analysis.profile.store import read_profile
@@ -154,9 +154,7 @@ def test_control_c_while_the_profile_is_written_keeps_the_outcome(hil, environme
     command += ["--profile", "out", "--compile-time-profile", "compiling"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("hil-runs/*/digits_cnn/logs/compile-profile.log")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        eventually(lambda: list(tmp_path.glob("hil-runs/*/digits_cnn/logs/compile-profile.log")), process=process)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     finally:
@@ -177,9 +175,7 @@ def test_control_c_in_the_profiled_pass_keeps_the_answer(hil, environment, tmp_p
     command += ["--fault", "profile:how=hang", "--timeout", "120"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("hil-runs/*/digits_cnn/outputs/*.npy")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        eventually(lambda: list(tmp_path.glob("hil-runs/*/digits_cnn/outputs/*.npy")), process=process)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     finally:

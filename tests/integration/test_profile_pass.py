@@ -8,13 +8,12 @@ import platform
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.agents import compile_mlir
+from support.waiting import eventually
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
@@ -198,7 +197,7 @@ def test_a_tool_that_never_ends_is_ended_with_all_that_it_started(start_agent, o
     loaded = add.load(client)
     with pytest.raises(errors.StageTimeout, match="limit of 1 s"):
         client.profile(loaded.program_id, INPUTS, timeout=1)
-    wait_until(lambda: not processes_of(loaded.worker_pid))
+    eventually(lambda: not processes_of(loaded.worker_pid))
     assert client.profile(add.load(client).program_id, INPUTS).files
 
 
@@ -210,19 +209,12 @@ def test_whoever_is_killed_in_the_pass_nothing_of_it_is_left(start_agent, add_pr
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as controller:
         try:
             worker = int(controller.stdout.readline())
-            wait_until(lambda: len(processes_of(worker)) == 2)
+            eventually(lambda: len(processes_of(worker)) == 2)
             os.kill(worker if victim == "worker" else controller.pid, signal.SIGKILL)
-            wait_until(lambda: not processes_of(worker))
-            wait_until(lambda: not list((tmp_path / "store-0/programs").iterdir()))
+            eventually(lambda: not processes_of(worker))
+            eventually(lambda: not list((tmp_path / "store-0/programs").iterdir()))
         finally:
             controller.kill()
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_file_may_be_cut_off(start_agent, open_client, add_programs):

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.parse
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from support.browser import NAMES, Page, find_browser
 from support.shown_profile import US, example
 from support.traces import HAS_VIEWER
+from support.waiting import eventually
 
 from hil.controller.analysis.profile.store import write_profile
 from hil.controller.analysis.profile.viewer import TraceViewer
@@ -175,10 +175,7 @@ def test_the_command_opens_the_users_browser_and_ends_on_ctrl_c(folder, tmp_path
     environment = {**os.environ, "BROWSER": str(browser)}
     process = subprocess.Popen([*HIL, "profile", "open", str(folder)], env=environment, text=True, stdout=-1, stderr=-1)
     try:
-        end = time.monotonic() + 60
-        while not opened.exists():
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.05)
+        eventually(opened.exists, process=process)
         address = opened.read_text().strip()
         assert ask(address).status == 200
         process.send_signal(signal.SIGINT)

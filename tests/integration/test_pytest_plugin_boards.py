@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from support.farm_keeper import command_line
 from support.plugin_runs import DIGITS_LAYERS, Project, Run, save_small
 from support.sshd import started_with
+from support.waiting import eventually
 
 
 @pytest.fixture
@@ -126,10 +126,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing_running(project):
     rest = process.communicate(timeout=60)[0]
     assert process.returncode == 2, rest
     assert "KeyboardInterrupt" in rest
-    deadline = time.monotonic() + 30
-    while ours(project) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ours(project) == []
+    eventually(lambda: not ours(project))
 
 
 def ours(project: Project) -> list[str]:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
+from support.waiting import eventually
 
 from hil.controller.storage import begun
 
@@ -216,13 +216,6 @@ def start(arguments: list, environment: dict[str, str], folder: Path) -> subproc
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def wait_for(condition, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.02)
-
-
 def some_have_ended(folder: Path, least: int = 2):
     path = folder / "results.jsonl"
     return lambda: path.exists() and path.read_bytes().count(b"\n") >= least
@@ -237,7 +230,7 @@ def test_killed_and_gone_on_with_every_case_is_once_in_the_report(hil, environme
     out = tmp_path / "out"
     run = ["suite", "run", models, "--flow", "onnxruntime", *SLOWLY, "--out", out]
     process = start(run, environment, tmp_path)
-    wait_for(some_have_ended(out), process)
+    eventually(some_have_ended(out), process=process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     before = records(out)
@@ -258,7 +251,7 @@ def test_ctrl_c_keeps_what_there_was_and_says_how_to_go_on(hil, environment, mod
     out = tmp_path / "out"
     slowly = ("--fault", "slow:rate=1e9,delay=0.2")
     process = start(["suite", "run", models, "--flow", "onnxruntime", *slowly, "--out", out], environment, tmp_path)
-    wait_for(some_have_ended(out, 1), process)
+    eventually(some_have_ended(out, 1), process=process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and f"--resume {out}".encode() in said and b"Traceback" not in said

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.boards import MakeBoard
+from support.waiting import eventually
 
 from hil.errors import BoardError, BoardLost
 from hil.testing.virtual_board import VirtualBoard
@@ -39,13 +40,6 @@ def said(board: VirtualBoard, *command: str, user: str = "root") -> str:
     done = ssh(board, *command, user=user)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 class Talk:
@@ -168,7 +162,7 @@ def test_it_reboots_itself(make_board: MakeBoard) -> None:
     boot_id = "cat /proc/sys/kernel/random/boot_id"
     before = said(board, boot_id)
     ssh(board, "reboot")
-    wait_for(lambda: ssh(board, boot_id).stdout.strip() not in ("", before))
+    eventually(lambda: ssh(board, boot_id).stdout.strip() not in ("", before))
 
 
 def test_a_power_cut_tells_nobody(make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]) -> None:
@@ -209,7 +203,7 @@ def test_a_command_waits_for_the_board_to_boot(make_board: MakeBoard) -> None:
 def test_sshd_comes_back_when_it_is_killed(make_board: MakeBoard) -> None:
     board = make_board()
     board.run(["pkill", "-KILL", "-o", "sshd"], check=True)
-    wait_for(lambda: ssh(board, "true").returncode == 0)
+    eventually(lambda: ssh(board, "true").returncode == 0)
 
 
 def test_a_small_disk_gets_full(make_board: MakeBoard) -> None:
@@ -292,8 +286,8 @@ def test_it_ends_with_whoever_started_it(arch: str, end: signal.Signals) -> None
         assert inside and link in links()
         starter.send_signal(end)
         starter.communicate(timeout=WAIT_S)
-        wait_for(lambda: not inside & set(in_namespace(namespace)) and link not in links())
-        wait_for(lambda: not folder.exists())
+        eventually(lambda: not inside & set(in_namespace(namespace)) and link not in links())
+        eventually(lambda: not folder.exists())
 
 
 def test_nothing_is_left_of_a_board_that_is_taken_down(make_board: MakeBoard) -> None:

@@ -6,10 +6,11 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from support.boards import MakeBoard
+from support.waiting import eventually
 
 from hil.errors import BoardError
 from hil.testing.virtual_board import VirtualBoard
@@ -44,13 +45,6 @@ def answer(board: VirtualBoard, command: Sequence[str]) -> str:
     return board.run(command, check=True, timeout=10).stdout.strip()
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
-
-
 def boot_id(board: VirtualBoard) -> str:
     """Which boot it is; "" while it is on its way."""
     try:
@@ -83,7 +77,7 @@ def test_it_reboots_itself_and_keeps_its_disk(machine: VirtualBoard, command: st
     before = boot_id(machine)
     said(machine, "echo kept >/root/kept; echo lost >/tmp/lost; sync")
     ssh(machine, command)
-    wait_for(lambda: boot_id(machine) not in ("", before))
+    eventually(lambda: boot_id(machine) not in ("", before))
     machine.wait()
     assert said(machine, "cat /root/kept; ls /tmp") == "kept"
     assert float(said(machine, "cat /proc/uptime").split()[0]) < WAIT_S
@@ -166,7 +160,7 @@ def test_its_kernel_delays_packets_by_itself(machine: VirtualBoard) -> None:
 def test_a_machine_that_was_switched_off_can_be_switched_on(make_board: MakeBoard) -> None:
     board = make_board(arch="aarch64", system=True, disk_mb=64)
     ssh(board, "poweroff")
-    wait_for(lambda: board.status()["power"] == "off")
+    eventually(lambda: board.status()["power"] == "off")
     board.power_on()
     assert said(board, "hostname") == "board"
 

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.agents import Program
+from support.waiting import eventually
 
 from hil import errors
 from hil.agent import programs
@@ -93,7 +93,7 @@ def test_a_session_that_ends_takes_its_workers_along(start_agent, open_client, a
     pid = add_programs["iree"].load(client).worker_pid
     assert alive(pid)
     client.close_session()
-    assert gone_within(30, pid)
+    eventually(lambda: not alive(pid))
 
 
 def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_connection(
@@ -116,13 +116,10 @@ def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_con
         call = first._stub.Invoke(iter(never.get, None), metadata=first._token())
         time.sleep(0.5)  # until the agent waits for the rest
         second.open_session("test", fence=fence + 1, on_wait=print)
-        assert gone_within(20, loaded.worker_pid), "whoever comes next has the board to himself"
+        eventually(lambda: not alive(loaded.worker_pid))
         held = tmp_path / "store/programs"
         call.cancel()
-        deadline = time.monotonic() + 20
-        while list(held.iterdir()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: not list(held.iterdir()))
     finally:
         never.put(None)
         first.close()
@@ -137,7 +134,7 @@ def test_a_load_ends_with_its_session_before_the_next_one_begins(tmp_path, start
     with ThreadPoolExecutor() as threads:
         load = threads.submit(add.load, client)
         journal = tmp_path / "store-0/journal.jsonl"
-        wait_for(lambda: "load begins" in whats(journal))
+        eventually(lambda: "load begins" in whats(journal))
         time.sleep(0.3)  # until it has a worker
         client.close_session()
         with pytest.raises(errors.SessionEnded):
@@ -152,10 +149,10 @@ def test_programs_are_loaded_after_what_starts_their_workers_was_killed(start_ag
     add.push(client)
     forker = parent_of(add.load(client).worker_pid)
     # The worker that is made ready for the next program goes with it.
-    wait_for(lambda: len(children_of(forker)) == 2)
+    eventually(lambda: len(children_of(forker)) == 2)
     os.kill(forker, signal.SIGKILL)
-    assert gone_within(20, forker)
-    wait_for(lambda: passes_by_now(client, add))
+    eventually(lambda: not alive(forker))
+    eventually(lambda: passes_by_now(client, add))
 
 
 def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_client, add_programs):
@@ -166,7 +163,7 @@ def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_clien
     agent = subprocess.run(["pgrep", "-f", address], capture_output=True, text=True, check=True).stdout.split()
     for found in agent:
         os.kill(int(found), signal.SIGKILL)
-    assert gone_within(30, pid)
+    eventually(lambda: not alive(pid))
     with pytest.raises(errors.BoardLost):
         client.missing([])
 
@@ -182,25 +179,9 @@ def whats(journal: Path) -> list[str]:
     return [json.loads(line)["what"] for line in journal.read_text().splitlines()]
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def gone_within(seconds: float, pid: int) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not alive(pid):
-            return True
-        time.sleep(0.05)
-    return False

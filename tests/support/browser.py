@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.waiting import eventually
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_S = 60.0
 # Chromium reads commands from descriptor 3 and answers on 4.
@@ -95,10 +97,7 @@ class Page:
 
     def wait(self, condition: str) -> None:
         """Wait until a JavaScript expression is true."""
-        end = time.monotonic() + PATIENCE_S
-        while not self.run(condition):
-            assert time.monotonic() < end, f"never came true in {PATIENCE_S:.0f} s: {condition}"
-            time.sleep(0.02)
+        eventually(lambda: self.run(condition), condition, PATIENCE_S)
 
     def run(self, script: str) -> Any:
         """What a JavaScript expression gives, as JSON says it; a promise is waited for."""

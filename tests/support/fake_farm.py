@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,13 +141,6 @@ class FakeFarm:
     def stop(self) -> None:
         self.cut()
         self.server.stop(0).wait()
-
-    def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, "it did not come to that"
-            time.sleep(0.01)
-        return found
 
     def is_free(self) -> bool:
         return all(board.lease is None for board in self.boards.values())

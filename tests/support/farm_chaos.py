@@ -34,7 +34,8 @@ from support import farm_chaos_verdict as verdict
 from support.farm_chaos_plan import Batch, Blow, batches, blows
 from support.farm_jobs import KnownJob, known_jobs
 from support.farm_keeper import MARK, Keeper, Relay, free_ports, signalled
-from support.sshd import LOOPBACK, wait_for
+from support.sshd import LOOPBACK
+from support.waiting import eventually
 
 USERS = ("ann", "ben")
 TERMS = "[terms]\nquarantine_s = 2\nquarantine_most_s = 5\n"
@@ -301,7 +302,7 @@ def run(size: Size, seed: int, say: Callable[[str], None] = print) -> verdict.Ve
     """Start a farm, beat it, wait until its jobs are done, and look at what is left."""
     with running(size) as farm:
         jobs = known_jobs(farm.folder / "home")
-        wait_for(lambda: boards_online(farm) == size.boards, "the boards do not come online", 180)
+        eventually(lambda: boards_online(farm) == size.boards, within_s=180)
         say(f"{size.boards} boards are online")
         begun = time.monotonic()
         attack = Attack(farm, blows(seed, size.seconds, size.every_s))

@@ -18,8 +18,9 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.inventory import sockets_for
 from hil.controller.farm.messages import JobSpec, Submission
 from support.farm_chaos_checks import read_journal
-from support.gateways import Running, until
+from support.gateways import Running
 from support.sshd import started_with
+from support.waiting import eventually
 
 
 class Host:
@@ -73,7 +74,7 @@ class Host:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(how)
         self.process.wait(30)
-        until(lambda: not self.processes(), "the host left processes behind")
+        eventually(lambda: not self.processes())
 
 
 @contextlib.contextmanager
@@ -110,7 +111,9 @@ def job_of(farm: FarmClient, name: str) -> dict[str, Any]:
 
 def result_of(farm: FarmClient, name: str) -> dict[str, Any]:
     """A job's result, once it has one."""
-    until(lambda: job_of(farm, name)["state"] in ("done", "cancelled"), f"job {name} has no end: {job_of(farm, name)}")
+    eventually(
+        lambda: job_of(farm, name)["state"] in ("done", "cancelled"), f"job {name} has no end: {job_of(farm, name)}"
+    )
     (found,) = farm.ask("result", name=name)
     return {**found, **job_of(farm, name)}
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.access import add_token
 from hil.protocol.v1 import farm_pb2 as pb
 from support import farm_rows
+from support.waiting import eventually
 
 WAIT_S = 90.0
 # Boards are healthy until somebody says otherwise.
@@ -94,14 +94,6 @@ def simple_order(**settings: Any) -> Submission:
     return Submission(**{"title": "digits", "specs": (JobSpec(Kind.RUN),), **settings})
 
 
-def until(condition: Callable[[], Any], what: str = "") -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what or "it did not happen in time"
-        time.sleep(0.01)
-    return found
-
-
 class BareBoard:
     """A worker with nothing behind it: it is healthy, and does with other grants what its test says."""
 
@@ -150,7 +142,9 @@ class BareBoard:
         return [getattr(one, kind) for one in self.heard if one.WhichOneof("kind") == kind]
 
     def online(self) -> BareBoard:
-        until(lambda: [one for one in self.farm.ask("boards") if one["name"] == self.name and one["state"] == "online"])
+        eventually(
+            lambda: [one for one in self.farm.ask("boards") if one["name"] == self.name and one["state"] == "online"]
+        )
         return self
 
     def leave(self) -> None:

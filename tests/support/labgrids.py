@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from support.sshd import LOOPBACK, free_port, wait_for
+from support.sshd import LOOPBACK, free_port
+from support.waiting import eventually
 
 LABGRID = "labgrid==26.*"
 
@@ -53,14 +54,14 @@ class Labgrid:
 
     def start_coordinator(self) -> None:
         self._start("coordinator", str(self.bin / "labgrid-coordinator"), "-l", self.address)
-        wait_for(lambda: "Coordinator ready" in self._log("coordinator"), "the coordinator did not start")
+        eventually(lambda: "Coordinator ready" in self._log("coordinator"))
 
     def export(self, name: str, resources: str) -> None:
         """An exporter of resources (YAML)."""
         (self.folder / f"{name}.yaml").write_text(resources)
         program = str(self.bin / "labgrid-exporter")
         self._start(name, program, "-c", self.address, "-n", name, str(self.folder / f"{name}.yaml"))
-        wait_for(lambda: "connected to coordinator" in self._log(name), "the exporter did not start")
+        eventually(lambda: "connected to coordinator" in self._log(name))
 
     def client(self, *words: str, user: str = "admin") -> str:
         environment = {**os.environ, "LG_COORDINATOR": self.address, "LG_USERNAME": user}
@@ -75,7 +76,7 @@ class Labgrid:
         self.client("-p", name, "create")
         self.client("-p", name, "add-match", match)
         # The exporter's resources reach the coordinator a moment after it is connected.
-        wait_for(lambda: "Matching resource" in self.client("-p", name, "show"), f"nothing matches {match}")
+        eventually(lambda: "Matching resource" in self.client("-p", name, "show"), f"nothing matches {match}")
 
     def stop(self, name: str) -> None:
         process = self.processes.pop(name)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import jsonschema
 
 from support.commands import Ended
+from support.waiting import eventually
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "farm.schema.json").read_text())
 # Whoever is stopped for a few seconds on a busy machine loses nothing.
@@ -68,11 +68,7 @@ class RunningFarm:
 
     def eventually(self, what: Callable[[], object], within_s: float = 120.0) -> Any:
         """The first answer that is true."""
-        deadline = time.monotonic() + within_s
-        while not (found := what()):
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
-        return found
+        return eventually(what, self.said, within_s, every_s=0.05)
 
     def hil(self, *args: object, timeout: float = 240.0, cwd: Path | None = None) -> Ended:
         """`hil ARGS...` beside it."""

@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from filelock import FileLock
 from hil.core.boards import Connection
 from hil.testing.virtual_board.packages import Apt, unpack
 from hil.testing.virtual_board.places import cache_folder, made
+from support.waiting import eventually
 
 LOOPBACK = "127.0.0.1"
 IS_ROOT = os.geteuid() == 0
@@ -151,7 +151,7 @@ class Sshd:
             self._process = subprocess.Popen(
                 command, env={**os.environ, **environment}, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        wait_for(lambda: _answers(self) or self._process.poll() is not None, "sshd did not start")
+        eventually(lambda: _answers(self) or self._process.poll() is not None)
         assert self._process.poll() is None, self.log
 
     def stop(self) -> None:
@@ -272,13 +272,6 @@ def descendants(pid: int) -> list[int]:
     for child in found:
         found += parents.get(child, [])
     return found
-
-
-def wait_for(condition, failing: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, failing
-        time.sleep(0.02)
 
 
 def _answers(server: Sshd) -> bool:

@@ -13,32 +13,32 @@ T = TypeVar("T")
 
 def eventually(
     condition: Callable[[], T],
-    what: str | Callable[[], str] = "",
+    note: str | Callable[[], str] = "",
+    within_s: float = 90.0,
     *,
-    within_s: float = 60.0,
     every_s: float = 0.02,
     process: subprocess.Popen | None = None,
 ) -> T:
     """Call the condition until what it returns is true, and return that.
 
     Args:
-        condition: asked every ``every_s`` seconds.
-        what: what the failure says did not come about; the condition's source if empty.
-        process: waiting ends with a failure when this process has ended.
+        condition: called every ``every_s`` seconds. The message of a failure shows its source and its last answer.
+        note: what this message says besides.
+        process: the wait fails at once when this process has ended.
 
     Raises:
         AssertionError: ``within_s`` seconds have passed, or the process has ended.
     """
     deadline = time.monotonic() + within_s
     while True:
-        # What a process does last, it does before it is known to have ended.
+        # Looked at first: what a process did last, it did before it ended.
         ended = process is not None and process.poll() is not None
         if answer := condition():
             return answer
         if ended or time.monotonic() > deadline:
-            how = f"the process ended with {process.returncode}" if ended and process else f"after {within_s:g} s"
-            told = what() if callable(what) else what or _source(condition)
-            raise AssertionError(f"{how}, still not: {told}; the last answer was {answer!r}")
+            how = f"the process ended with {process.returncode}" if process and ended else f"after {within_s:g} s"
+            notes = [note() if callable(note) else note, f"the last answer was {answer!r}"]
+            raise AssertionError("; ".join([f"{how}, still not: {_source(condition)}", *filter(None, notes)]))
         time.sleep(every_s)
 
 

@@ -20,10 +20,8 @@ def test_what_never_comes_is_a_failure_in_time_that_says_what_was_waited_for():
     with pytest.raises(AssertionError, match=r'after 0\.1 s, still not: .*"never" == "now".*last answer was False'):
         eventually(lambda: "never" == "now", within_s=0.1)
     assert 0.1 <= time.monotonic() - began < 5
-    with pytest.raises(AssertionError, match="still not: pigs fly"):
-        eventually(lambda: False, "pigs fly", within_s=0)
-    with pytest.raises(AssertionError, match="still not: 3 of 5"):
-        eventually(lambda: 0, lambda: "3 of 5", within_s=0)
+    with pytest.raises(AssertionError, match="; 3 of 5; the last answer was 0"):
+        eventually(lambda: 0, lambda: "3 of 5", 0)
 
 
 def test_a_process_that_ends_ends_the_wait(tmp_path):

@@ -1,50 +1,19 @@
 """Runtimes: what loads and runs a program inside a worker process.
 
-A runtime is a class with the methods of :class:`Runtime`. Those that come with hil are listed in ``BUILT_IN``; others
-register under the entry-point group ``hil.runtimes``. A class is named as ``module:Class`` and imported where workers
-come from, so the agent itself never loads a vendor's library.
+A runtime is a class with the methods of :class:`Runtime`. Those that come with hil are in :mod:`hil.core.runtimes`;
+others register under the entry-point group ``hil.runtimes``. A class is named as ``module:Class`` and imported where
+workers come from, so the agent itself never loads a vendor's library.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
+from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
-
-_HERE = "hil.agent.runtimes"
-
-
-@dataclass(frozen=True)
-class BuiltIn:
-    """A runtime that comes with hil.
-
-    Attributes:
-        reference: ``module:Class``.
-        package: what it imports beside hil's own, which may not be installed; "" where there is nothing.
-        light: importing the class and asking it to describe itself imports nothing of that: the agent does so itself,
-            and starts no process for the runtime until it is used.
-    """
-
-    reference: str
-    package: str
-    light: bool = True
-
-
-BUILT_IN = MappingProxyType(
-    {
-        "iree": BuiltIn(f"{_HERE}.iree:IreeRuntime", "iree.runtime", light=False),
-        "onnxruntime": BuiltIn(f"{_HERE}.onnxruntime:OnnxRuntime", "onnxruntime", light=False),
-        "tflite": BuiltIn(f"{_HERE}.tflite:TfLiteRuntime", "ai_edge_litert"),
-        "executorch": BuiltIn(f"{_HERE}.executorch:ExecuTorchRuntime", "executorch"),
-        "xla-aot": BuiltIn(f"{_HERE}.xla_aot:XlaAotRuntime", ""),
-    }
-)
 
 
 class Program(Protocol):
@@ -115,16 +84,16 @@ class Runtime(Protocol):
 
 
 def known() -> dict[str, str]:
-    """Name -> ``module:Class`` of every runtime that hil or another package brings, installed or not."""
-    found = {name: one.reference for name, one in BUILT_IN.items()}
+    """Return name -> ``module:Class`` of every runtime that hil or another package brings, installed or not."""
+    found = {name: info.agent for name, info in RUNTIMES.items()}
     for entry in entry_points(group="hil.runtimes"):
         found[entry.name] = entry.value
     return found
 
 
 def lacking(name: str) -> str:
-    """The package that a runtime needs and that is not installed here; "" where it may work. Nothing is imported."""
-    package = BUILT_IN[name].package if name in BUILT_IN else ""
+    """Return the package that a runtime needs and that is not installed here; "" if it may work. Import nothing."""
+    package = RUNTIMES[name].package if name in RUNTIMES else ""
     try:
         return package if package and importlib.util.find_spec(package) is None else ""
     except ModuleNotFoundError:
@@ -132,11 +101,5 @@ def lacking(name: str) -> str:
 
 
 def is_light(name: str) -> bool:
-    """Whether the agent itself may ask a runtime what it is (see :class:`BuiltIn`)."""
-    return name in BUILT_IN and BUILT_IN[name].light
-
-
-def resolve(reference: str) -> Any:
-    """The class that a ``module:Class`` reference names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """Return whether the agent itself may ask a runtime what it is: see :attr:`hil.core.runtimes.RuntimeInfo.light`."""
+    return name in RUNTIMES and RUNTIMES[name].light

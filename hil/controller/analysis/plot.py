@@ -1,6 +1,6 @@
-"""A picture of where two outputs differ: the file behind ``hil compare --plot``.
+"""Draw where two outputs differ, for ``hil compare --plot``.
 
-Three panels: a map of |a-b| over the tensor, a histogram of the error, and actual beside reference.
+Three panels: a map of |a-b| over the tensor, a histogram of the error, and actual against reference values.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hil.compare.stats import STATISTICS
 from hil.compare.values import CHUNK, common_kind, reader
-from hil.compare.verdict import outcome_of
+from hil.compare.verdict import OutputComparison, outcome_of
 from hil.controller.storage.pictures import new_figure, save_figure
-from hil.core.results import OutputComparison
 from hil.core.tensors import Array, shape_text, type_text
 from hil.errors import UsageError
 
@@ -30,17 +30,17 @@ Floats = npt.NDArray[np.float64]
 
 
 class Picture:
-    """What the panels show, gathered in one chunked pass over both tensors; memory does not grow with them.
+    """The data of the panels, collected in one chunked pass over both tensors; memory does not grow with their size.
 
     Attributes:
-        cells: |a-b| by row and column, each cell the largest of the elements that fall into it; inf where one is NaN or
-            infinite and the other is not the same. Rows are all dimensions but the last taken together.
-        shown: rows and columns of the tensor; a cell stands for several where these are larger than the cells' shape.
-        folded: the tensor is one long row, shown as a square in reading order.
-        errors: how many elements differ by 10**x, in quarters of a decade from 1e-324 on.
-        equal, nonfinite: how many do not differ at all, and how many are NaN or infinite on one side only.
-        points: (actual, reference) of a regular sample, finite ones only; the worst element and the largest difference
-            of each chunk are always among them.
+        cells: |a-b| by row and column, the largest of a cell's elements; inf if only one of the two is NaN or infinite.
+            All dimensions but the last form the rows.
+        shown: rows and columns of the tensor; a cell covers several if these exceed the cells' shape.
+        folded: whether the tensor is one long row, shown as a square in reading order.
+        errors: number of elements that differ by 10**x, in quarters of a decade from 1e-324 on.
+        equal, nonfinite: numbers of elements that are equal, and that are NaN or infinite on one side only.
+        points: finite (actual, reference) pairs of a regular sample, with the worst element and the largest difference
+            of each chunk.
     """
 
     def __init__(self, actual: Array, reference: Array, worst: int | None) -> None:
@@ -88,7 +88,7 @@ class Picture:
 
 
 def _difference(a: Array, b: Array) -> Floats:
-    """|a-b|, 0 for the same NaN or infinity, inf where only one is finite; two integers that differ never give 0."""
+    """Return |a-b|: 0 for the same NaN or infinity, inf if only one is finite, never 0 for unequal integers."""
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
         wide = np.result_type(a, b)
         a, b = a.astype(wide), b.astype(wide)
@@ -101,23 +101,23 @@ def _difference(a: Array, b: Array) -> Floats:
 
 
 def is_drawable(comparison: OutputComparison) -> bool:
-    """Whether an output and its reference have a difference to draw: they are numbers, and of one shape."""
+    """Return whether the difference of an output and its reference can be drawn: numbers of one shape."""
     kind = common_kind(comparison.dtype, comparison.reference_dtype)
     return comparison.shape == comparison.reference_shape and kind not in ("", "string")
 
 
 def plot_difference(path: Path, name: str, actual: Array, reference: Array, comparison: OutputComparison) -> None:
-    """Draw where an output differs from its reference, as PNG, SVG or PDF (by the path's suffix).
+    """Draw where an output differs from its reference, as PNG, SVG or PDF by the path's suffix.
 
     Args:
         path: the file to write.
         name: the output's name, for the title.
-        actual: what the board computed, any numeric dtype.
-        reference: what it should be, of the same shape.
-        comparison: what :func:`hil.compare.verdict.compare_output` found for the two.
+        actual: the board's values, of any numeric dtype.
+        reference: the reference's values, of the same shape.
+        comparison: of the two, by :func:`hil.compare.verdict.compare_output`.
 
     Raises:
-        UsageError: matplotlib is not installed, the shapes differ, or the values are no numbers.
+        UsageError: matplotlib is not installed, the shapes differ, or the values are not numeric.
         StorageError: the file cannot be written.
     """
     if not is_drawable(comparison):
@@ -139,18 +139,10 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
 
 def _title(name: str, comparison: OutputComparison) -> str:
     mismatches, elements = comparison.mismatches or 0, comparison.elements or 0
-    statistics = {
-        "max abs": comparison.max_abs,
-        "max rel": comparison.max_rel,
-        "max ulp": comparison.max_ulp,
-        "mean abs": comparison.mean_abs,
-        "rmse": comparison.rmse,
-        "cosine": comparison.cosine,
-        "sqnr": comparison.sqnr_db,
-    }
+    found = {one: getattr(comparison, one.key) for one in STATISTICS}
     numbers = "   ".join(
-        f"{key} {value:.9f}" if key == "cosine" else f"{key} {value:.4g}" + (" dB" if key == "sqnr" else "")
-        for key, value in statistics.items()
+        f"{one.title} {value:{'.9f' if one.key == 'cosine' else '.4g'}} {one.unit}".rstrip()
+        for one, value in found.items()
         if value is not None
     )
     outcome = outcome_of([comparison]).value
@@ -175,10 +167,10 @@ def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], 
         notes.append(f"a cell is the largest of up to {'x'.join(map(str, cell))}")
     axes.set_title("log10 |actual - reference|\n" + ", ".join(notes), fontsize=9)
     with np.errstate(divide="ignore"):
-        decades = np.log10(picture.cells)  # -inf where equal: below the scale, so grey; inf above it, so blue
+        decades = np.log10(picture.cells)  # -inf if equal: below the scale, grey; inf above it, blue
     finite = decades[np.isfinite(decades)]
     high = float(finite.max(initial=-324.0)) if finite.size else 0.0
-    # Eight decades at most, and at least one: a lone difference gets the brightest colour.
+    # Between one and eight decades: a single difference gets the brightest colour.
     low = min(max(float(finite.min(initial=high)), high - 8), high - 1)
     shown = np.where(np.isfinite(decades), np.maximum(decades, low), np.where(decades > 0, high + 1, low - 1))
     colours = matplotlib.colormaps["inferno"].with_extremes(under="#e0e0e0", over="#00b4ff", bad="white")
@@ -271,6 +263,6 @@ def _numbers(chunk: Array) -> Array:
 
 
 def _signed(values: Array) -> Floats:
-    """One float64 an element: a complex one's modulus."""
+    """Return one float64 per element: the modulus of complex ones."""
     numbers = _numbers(values)
     return np.abs(numbers) if numbers.dtype.kind == "c" else numbers

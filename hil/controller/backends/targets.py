@@ -38,7 +38,7 @@ class Target:
     cpu: str = ""
 
 
-def iree_flags(machine: Mapping[str, Any]) -> Target:
+def iree_target(machine: Mapping[str, Any]) -> Target:
     """What to compile for on a machine.
 
     Args:
@@ -93,7 +93,7 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
 
     Args:
         error: what loading or running raised.
-        target: what was compiled for (see :func:`iree_flags` and :func:`described`).
+        target: what was compiled for (see :func:`iree_target` and :func:`described`).
         machine: what the board showed.
     """
     said = f"{error.message}\n{error.detail}"
@@ -105,7 +105,7 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
     compiled = f"{target.arch} {target.cpu}".strip() or unnamed
     model = machine.get("cpu_model") or machine.get("model") or ""
     try:
-        fitting = iree_flags(machine)
+        fitting = iree_target(machine)
     except UsageError as unknown:
         return f"the program was compiled for {compiled}, the board is {machine.get('arch', 'unknown')}. {unknown.hint}"
     board = f"{fitting.arch} {fitting.cpu}" + (f" ({model})" if model else "")

@@ -27,10 +27,10 @@ from hil.errors import UsageError
 
 @click.command(
     epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5",
-    # After --flagfile come flags of IREE's tools as well.
+    # After --flagfile, flags of IREE's tools may follow.
     context_settings={"ignore_unknown_options": True},
 )
-@click.argument("words", nargs=-1, metavar="[MODEL [MODEL_B]]")
+@click.argument("arguments", nargs=-1, metavar="[MODEL [MODEL_B]]")
 @board_options
 @click.option(
     "--flagfile",
@@ -75,11 +75,11 @@ from hil.errors import UsageError
 )
 @runs_option
 @json_option
-def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
-    """Measure how fast MODEL is on a board, by the board's own clock; with MODEL_B, whether that is faster.
+def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
+    """Measure how fast MODEL is on a board, by the board's clock; with MODEL_B, whether that is faster.
 
-    Two programs are measured in turns on the same board, loaded anew for each round, and a difference is told only
-    where it is no noise. The answer is compared with a CPU reference first: a wrong program is not measured.
+    Two programs are measured alternately on the same board, loaded again for each round, and only a difference beyond
+    noise is reported. The outputs are compared with a CPU reference first: a wrong program is not measured.
     """
     from hil.controller.analysis.bench.job import run_bench
     from hil.controller.analysis.bench.model import BenchJob
@@ -87,7 +87,7 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.pipeline.flagfiles import read_flagfile
     from hil.controller.pipeline.options import Job
 
-    models, later = _sorted(words, bool(settings["flagfile"]))
+    models, later = _sorted(arguments, bool(settings["flagfile"]))
     source = click.get_current_context().get_parameter_source("min_time_s")
     if settings["iterations"] is not None and source is not click.core.ParameterSource.DEFAULT:
         raise UsageError("--iterations and --min-time both say how much is measured", hint="give one of them")
@@ -111,19 +111,19 @@ def bench(words: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     return int(document["exit_code"])
 
 
-def _sorted(words: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
-    """The models, and the flags of IREE's tools, which only a flag file's can be.
+def _sorted(arguments: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
+    """Separate the models from the flags of IREE's tools, which only a flag file allows.
 
     Raises:
-        click.UsageError: there is no such option, or no model.
+        click.UsageError: an option is unknown, or there is no model.
     """
-    flags = [word for word in words if word.startswith("-")]
+    flags = [one for one in arguments if one.startswith("-")]
     if flags and not has_flagfile:
         context = click.get_current_context()
         known = [name for option in context.command.params for name in option.opts]
         name = flags[0].partition("=")[0]
         raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known), ctx=context)
-    models = tuple(Path(word) for word in words if not word.startswith("-"))
+    models = tuple(Path(one) for one in arguments if not one.startswith("-"))
     if not models and not has_flagfile:
         raise click.MissingParameter(ctx=click.get_current_context(), param_type="argument", param_hint="'MODEL'")
     return models, flags

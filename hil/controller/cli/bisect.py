@@ -1,4 +1,4 @@
-"""`hil bisect`: the first layer that is wrong."""
+"""`hil bisect`: find the first layer that is wrong."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep logs, and what is wrong, in DIR.")
 @json_option
 def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **settings: Any) -> int:
-    """Find the first layer of MODEL, an ONNX model, whose answer leaves tolerance on a board.
+    """Find the first layer of MODEL, an ONNX model, whose answer is out of tolerance on a board.
 
-    Each layer is run alone on what the reference computed (isolated), and all of them in one run of the whole model
-    with its intermediates as outputs (cumulative). As outputs keep a compiler from fusing layers across them, the
-    model as it is runs too: where that alone is wrong, look at how layers are fused. A layer that draws random numbers
-    is compiled and run, but not judged; nor, in the whole model, is what they go into.
+    Each layer runs alone on the reference's values (isolated), and all of them in one run of the whole model with its
+    intermediates as outputs (cumulative). Since outputs keep a compiler from fusing layers, the unchanged model runs
+    too: if only that is wrong, the cause is in how layers are fused. A layer that draws random numbers is compiled and
+        run, but
+    not judged; nor, in the whole model, is what depends on it.
     """
     from hil.controller.analysis.bisect.find import bisect as find
     from hil.controller.analysis.bisect.judge import plot_growth
@@ -118,15 +119,15 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
 
             click.echo(f"kept in {out}")
             if layer := found.first_wrong("isolated"):
-                words = _words(where, with_flow(options, flow), more["faults"])
-                click.echo(f"again: {repeat_command(out, layer.name, words)}")
+                arguments = _run_options(where, with_flow(options, flow), more["faults"])
+                click.echo(f"again: {repeat_command(out, layer.name, arguments)}")
     return found.exit_code
 
 
-def _words(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:
-    """The options of `hil run` that say the same: which board, how compiled, how judged, what is broken on purpose."""
+def _run_options(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:
+    """Return the options of `hil run` with the same effect: board, compilation, tolerances, faults."""
     named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
-    words = [word for name, value in named.items() if value not in ("", None) for word in (name, str(value))]
-    words += ["--no-fallback"] * options.no_fallback
+    found = [text for name, value in named.items() if value not in ("", None) for text in (name, str(value))]
+    found += ["--no-fallback"] * options.no_fallback
     repeated = {"--compile-flag": options.compile_flags, "--allow-blind": options.allow_blind, "--fault": faults}
-    return [*words, *(word for option, values in repeated.items() for value in values for word in (option, value))]
+    return [*found, *(text for option, values in repeated.items() for value in values for text in (option, value))]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.backends.runtime_registry import RUNTIMES
 from hil.controller.cli.board_options import agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
+from hil.core.runtimes import RUNTIMES
 from hil.errors import EXIT_BOARD, EXIT_OK
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
     """
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.health.check import FAIL
+    from hil.controller.devices.health import FAIL
     from hil.controller.workloads.board_checks import check_board
 
     choice = chosen_place(settings)
@@ -162,10 +162,10 @@ def _cores(machine: dict[str, Any]) -> str:
 
 
 def _target(machine: dict[str, Any]) -> str:
-    from hil.controller.backends.targets import iree_flags
+    from hil.controller.backends.targets import iree_target
     from hil.errors import UsageError
 
     try:
-        return iree_flags(machine).description
+        return iree_target(machine).description
     except UsageError:
         return ""

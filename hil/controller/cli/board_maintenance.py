@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.backends.runtime_registry import RUNTIMES
 from hil.controller.cli.board_options import address_of, agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
+from hil.core.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_resolver import BoardChoice
@@ -69,7 +69,7 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
     """Reset a board, or switch its power, by what its config's [power] says, and wait until it answers again."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.health.power import answering, switch
+    from hil.controller.devices.power import answering, switch
 
     choice = chosen_place(settings)
     power = choice.config.power

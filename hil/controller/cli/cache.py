@@ -1,4 +1,4 @@
-"""`hil cache`: compiled programs and reference results."""
+"""`hil cache`: list and clean the cache of compiled programs and reference results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cache() -> None:
 @click.option("--all", "every", is_flag=True, help="All entries, and not only those used last.")
 @json_option
 def ls(every: bool, as_json: bool) -> None:
-    """List the entries, the one used last first, and how much there is of each kind."""
+    """List the entries, the last used first, and the total of each kind."""
     from hil.controller.cli.screen import print_json
     from hil.controller.storage.cache import Cache
 
@@ -49,7 +49,7 @@ def ls(every: bool, as_json: bool) -> None:
 
 
 def _what(meta: Mapping[str, Any]) -> str:
-    """What an entry is of, as people call it: the model, then whatever else was noted in a word or two."""
+    """Describe an entry: the model, then other short notes."""
     notes = [value for name, value in meta.items() if name != "model" and isinstance(value, str) and value]
     return "  ".join([*([str(meta["model"])] if meta.get("model") else []), ", ".join(notes)]).strip()
 
@@ -59,7 +59,7 @@ def _what(meta: Mapping[str, Any]) -> str:
 @click.option("--older-than", type=float, metavar="DAYS", help="Drop what was not used for so long.")
 @json_option
 def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
-    """Drop entries; without options everything. What a run that is under way uses stays."""
+    """Drop entries; without options, all. Entries that a run in progress uses stay."""
     from hil.controller.cli.screen import print_json
     from hil.controller.storage.cache import Cache
 
@@ -73,7 +73,7 @@ def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     else:
         click.echo(f"dropped {_count(len(gone))}, {freed:,} bytes")
         if in_use := held.in_use() & {entry.key for entry in held.ls()}:
-            click.echo(f"kept what runs that are under way use: {_count(len(in_use))}")
+            click.echo(f"kept for runs in progress: {_count(len(in_use))}")
 
 
 def _count(number: int) -> str:

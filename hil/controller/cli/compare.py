@@ -1,4 +1,4 @@
-"""`hil compare`: two stored runs or two .npy files."""
+"""`hil compare`: compare two stored runs or two .npy files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from hil.controller.cli.options import json_option, run_option, runs_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: Any) -> int:
     """Compare the outputs of A with those of B, the reference. Each is a .npy file or a stored run's ID."""
     from hil.compare.tolerance import check_tolerance
+    from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
     from hil.controller.cli.screen import print_json
     from hil.controller.pipeline.record import print_verdict, verdict_record
     from hil.controller.storage.console import Console
-    from hil.core.results import Outcome, Verdict, exit_code_of
+    from hil.core.results import Outcome, exit_code_of
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
     left, right = _results(a, out), _results(b, out)
@@ -41,11 +42,11 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
         raise UsageError(f"{a} and {b} have no case in common", hint="hil runs show ID lists a run's cases")
     verdicts = {name: compare_results(one, other, **tolerance) for name, one, other in pairs}
     for name in {**left, **right}:
-        # A case that ended without outputs, or is in one of the runs only: nothing was compared, which is no pass.
+        # A case without outputs, or in one of the runs only, is not compared: that is no pass.
         having = [which for which, results in ((a, left), (b, right)) if results.get(name)]
         if len(having) < 2:
-            told = f"only {having[0]} has" if having else "neither run has"
-            verdicts[name] = Verdict(Outcome.FAIL, b, (), f"{told} outputs of it")
+            who = f"only {having[0]} has" if having else "neither run has"
+            verdicts[name] = Verdict(Outcome.FAIL, b, (), f"{who} outputs of it")
     code = exit_code_of(verdict.outcome for verdict in verdicts.values())
     drawn = plot and _draw(plot, pairs, verdicts)
     records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}
@@ -63,7 +64,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
 
 
 def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any]) -> bool:
-    """Draw the worst output that can be drawn; false, and why on stderr, where there is none."""
+    """Draw the worst output that can be drawn; return False, with the reason on stderr, if there is none."""
     from hil.controller.analysis.plot import is_drawable, plot_difference
     from hil.controller.storage.runs import storing
 
@@ -87,7 +88,7 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
 
 
 def _results(name: str, out: Path | None) -> dict[str, Any]:
-    """Case name -> its result, from a stored run or a .npy file; None of a case that ended without outputs."""
+    """Return case name -> its result, of a stored run or a .npy file; None for a case without outputs."""
     from hil.controller.storage.runs import RunStore
     from hil.core.results import RunResult
     from hil.core.tensors import load_npy

@@ -1,4 +1,4 @@
-"""`hil compile`: the host's half of a run."""
+"""`hil compile`: compile a model for a board."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.storage.runs import storing
     from hil.errors import UsageError
 
-    asked = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
-    for kind, folder in asked.items():
+    profile = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
+    for kind, folder in profile.items():
         check_folder(folder, kind)
     choice = chosen_board(settings)
     names = RunSettings.__dataclass_fields__.keys() & settings.keys()
@@ -64,7 +64,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)
         if case.error is not None:
             raise case.error
-        *_, profiles = write_profiles(case, asked, run_id=model.stem, shop=shop)
+        *_, profiles = write_profiles(case, profile, run_id=model.stem, shop=shop)
     artifact = case.artifact
     assert artifact is not None
     for note in (note for profile in profiles for note in profile["notes"]):
@@ -74,10 +74,10 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         target.parent.mkdir(parents=True, exist_ok=True)
         written = []
         for name, path in artifact.files.items():
-            place = target if name == artifact.main else target.parent / name
-            if not (place.exists() and place.samefile(path)):
-                shutil.copyfile(path, place)
-            written.append(str(place))
+            path_to = target if name == artifact.main else target.parent / name
+            if not (path_to.exists() and path_to.samefile(path)):
+                shutil.copyfile(path, path_to)
+            written.append(str(path_to))
     size = sum(path.stat().st_size for path in artifact.files.values())
     if as_json:
         document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}

@@ -1,4 +1,4 @@
-"""`hil layers`: a model's layers."""
+"""`hil layers`: list, cut and save a model's layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hil.controller.analysis.layers.values import SavedLayer
     from hil.core.tensors import TensorSpec
 
-# Wider than any line of the table, where no terminal limits it.
+# Wider than any line of the table, if no terminal limits it.
 _ONE_LINE = 2000
 
 
@@ -41,7 +41,7 @@ _ONE_LINE = 2000
 def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, **settings: Any) -> int:
     """List the layers of an ONNX MODEL, or cut one part out of it, and save them as models of their own.
 
-    What is saved are the values that a CPU reference computed within the whole model.
+    The saved values are those that a CPU reference computes in the whole model.
     """
 
     from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
@@ -94,7 +94,7 @@ def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]
 
 
 def _print_table(found: Sequence[Layer]) -> None:
-    """Layers of one signature stand in one line, with how many they are."""
+    """Print layers of one signature in one line, with their number."""
     import sys
 
     from rich.table import Table
@@ -114,7 +114,7 @@ def _print_table(found: Sequence[Layer]) -> None:
             sides = (", ".join(map(_type, specs)) for specs in layer_specs(layer))
             row = (str(layer.depth), layer.name, layer.op, *sides, str(copies[layer.name]))
             table.add_row(*map(Text, row))
-    # Whoever reads it by program wants a line a layer.
+    # For programs that read it: a line for each layer.
     Console(width=None if sys.stdout.isatty() else _ONE_LINE).print(table)
     total = f"{len(found)} layer{'' if len(found) == 1 else 's'}"
     click.echo(f"{total} of {len(copies)} signatures" if len(copies) < len(found) else total)
@@ -124,7 +124,7 @@ def _print_table(found: Sequence[Layer]) -> None:
 
 
 def _type(spec: TensorSpec) -> str:
-    """A tensor's dtype and shape; ? where not even its number of dimensions is known."""
+    """Return a tensor's dtype and shape; ? if its rank is unknown."""
     from hil.core.tensors import type_text
 
     return type_text(spec.dtype, spec.shape) if spec.dtype else "?"

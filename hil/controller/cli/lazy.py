@@ -1,4 +1,4 @@
-"""A group of commands, each loaded when it is called, so that help starts at once."""
+"""A group of commands that are loaded when they are called, so that help is fast."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hil.errors import did_you_mean
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by a table.
+    """A group that finds its commands in a table.
 
     Args:
-        commands: name -> the module that has a command of that name, and its line in the group's help.
+        commands: name -> the module with a command of that name, and its line in the group's help.
     """
 
     def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **settings: Any) -> None:
@@ -23,11 +23,11 @@ class LazyGroup(click.Group):
         self._table = commands
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the table's order."""
+        """Return the names in the table's order."""
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, loaded now."""
+        """Load and return the command."""
         if cmd_name not in self._table:
             return None
         module = importlib.import_module(self._table[cmd_name][0])
@@ -37,12 +37,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but a name that is none is told with what was probably meant."""
+        """Resolve as click does, but suggest a name for an unknown one."""
         if args[0] not in self._table and not args[0].startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. {did_you_mean(args[0], self._table).capitalize()}".strip())
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table's lines: nothing is loaded for them."""
+        """Write the table's lines, without loading the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])

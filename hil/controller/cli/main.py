@@ -40,12 +40,12 @@ VERBS = {
 
 
 _DETAIL_LINES = 12
-# As of any Unix tool whose reader has gone (`hil cache ls | head -1`): that is no verdict on a model.
+# The exit code of Unix tools whose reader is gone (`hil cache ls | head -1`): it says nothing about a model.
 _EXIT_UNREAD = 128 + signal.SIGPIPE
-_TOLD = ("outcome", "hint", "stage", "board", "detail")
+_FIELDS = ("outcome", "hint", "stage", "board", "detail")
 
 _ERRORS = "hil-plain"
-# One sign for one, so that columns stay columns. Whatever else there is, such as a letter of a file's name, is escaped.
+# One character for one, so that columns stay aligned. Other characters, such as letters of a file's name, are escaped.
 _PLAIN = {
     "…": "~",
     "·": ".",
@@ -97,8 +97,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command and end with its exit code; an error is told, never traced back."""
-    speak_any_locale()
+    """Run the command and end with its exit code; errors are reported without a traceback."""
+    tolerate_any_locale()
     show_visibly()
     try:
         code = _run()
@@ -116,36 +116,36 @@ def main() -> None:
 
 
 def _stop_writing() -> None:
-    """Python itself would try once more to write what is left, and complain."""
+    """Discard the rest of the output, which Python would otherwise try to write at its end, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run() -> int:
-    """The command's exit code.
+    """Run the command and return its exit code.
 
     Raises:
-        BrokenPipeError: whoever read along has stopped reading.
-        OSError: there is no room for the output.
+        BrokenPipeError: the reader of the output is gone.
+        OSError: there is no space for the output.
     """
     wants_json = "--json" in sys.argv
     try:
         code = cli.main(prog_name="hil", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        code = _tell("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")
-        # Ctrl-C in the middle of an exec (dataclasses are made by one) is one that nobody handled, as CPython remembers
-        # it, and ends `python -m` by that signal whatever the exit code is. Another exec makes it forget.
+        code = _report("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")
+        # CPython remembers an unhandled Ctrl-C within an exec (dataclasses use exec), and then ends `python -m` by that
+        # signal whatever the exit code is. Another exec makes it forget.
         exec("")
     except click.ClickException as error:
-        code = _tell(error.format_message(), wants_json, 2, usage=error)
+        code = _report(error.format_message(), wants_json, 2, usage=error)
     except HilError as error:
-        code = _tell(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
+        code = _report(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except SystemExit as ended:
-        # No command ends that way, but Click and rich do it for them once their reader has gone.
+        # No command ends that way, but Click and rich do once their reader is gone.
         raise BrokenPipeError from ended
     return code if isinstance(code, int) else 0
 
 
-def _tell(
+def _report(
     text: str,
     wants_json: bool,
     code: int,
@@ -154,10 +154,10 @@ def _tell(
     usage: click.ClickException | None = None,
     error: HilError | None = None,
 ) -> int:
-    """Say what went wrong: as one JSON document on stdout when that was asked for, always as text on stderr."""
+    """Report an error: as text on stderr, and with ``--json`` as a document on stdout."""
     if wants_json:
-        told = {"kind": kind, "message": text, **{name: getattr(error, name, "") or "" for name in _TOLD}}
-        print(json.dumps({"schema": 1, "error": told, "exit_code": code}))
+        error_document = {"kind": kind, "message": text, **{name: getattr(error, name, "") or "" for name in _FIELDS}}
+        print(json.dumps({"schema": 1, "error": error_document, "exit_code": code}))
     if usage is not None:
         usage.show()
     else:
@@ -167,10 +167,10 @@ def _tell(
     return code
 
 
-def speak_any_locale() -> None:
-    """Have no text end a command with a traceback, whatever the locale's encoding is.
+def tolerate_any_locale() -> None:
+    """Prevent text from ending a command with a traceback, whatever the locale's encoding is.
 
-    Files that name no encoding are UTF-8 from now on, in this process and in those of Python that it starts.
+    Files without a named encoding are UTF-8 from now on, in this process and in Python processes that it starts.
     """
     codecs.register_error(_ERRORS, _plain)
     for stream in (sys.stdout, sys.stderr):
@@ -183,7 +183,7 @@ def speak_any_locale() -> None:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that a stream's encoding lacks."""
+    """Return the replacement of characters that a stream's encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(map(_plain_sign, error.object[error.start : error.end])), error.end
 

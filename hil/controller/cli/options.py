@@ -1,4 +1,4 @@
-"""Options that several verbs share, in the same words everywhere, and their values as the library wants them."""
+"""Options that several verbs share, and the conversion of their values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.backends.runtime_registry import RUNTIMES
 from hil.controller.pipeline.options import RunSettings, flag_of, parse_seconds, specs_of
+from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,21 +26,21 @@ _DEFAULTS = RunSettings()
 
 
 def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
-    """For an option that takes seconds: refuse what nobody can wait.
+    """Check the value of an option in seconds.
 
     Raises:
-        UsageError: it is negative, infinite or no number at all.
+        UsageError: it is negative, infinite or NaN.
     """
     return parse_seconds(value, option.opts[0])
 
 
 def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
-    """An option of a run as a verb has it, as :mod:`hil.controller.pipeline.options` describes it.
+    """Make the option of a verb from the description in :mod:`hil.controller.pipeline.options`.
 
     Args:
         name: the field of :class:`RunSettings`; the verb gets its value under this name.
-        flag: a long name in place of the usual one.
-        more: what click is to be told in place of what follows from the description.
+        flag: a long name instead of the usual one.
+        more: arguments of click that replace those of the description.
     """
     spec, default = _SPECS[name], getattr(_DEFAULTS, name)
     settings: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar}
@@ -58,24 +58,24 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
 
 
 def run_options(*names: str) -> Callable[[F], F]:
-    """Several options of a run; help lists them in this order."""
+    """Combine several options of a run; help lists them in this order."""
     return options(*map(run_option, names))
 
 
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
-    """For an option of which one might think that it repeats: refuse a second one.
+    """Refuse a second value of an option that users may expect to repeat.
 
     Raises:
-        UsageError: there are two.
+        UsageError: there are several values.
     """
     if len(values) > 1:
-        told = f"{option.opts[0]} is given {len(values)} times: {', '.join(values)}"
-        raise UsageError(told, hint="name one, and call the command again for another")
+        message = f"{option.opts[0]} is given {len(values)} times: {', '.join(values)}"
+        raise UsageError(message, hint="name one, and call the command again for another")
     return "".join(values)
 
 
 def options(*several: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator; help lists them in this order."""
+    """Combine several options to one decorator; help lists them in this order."""
 
     def add(command: F) -> F:
         for option in reversed(several):
@@ -105,7 +105,7 @@ def _hardware(board: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
-    """For --board: without one, the board that HIL_BOARD names, so that it is stored with what ran on it."""
+    """Default --board to the board that HIL_BOARD names, so that it is recorded with the run."""
     if value or context.resilient_parsing:
         return value
     from hil.controller.devices.board_resolver import named_board
@@ -117,8 +117,8 @@ def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
 
 
 _WHICH = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
-# What names a board and how it is reached: the arguments of hil.controller.devices.board_resolver.choose. Then the
-# same for several.
+# The board's name and connection: the arguments of hil.controller.devices.board_resolver.choose. Then the same for
+# several boards.
 board_options = _hardware(click.option("--board", default="", callback=_named, metavar="ADDR|NAME", help=f"{_WHICH}."))
 boards_options = _hardware(
     click.option(
@@ -142,7 +142,7 @@ wait_option = click.option(
 
 
 def fault_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a simulator of the command's own."""
+    """Add the options of a simulator that the command starts."""
     fault = click.option(
         "--fault",
         "faults",
@@ -161,7 +161,7 @@ def fault_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) -> None:
-    """Tell simulators, in whatever process they are started."""
+    """Pass the choice on to simulators, in whatever process they are started."""
     if wanted is not None:
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 
@@ -184,7 +184,7 @@ compile_profile_option = click.option(
     metavar="DIR",
     help="Compile once more with timing on: passes, dispatches, executables and estimates, as CSV and as a trace.",
 )
-# What every verb that compiles one model needs: first what says which program it becomes.
+# Options of every verb that compiles one model: first those that determine the program.
 program_options = options(
     run_option("runtime", help=f"{', '.join(RUNTIMES)}, ... (default: the board's)."),
     run_options("function", "dims", "compile_flags"),
@@ -195,10 +195,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 
 
 def flow_option(default: str) -> Callable[[F], F]:
-    """--flow, once.
+    """Make the option --flow, which is given once.
 
     Args:
-        default: the flow's name where none is given; "" is none.
+        default: the default flow's name, or "".
     """
     return click.option(
         "--flow",
@@ -212,10 +212,10 @@ def flow_option(default: str) -> Callable[[F], F]:
 
 
 def chosen_board(settings: dict[str, Any]) -> BoardChoice:
-    """The board that :data:`board_options` name; takes theirs out of a command's settings.
+    """Return the board of :data:`board_options`, whose values are removed from a command's settings.
 
     Raises:
-        UsageError: there is no such board.
+        UsageError: the board does not exist.
     """
     from hil.controller.devices.board_resolver import choose
 
@@ -224,14 +224,14 @@ def chosen_board(settings: dict[str, Any]) -> BoardChoice:
 
 
 def refuse_beside_resume(context: click.Context, *others: str) -> None:
-    """Refuse whatever else was typed beside ``--resume``: a run goes on as it was begun.
+    """Refuse options beside ``--resume``: a run is resumed with its own settings.
 
     Args:
-        context: the command's.
-        others: the parameters that may be given all the same.
+        context: of the command.
+        others: parameters that may be given all the same.
 
     Raises:
-        UsageError: there is another one.
+        UsageError: another option is given.
     """
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))

@@ -1,4 +1,4 @@
-"""`hil profile`: look at profiles."""
+"""`hil profile`: show, query, compare and merge profiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
-# Which of several profiles, and where runs are stored.
+# Select one of several profiles, and the folder of stored runs.
 _choice = options(
     click.option("--case", default="", metavar="NAME", help="The model, where the run has several."),
     runs_option,
@@ -27,7 +27,7 @@ _plot = click.option("--plot", type=_FILE, metavar="FILE", help="Draw it too: .p
 
 @click.group(epilog="Example: hil profile show latest")
 def profile() -> None:
-    """Look at profiles: what `hil run --profile` wrote.
+    """Look at profiles of `hil run --profile`.
 
     RUN is a profile's folder, a trace file, or a stored run: its ID, the beginning of it, or `latest`.
     """
@@ -54,7 +54,7 @@ def _read(text: str, case: str, out: Path | None) -> Profile:
 def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | None) -> None:
     """Show a trace in Perfetto's UI, served on this machine. Ctrl-C ends it.
 
-    Nothing leaves the machine. To look from another one: ssh -L PORT:127.0.0.1:PORT HOST, with the --port given here.
+    No data leaves this machine. To look from another one: ssh -L PORT:127.0.0.1:PORT HOST, with the --port given here.
     """
     import threading
     import webbrowser
@@ -67,7 +67,7 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
     with TraceViewer(trace, title=title_of(found), port=port) as viewer:
         click.echo(f"{trace} is shown at {viewer.address}\nCtrl-C ends this.")
         if not no_browser and has_screen():
-            # Some browsers give the terminal back only when they end.
+            # Some browsers occupy the terminal until they end.
             threading.Thread(target=webbrowser.open, args=[viewer.address], daemon=True).start()
         viewer.serve()
 
@@ -123,9 +123,9 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
 @_choice
 @json_option
 def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_json: bool) -> None:
-    """Ask a trace in SQL, by Perfetto's trace processor; needs Node.js and the extra hil[viewer].
+    """Query a trace in SQL, with Perfetto's trace processor; needs Node.js and the extra hil[viewer].
 
-    Of several statements the last one's rows are shown.
+    Of several statements, the last one's rows are shown.
     """
     from hil.controller.analysis.profile.query import query as ask
     from hil.controller.analysis.profile.query import table_record, table_text
@@ -150,7 +150,7 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 def diff(
     a: str, b: str, top: int, plot: Path | None, trace: Path | None, case: str, out: Path | None, as_json: bool
 ) -> None:
-    """What is slower and what is faster in B than in A, operation by operation. Each is a RUN."""
+    """Compare two RUNs: what is slower and what is faster in B than in A, operation by operation."""
     from hil.controller.analysis.profile.diff import compare_profiles
     from hil.controller.cli.screen import console, print_json
 
@@ -181,7 +181,7 @@ def diff(
 @_choice
 @json_option
 def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
-    """Write several profiles of this machine as one trace by its clock: each board a group of processes of its own."""
+    """Write several profiles of this machine as one trace on its clock; each board has its own group of processes."""
     from hil.controller.analysis.profile.trace import write_trace
     from hil.controller.cli.screen import print_json
 

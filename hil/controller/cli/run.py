@@ -1,4 +1,4 @@
-"""`hil run`: the main job."""
+"""`hil run`: run models on a board and compare the outputs with a CPU reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from hil.controller.cli.options import (
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Also run under the runtime's profiler and write a Perfetto trace and a table of operations here "
-    "(then 10 iterations after 2 warm-ups, unless told otherwise).",
+    "(then 10 iterations after 2 warm-ups by default).",
 )
 @compile_profile_option
 @click.option("--flagfile", type=click.Path(path_type=Path), metavar="FILE", help="An iree-run-module flag file.")
@@ -77,7 +77,7 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
 
 
 def _measure_steadily(context: click.Context, settings: dict[str, Any]) -> None:
-    """A profile of one cold run says little: where nothing was said of iterations, there are some."""
+    """Set default iterations for a profile: a profile of one cold run says little."""
     from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
 
     for name, count in (("iterations", PROFILED_ITERATIONS), ("warmup", PROFILED_WARMUP)):

@@ -1,4 +1,4 @@
-"""`hil runs`: stored runs."""
+"""`hil runs`: list, show and delete stored runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def list_runs(out: Path | None, as_json: bool) -> None:
 def show(run: str, out: Path | None, as_json: bool) -> None:
     """Show a stored run.
 
-    It is named by its ID, the beginning of it, `latest`, or its folder.
+    Name it by its ID, the beginning of it, `latest`, or its folder.
     """
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.storage.runs import RunStore

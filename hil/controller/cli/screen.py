@@ -1,4 +1,4 @@
-"""The terminal: progress while cases or a suite run, and their results."""
+"""The terminal: progress of cases and suites, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hil.controller.workloads.suites.record import CaseRecord
 
-# Wider than any line of a table, where no terminal limits it.
+# Wider than any line of a table, if no terminal limits it.
 _UNLIMITED = 2000
 
 _QUIET = (Outcome.PASS.value, Outcome.XFAIL.value, Outcome.SKIP.value)
@@ -29,7 +29,7 @@ _MESSAGE = 200
 
 
 def console() -> Console:
-    """What tables are printed on: as wide as the terminal, or where there is none as wide as they are."""
+    """Return the console for tables: as wide as the terminal, or else as wide as they need."""
     from hil.controller.storage.console import Console
 
     found = Console()
@@ -37,13 +37,13 @@ def console() -> Console:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
 
 
 @contextlib.contextmanager
 def shown(bars: Progress) -> Iterator[None]:
-    """Show bars, but for while somebody is asked something."""
+    """Show progress bars, paused while the user is asked a question."""
 
     @contextlib.contextmanager
     def pause() -> Iterator[None]:
@@ -58,10 +58,10 @@ def shown(bars: Progress) -> Iterator[None]:
 
 
 class Screen:
-    """A stage line a case with a bar, on stderr. A context manager.
+    """A line with a bar for each case, on stderr. A context manager.
 
     Args:
-        quiet: show no progress: a pipe or ``--json``.
+        quiet: show no progress, for a pipe or ``--json``.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -85,28 +85,28 @@ class Screen:
         self._lock = threading.Lock()
 
     def begin(self, name: str, stages: int) -> None:
-        """Show a case."""
+        """Add a case."""
         self._tasks[name] = self._progress.add_task(name, total=stages, stage="")
 
     def stage(self, name: str, number: int, text: str) -> None:
-        """A case has come to a stage."""
+        """Show the stage of a case."""
         with self._lock:
             if name in self._tasks:
                 self._progress.update(self._tasks[name], completed=number, stage=text)
 
     def end(self, name: str) -> None:
-        """A case is over."""
+        """Remove a case that has ended."""
         with self._lock:
             if name in self._tasks:
                 self._progress.remove_task(self._tasks.pop(name))
 
     def note(self, text: str) -> None:
-        """Say something now, above the bars."""
+        """Print a note above the bars."""
         with prompts.between_questions():
             self._progress.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def show(self, record: dict[str, Any]) -> None:
-        """Print what a run's cases ended in."""
+        """Print the results of a run's cases."""
         from hil.controller.pipeline.record import print_case
 
         cases, where = record["cases"], shlex.quote(str(record["folder"]))
@@ -126,10 +126,10 @@ class Screen:
 
 
 class SuiteScreen:
-    """Tells on stderr how a suite goes on. A context manager.
+    """Progress of a suite on stderr. A context manager.
 
     Args:
-        bar: also show a bar: stderr is a terminal.
+        bar: whether to show a bar; only if stderr is a terminal.
     """
 
     def __init__(self, *, bar: bool) -> None:
@@ -154,33 +154,33 @@ class SuiteScreen:
         self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
-        """The suite's cases are known."""
+        """Set the number of cases, and those that ended before."""
         self._counts.update(record.outcome for record in done)
-        self._progress.update(self._task, total=total, completed=len(done), description=self._words())
+        self._progress.update(self._task, total=total, completed=len(done), description=self._counts_text())
 
     def end(self, record: CaseRecord) -> None:
-        """A case is over; one that is not as it should be is told at once, of those lost for one reason the first."""
+        """Count a case that has ended, and print it if it failed; of cases that a lost board ends, only the first."""
         self._counts[record.outcome] += 1
-        self._progress.update(self._task, advance=1, description=self._words())
+        self._progress.update(self._task, advance=1, description=self._counts_text())
         if record.outcome in _QUIET:
             return
         message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""
         if record.outcome in BOARD_OUTCOMES:
-            # A board that is gone ends every case that was to come.
+            # A lost board ends all the following cases.
             if message in self._lost:
                 return
             self._lost.add(message)
-        self._say(f"{record.outcome}  {record.id}  {message}".rstrip(), "red")
+        self._print(f"{record.outcome}  {record.id}  {message}".rstrip(), "red")
 
     def note(self, text: str) -> None:
-        """Say something now, above the bar."""
-        self._say(text, "yellow")
+        """Print a note above the bar."""
+        self._print(text, "yellow")
 
-    def _say(self, text: str, style: str) -> None:
+    def _print(self, text: str, style: str) -> None:
         with prompts.between_questions():
             self._progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _words(self) -> str:
+    def _counts_text(self) -> str:
         return ", ".join(f"{count} {outcome}" for outcome, count in sorted(self._counts.items()))
 
     def __enter__(self) -> SuiteScreen:

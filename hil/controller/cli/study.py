@@ -1,4 +1,4 @@
-"""`hil study`: training steps through several compilers."""
+"""`hil study`: take training steps through several compilers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def study() -> None:
 def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """Take the experiments of a STUDY through compilers onto a board, and compare every training step.
 
-    A row for each experiment and compiler: the stage that failed and its message, or how near the values came.
+    A row for each experiment and compiler has the stage that failed and its message, or how close the values are.
     """
     import sys
 

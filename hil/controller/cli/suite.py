@@ -23,7 +23,7 @@ from hil.controller.cli.options import (
     wait_option,
 )
 
-# What decides which cases a suite has: fields of hil.controller.workloads.suites.request.Request.
+# Options that select a suite's cases: fields of hil.controller.workloads.suites.request.Request.
 case_options = options(
     click.option(
         "--filter",
@@ -57,7 +57,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 @click.group(epilog="Example: hil suite run models --flow iree")
 def suite() -> None:
-    """Run suites of models and their layers, know what is expected to fail, and compare runs."""
+    """Run suites of models and their layers, keep expected failures, and compare runs."""
 
 
 @suite.command(epilog="Example: hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv")
@@ -173,10 +173,10 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     "--file", "path", type=click.Path(path_type=Path), metavar="FILE", help="The file (default: the suite's own)."
 )
 def expect(folder: Path, update: bool, path: Path | None) -> None:
-    """Bring the list of expected failures in line with what a RUN came to.
+    """Update the list of expected failures from a RUN.
 
-    Reasons and issues that are written down stay; what passes now goes; cases, flows and boards that the RUN did not
-    include are left alone.
+    Reasons and issues of entries stay; cases that pass now are removed; cases, flows and boards that the RUN did not
+    include stay as they are.
     """
     from hil.controller.workloads.suites.job import expect_from
 
@@ -190,9 +190,9 @@ def expect(folder: Path, update: bool, path: Path | None) -> None:
 @click.option("--markdown", is_flag=True, help="As Markdown, for a CI job's summary.")
 @json_option
 def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
-    """What broke, what was mended, and what changed by how much from RUN1 to RUN2.
+    """Compare RUN1 with RUN2: what broke, what was fixed, and what changed by how much.
 
-    Ends with 1 where something broke, or a case that is new fails.
+    Exits with 1 if a case broke, or a new case fails.
     """
     from hil.controller.cli.screen import print_json
     from hil.controller.storage.console import Console

@@ -15,15 +15,12 @@ from hil.controller.devices.agentless.signature import Signature, check_inputs, 
 from hil.controller.devices.answers import expected_bytes
 from hil.controller.devices.board_resolver import BoardChoice, with_target
 from hil.controller.devices.client import BoardClient, Loaded
-from hil.controller.devices.clocks import BoardClock
-from hil.controller.devices.counters import CounterWatch
-from hil.controller.devices.health.conditions import changed
+from hil.controller.devices.health import changed
 from hil.controller.devices.iree_tool import iree_tool
 from hil.controller.devices.links.factory import open_link
 from hil.controller.devices.links.link import Link, Say
-from hil.controller.devices.profile_pass import ProfilePass
-from hil.controller.devices.provenance import placed, provenance_of
-from hil.controller.devices.streams import Invocation
+from hil.controller.devices.measurement import BoardClock, CounterWatch, placed, provenance_of
+from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.controller.storage.cache import Cache
 from hil.core import clock
 from hil.core.artifacts import Artifact

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.health.conditions import changed
-from hil.controller.devices.health.power import answering, recover
+from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Say
+from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
@@ -52,7 +52,7 @@ def open_board(
         )
 
     def connect_anyhow() -> Board:
-        from hil.controller.devices.deploy.trouble import COMMAND_HINT, NoAgentHere
+        from hil.controller.devices.deploy.errors import COMMAND_HINT, NoAgentHere
 
         try:
             return connect()

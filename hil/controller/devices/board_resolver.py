@@ -11,6 +11,7 @@ from typing import Any
 from hil.controller.devices.links.factory import is_address
 from hil.controller.devices.links.provider import is_lent
 from hil.core.boards import BoardConfig, load_board
+from hil.core.runtimes import RUNTIMES, resolve
 from hil.errors import UsageError
 
 DEFAULT_HW_TYPE = "sim"
@@ -18,8 +19,6 @@ DEFAULT_HW_TYPE = "sim"
 BOARD_VARIABLE = "HIL_BOARD"
 # A board of which nothing but the address is known.
 GENERIC = "generic"
-# Runtime -> the compiler whose flags name the machine that it compiles for.
-_TARGETED = {"iree": "iree", "xla-aot": "tfcompile"}
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,12 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
     """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
     if is_lent(config.connection.address):
         return False
-    compiler = _TARGETED.get(runtime or config.runtime)
-    # A simulator's CPU is this machine's, which tfcompile takes by itself.
-    here = compiler == "tfcompile" and config.is_simulator
-    return compiler is None or here or bool(config.compile_flags.get(compiler))
+    info = RUNTIMES.get(runtime or config.runtime)
+    if info is None or not info.target:
+        return True
+    # A simulator's CPU is this machine's.
+    here = info.targets_host and config.is_simulator
+    return here or bool(config.compile_flags.get(info.compiler))
 
 
 def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
@@ -146,13 +147,7 @@ def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -
     """
     if knows_target(config, runtime):
         return config, ""
-    if (runtime or config.runtime) == "xla-aot":
-        from hil.controller.backends.compilers.tfcompile_target import flags_for
-
-        flags = flags_for(machine)
-        told = " ".join(flag.partition("=")[2] for flag in flags)
-        return replace(config, compile_flags={**config.compile_flags, "tfcompile": flags}), told
-    from hil.controller.backends.targets import iree_flags
-
-    target = iree_flags(machine)
-    return replace(config, compile_flags={**config.compile_flags, "iree": target.flags}), target.description
+    info = RUNTIMES[runtime or config.runtime]
+    target = resolve(info.target)(machine)
+    flags = {**config.compile_flags, info.compiler: target.flags}
+    return replace(config, compile_flags=flags), target.description

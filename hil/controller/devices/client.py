@@ -21,8 +21,7 @@ from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.connection import AgentConnection, Target
 from hil.controller.devices.guard import Guard
-from hil.controller.devices.profile_pass import ProfilePass
-from hil.controller.devices.streams import STALL_S, Invocation, InvokeStream
+from hil.controller.devices.streams import STALL_S, Invocation, InvokeStream, ProfilePass
 from hil.core import clock, digest, tensors
 from hil.core.artifacts import Artifact
 from hil.core.ordered_executor import StreamHasher

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hil.controller.backends.runtime_registry import runtime_for
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.pipeline.flagfiles import parse_flagfile, read_flagfile
 from hil.controller.pipeline.options import Job
@@ -22,6 +21,7 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
+from hil.core.runtimes import runtime_for
 from hil.core.text import jsonable
 from hil.errors import UsageError
 

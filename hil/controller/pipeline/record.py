@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from hil.compare.stats import STATISTICS
+from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import Run
 from hil.controller.storage.screen_text import say, together
 from hil.core.placement import placement_text
-from hil.core.results import NEVER_IN, Outcome, RunResult, Verdict, exit_code_of
+from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of
 from hil.core.tensors import TensorSpec, type_text
 from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 _SAMPLES_KEPT = 10_000
 _DETAIL_SHOWN = 12
 _REASONS_SHOWN = 20
-_COLUMNS = ["output", "shape", "mismatches", "max abs", "max rel", "ULP", "cosine", "SQNR dB"]
+_SHOWN = [one for one in STATISTICS if one.column]
+_COLUMNS = ["output", "shape", "mismatches", *(one.heading for one in _SHOWN)]
 _NAME_LEAST = 10
 
 
@@ -122,7 +125,7 @@ def cached_stages(case: Case) -> list[str]:
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict with all its statistics."""
-    outputs = [{**asdict(output), "mismatch_share": output.mismatch_share} for output in verdict.outputs]
+    outputs = [{**output.record(), "mismatch_share": output.mismatch_share} for output in verdict.outputs]
     return {
         "outcome": verdict.outcome.value,
         "against": verdict.against,
@@ -196,9 +199,9 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     room, gap = _room(console, rows, 2), 2
     if room < min(_NAME_LEAST, max(len(row[0]) for row in rows)):
         gap = 1
-        for column in ("cosine", "max rel"):
+        for statistic in reversed([one for one in _SHOWN if one.column == "wide"]):
             if _room(console, rows, gap) < _NAME_LEAST:
-                place = rows[0].index(column)
+                place = rows[0].index(statistic.heading)
                 rows = [[*row[:place], *row[place + 1 :]] for row in rows]
         room = max(_room(console, rows, gap), _NAME_LEAST)
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
@@ -232,7 +235,7 @@ def _row(output: dict[str, Any]) -> list[str]:
         output["name"],
         type_text(output["dtype"], output["shape"]),
         "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
-        *(_number(output[key]) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")),
+        *(_number(output.get(one.key)) for one in _SHOWN),
     ]
 
 

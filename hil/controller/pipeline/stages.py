@@ -16,11 +16,10 @@ from typing import Any
 from hil import errors
 from hil.bundles.cases import check_loaded
 from hil.compare.tolerance import check_tolerance
-from hil.compare.verdict import compare, depends_on_noise, judge, too_far
+from hil.compare.verdict import Verdict, compare, depends_on_noise, judge, too_far
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import expected_result, refer_each, refer_with_fallback
 from hil.controller.backends.references.noise import largest_noise, measure_noise
-from hil.controller.backends.runtime_registry import compiler_for, runtime_for
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.models.importers import import_model
@@ -33,7 +32,8 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.storage.runs import storing
 from hil.core import clock
 from hil.core.boards import BoardConfig
-from hil.core.results import Outcome, RunResult, Stage, Verdict
+from hil.core.results import Outcome, RunResult, Stage
+from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as
 
 # What the reference of the plain model is called among those that could not answer.

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.health.check import FAIL, PASS, SKIP, WARN, Check
-from hil.controller.devices.health.conditions import firmware_bits
-from hil.controller.devices.health.connectivity_checks import way_to
+from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, firmware_bits, way_to
 from hil.core.boards import Power
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
@@ -223,17 +221,17 @@ def runtime_words(runtime: Mapping[str, Any]) -> str:
 def _program(session: BoardSession, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.backends.compilers import compilers
-    from hil.controller.backends.runtime_registry import RUNTIMES
     from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options
     from hil.controller.pipeline.runner import Runner
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
     from hil.core.results import Outcome
+    from hil.core.runtimes import RUNTIMES
 
     wanted = runtime or session.board.config.runtime
-    # What hil's other runtimes take is made of no ONNX model; a vendor's compiler may take one.
-    if wanted not in ("iree", "onnxruntime") and (wanted in RUNTIMES or wanted not in compilers()):
+    # A vendor's compiler may take an ONNX model.
+    if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in compilers()):
         found = f"hil has no program to try on {wanted}"
         return Check("program", SKIP, found, "hil run a program or a model of your own")
     with temporary_folder("hil-") as folder, Isolated() as isolated:

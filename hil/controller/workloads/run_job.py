@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.runtime_registry import common_runtime
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.importers import import_model
@@ -85,7 +84,7 @@ def _run(
     # The import may still find that the command line was wrong: nothing is stored before that is known.
     todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
     cases = [Runner(shop).begin(path, options, Path(), name=name) for name, path in todo]
-    runtime = common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
+    runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
     created = run is None
     stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
     cases = [replace(case, folder=stored.case_folder(case.name)) for case in cases]
@@ -182,3 +181,20 @@ def _unique_names(models: tuple[Path, ...]) -> list[str]:
             name = f"{stem}-{number}"
         names.append(name)
     return names
+
+
+def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
+    """Return the one runtime that a connection is opened for; "" is the board's own.
+
+    Args:
+        runtimes: of the cases.
+        wanted: what the user said, which is the answer where there are no cases.
+
+    Raises:
+        UsageError: the cases need several.
+    """
+    needed = sorted(set(runtimes))
+    if len(needed) > 1:
+        names = " and ".join(name or "the board's own" for name in needed)
+        raise UsageError(f"these models need several runtimes: {names}", hint="run them apart, each with its runtime")
+    return needed[0] if needed else wanted

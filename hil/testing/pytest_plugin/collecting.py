@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hil.core.results import RunResult, Verdict
+from hil.compare.verdict import Verdict
+from hil.core.results import RunResult
 from hil.core.text import visible
 from hil.errors import HilError
 from hil.testing.pytest_plugin.session import BENCH, Bench, HilCase, ModelFolder

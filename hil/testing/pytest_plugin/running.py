@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hil import errors
-from hil.compare.verdict import compare
+from hil.compare.verdict import Verdict, compare
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
@@ -25,7 +25,7 @@ from hil.controller.workloads.suites.request import begin_case
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.artifacts import Artifact, Model
-from hil.core.results import Outcome, RunResult, Stage, Verdict
+from hil.core.results import Outcome, RunResult, Stage
 from hil.core.tensors import Array
 from hil.core.text import visible
 from hil.testing.pytest_plugin import failure_text

@@ -39,7 +39,7 @@ class Backend:
         name: as it was asked for, such as ``board:rpi5``.
         id: its folder's name: the name, numbered where it was asked for several times; of the reference with ``_ref``.
         runtime: ``tf``, ``iree`` or ``tflite``; of a reference of hil's its name.
-        choice: the board that it runs on; None where it is no board.
+        choice: the board that it runs on; None if it is no board.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Backend:
 
 
 def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
-    """A backend by its name.
+    """Return a backend by its name.
 
     ``tf`` is TensorFlow in this process; ``iree_llvmcpu``, ``iree_vmvx``, ``iree_cuda``, ``iree_vulkan`` and
     ``tflite`` run on this machine, behind a simulated board; ``board:NAME`` is any board that ``hil --board`` takes,
@@ -113,7 +113,7 @@ def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, .
 
 
 def parse_reference(name: str, references: Sequence[str] = ()) -> Backend:
-    """The backend that the others are compared with.
+    """Return the backend that the others are compared with.
 
     Raises:
         UsageError: as :func:`parse_backend`.
@@ -122,7 +122,7 @@ def parse_reference(name: str, references: Sequence[str] = ()) -> Backend:
 
 
 def folder_name(name: str) -> str:
-    """A backend's name as a folder is called."""
+    """Return a backend's name as a folder is called."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
 
 

@@ -6,23 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.compare.verdict import compare, compare_output
+from hil.compare.stats import STATISTICS
+from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output
 from hil.controller.models.tensorflow.structure import leaves
 from hil.controller.models.tensorflow.variables import new_value
-from hil.core.results import Outcome, OutputComparison, RunResult, Verdict
+from hil.core.results import Outcome, RunResult
 from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance
 from hil.testing.traces.trace import ModuleCall, Trace, arrays_in
-
-_STATISTICS = {
-    "max_abs": "max abs",
-    "max_rel": "max rel",
-    "max_ulp": "ULP",
-    "mean_abs": "mean abs",
-    "rmse": "RMSE",
-    "cosine": "cosine",
-    "sqnr_db": "SQNR dB",
-}
 
 
 @dataclass(frozen=True)
@@ -32,8 +23,8 @@ class CallComparison:
     Attributes:
         number: of the call, from 0.
         method: its name.
-        reason: what is wrong with the call as such (another method, other outputs); "" where nothing is.
-        verdict: of its tensors and of the variables that it assigned; None where there are none to compare.
+        reason: what is wrong with the call as such (another method, other outputs); "" if nothing is.
+        verdict: of its tensors and of the variables that it assigned; None if there are none to compare.
     """
 
     number: int
@@ -67,9 +58,8 @@ class CallComparison:
                 continue
             kind = type_text(output.dtype, output.shape)
             lines.append(f"  output {output.name} ({kind}): {output.reason or 'agrees'}")
-            numbers = [
-                f"{text} {getattr(output, name):.4g}" for name, text in _STATISTICS.items() if _has(output, name)
-            ]
+            found = {one.heading: getattr(output, one.key) for one in STATISTICS}
+            numbers = [f"{heading} {value:.4g}" for heading, value in found.items() if value is not None]
             if numbers:
                 lines.append(f"    {', '.join(numbers)}")
         return lines
@@ -102,7 +92,7 @@ def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
 
 
 def judged(comparisons: Sequence[CallComparison]) -> tuple[Outcome, str]:
-    """What a trace comes to, and why in a line: FAIL where a call is wrong, BLIND where the others cannot be judged."""
+    """Return a trace's outcome and the reason: FAIL if a call is wrong, BLIND if the others cannot be judged."""
     wrong = [one for one in comparisons if one.outcome is Outcome.FAIL]
     wrong = wrong or [one for one in comparisons if one.outcome is Outcome.BLIND]
     if not wrong:
@@ -134,7 +124,7 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
 
 
 def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, backend: str) -> Verdict:
-    """All within the tolerances of the call, but for variables that those cannot judge: they have their dtype's own."""
+    """Compare within the tolerances of the call; variables that those cannot judge have their dtype's own."""
     groups: dict[tuple[float | None, float | None], list[str]] = {}
     for name in wanted:
         is_variable = name.startswith(new_value(""))
@@ -148,7 +138,7 @@ def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, 
 
 
 def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
-    """What of the call's tolerances, made for what it returns, could find a variable wrong."""
+    """Return what of the call's tolerances, made for what it returns, could find a variable wrong."""
     for rtol, atol in ((call.rtol, call.atol), (call.rtol, None)):
         try:
             compare_output("", variable, variable, rtol=rtol, atol=atol)
@@ -166,7 +156,7 @@ def _unreadable(name: str, trace: Trace, other: Trace) -> str:
 
 
 def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> str:
-    """Whether a wrong answer may come of other inputs: of chance in the test, or of an earlier call's wrong answer."""
+    """Tell whether other inputs may be the cause of a wrong answer: chance in the test, or an earlier wrong answer."""
     wanted, got = arrays_in(reference.inputs), arrays_in(target.inputs)
     if wanted and wanted.keys() == got.keys() and not compare(RunResult("", got), RunResult(trace.backend, wanted)):
         return f"it was given other inputs than {trace.backend}"
@@ -174,13 +164,9 @@ def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> st
 
 
 def _shape(value: Any) -> list[Any]:
-    """What of a structure is no tensor: the paths, and the values that Python itself has."""
+    """Return what of a structure is no tensor: the paths, and the values that Python itself has."""
     return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
 
 
 def _told(outputs: Any) -> str:
     return ", ".join(path for path, _ in leaves(outputs)) or "nothing"
-
-
-def _has(output: OutputComparison, name: str) -> bool:
-    return getattr(output, name) is not None

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.references import refer, references
-from hil.controller.backends.runtime_registry import TAKES
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
 from hil.core.artifacts import Artifact, Model
+from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import dtype_name
 from hil.errors import UsageError
@@ -36,7 +36,7 @@ class ModelFile:
 
 
 def model_files(module_class: Any) -> dict[str, ModelFile]:
-    """The methods of a class that are models in files."""
+    """Return the methods of a class that are models in files."""
     return (
         {name: value for name, value in vars(module_class).items() if isinstance(value, ModelFile)}
         if inspect.isclass(module_class)
@@ -86,7 +86,7 @@ class FileSubject:
         return "; ".join(f"{name}: {note}" for name, note in notes.items() if note)
 
     def model(self, method: str, shop: Workshop) -> Model:
-        """A method's model.
+        """Return a method's model.
 
         Raises:
             UsageError: there is no such file or function.
@@ -100,7 +100,7 @@ class FileSubject:
         return self._models[method]
 
     def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
-        """A reference of hil's, or programs on a board."""
+        """Return a reference of hil's, or programs on a board."""
         if backend.choice is None:
             if backend.runtime not in self.references:
                 raise UsageError(
@@ -172,7 +172,7 @@ class _OnBoard(_Models):
     def call(self, method: str, inputs: Inputs) -> Called:
         model = self._subject.model(method, self._shop)
         if method not in self._artifacts:
-            suffix = TAKES.get(self._target.backend.runtime, "bin")
+            suffix = RUNTIMES[self._target.backend.runtime].loads
             alone = len(self._subject.methods) == 1 and suffix == "vmfb"
             place = self._target.folder / ("compiled.vmfb" if alone else f"{method}/{method}.{suffix}")
             self._artifacts[method] = self._target.compile(model, place), place
@@ -190,7 +190,7 @@ class _OnBoard(_Models):
 
 
 def _returned(names: Sequence[str], outputs: Sequence[Any]) -> Any:
-    """A model's outputs: the only one, or several by name."""
+    """Return a model's outputs: the only one, or several by name."""
     if len(outputs) == 1:
         return outputs[0]
     return dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else tuple(outputs)

@@ -41,7 +41,7 @@ class TraceOptions:
 
 
 def backends_text(text: str) -> str:
-    """A list of backends, looked at as it is typed.
+    """Return a list of backends, looked at as it is typed.
 
     Raises:
         ValueError: it names one that there is not; says which.

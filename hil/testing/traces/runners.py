@@ -62,7 +62,7 @@ class Called:
     Attributes:
         outputs: as the method returns them.
         source: who computed, with version.
-        program: what ran; None where it was no program of IREE's.
+        program: what ran; None if it was no program of IREE's.
         state, assigned: as :class:`hil.testing.traces.trace.ModuleCall` has them.
     """
 
@@ -80,7 +80,7 @@ class Runner(Protocol):
         """A new trace: the module is as it is when it was just made. Random numbers are seeded already."""
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
-        """A call's arguments as they are recorded: structures of arrays.
+        """Return a call's arguments as they are recorded: structures of arrays.
 
         Raises:
             UsageError: the method takes no such arguments.
@@ -119,7 +119,7 @@ class Subject(Protocol):
         """What comparing its calls says nothing about, for people; known once they were made."""
 
     def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
-        """What runs it on a backend.
+        """Return what runs it on a backend.
 
         Args:
             backend: which.
@@ -141,7 +141,7 @@ def recorded(method: str, args: Sequence[Any]) -> Inputs:
 
 
 def same_bits(dtype: str, array: Array) -> Array:
-    """An array as a program or its model has it: what the one calls int8 may be a uint8 of the other's.
+    """Return an array as a program or its model has it: what the one calls int8 may be a uint8 of the other's.
 
     Args:
         dtype: what it should be; "" says nothing.

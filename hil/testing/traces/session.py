@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ class ModuleTraces:
         return traced
 
     def _is_shared(self, backend: Backend) -> bool:
-        """Whether another backend runs on the same board; of simulators each has its own."""
+        """Return whether another backend runs on the same board; of simulators each has its own."""
         everyone = (self.reference, *self.targets)
         return backend.is_real and sum(other.is_real and other.board == backend.board for other in everyone) > 1
 
@@ -210,7 +210,7 @@ class ModuleTraces:
             hint=error.hint if error is not None else "",
             detail=error.detail if error is not None else "",
             notes={"text": self._subject.unseen} if self._subject.unseen else {},
-            outputs=tuple(jsonable(asdict(output)) for one in comparisons for output in one.outputs),
+            outputs=tuple(jsonable(output.record()) for one in comparisons for output in one.outputs),
             against=wanted.trace.ran_by,
         )
 
@@ -250,7 +250,7 @@ def compare_backends(
 
 
 def told(results: Sequence[TargetResult], reference: str) -> str:
-    """What several results come to, for people; the targets that passed in a word."""
+    """Return what several results come to, for people; the targets that passed in a word."""
     first = results[0].record
     bad = sum(result.outcome.exit_code != 0 for result in results)
     return "\n".join(
@@ -295,7 +295,7 @@ def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) ->
 
 
 def _expected(program: Program, call: ModuleCall, reference: ModuleCall | None) -> Sequence[Array]:
-    """A program's outputs as the reference has them: a call's own, then new values of variables."""
+    """Return a program's outputs as the reference has them: a call's own, then new values of variables."""
     if reference is None or reference.method != call.method:
         return ()
     wanted = arrays_in(reference.outputs)
@@ -306,7 +306,7 @@ def _expected(program: Program, call: ModuleCall, reference: ModuleCall | None) 
 
 
 def _flags(program: Program, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
-    """A call's flags; its tensors lie in a folder that all calls share: most variables stay what they are."""
+    """Return a call's flags; its tensors lie in a folder that all calls share: most variables stay what they are."""
     with storing(folder):
         folder.mkdir(exist_ok=True)
         return FlagFile(
@@ -331,7 +331,7 @@ def _tensor(array: Array, folder: Path) -> str:
 
 
 def subject_of(module_class: Callable[[], Any], exported_names: Sequence[str] | None = None) -> Subject:
-    """The module class as something that can be traced.
+    """Return the module class as something that can be traced.
 
     Raises:
         UsageError: TensorFlow is not installed, or no method is exported.

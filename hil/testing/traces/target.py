@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree import recipe_of
-from hil.controller.backends.runtime_registry import compiler_for
 from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.models.iree_compiler import native_compiler
@@ -20,6 +19,7 @@ from hil.controller.storage.runs import storing, write_file
 from hil.core.artifacts import Artifact, Model
 from hil.core.placement import placement_text
 from hil.core.results import Stage
+from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError
 from hil.testing.traces.backends import Backend

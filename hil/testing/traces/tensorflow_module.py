@@ -64,7 +64,7 @@ class TfSubject:
         return self._methods
 
     def make(self) -> Any:
-        """A new module.
+        """Return a new module.
 
         Raises:
             UsageError: it has no such methods.
@@ -199,14 +199,14 @@ class _OnBoard(_Made):
 
 
 def exported(module: Any) -> tuple[str, ...]:
-    """The public tf.functions of a module, in the order in which its classes and itself name them."""
+    """Return the public tf.functions of a module, in the order in which its classes and itself name them."""
     places = [vars(kind) for kind in reversed(type(module).__mro__)] + [getattr(module, "__dict__", {})]
     names = (name for place in places for name, value in place.items() if hasattr(value, "get_concrete_function"))
     return tuple(dict.fromkeys(name for name in names if not name.startswith("_")))
 
 
 def _cast(spec: Any, value: Any) -> Any:
-    """A structure of values as tensors of the dtypes that a signature has in the same places."""
+    """Return a structure of values as tensors of the dtypes that a signature has in the same places."""
     import tensorflow as tf
 
     if isinstance(spec, Mapping):
@@ -264,11 +264,12 @@ class Variables:
                 self._found[_unique(_own_name(variable), self._found)] = variable
 
     def name(self, variable: Any) -> str:
-        """What a variable that was found is called."""
+        """Return what a variable that was found is called."""
         return next(name for name, known in self._found.items() if known is variable)
 
     def read(self) -> tuple[Mapping[str, Array], tuple[str, ...]]:
-        """What every variable holds now, and the names of those that hold something else than when this was last read.
+        """Return what every variable holds now, and the names of those that hold something else than when this was
+        last read.
 
         The same array is given again where nothing changed.
         """
@@ -298,7 +299,7 @@ def _unique(name: str, taken: Iterable[str]) -> str:
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether two arrays have the same bits: a NaN is itself."""
+    """Return whether two arrays have the same bits: a NaN is itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype.kind == "O":

@@ -71,12 +71,12 @@ class Programs:
         self._tflite: dict[str, TfLiteProgram | HilError] = {}
 
     def key(self, method: str, inputs: Inputs) -> str:
-        """What a program is made for: the method, dtypes and shapes of tensors, and the values of all else."""
+        """Return what a program is made for: the method, dtypes and shapes of tensors, and the values of all else."""
         told = [f"{path}: {_kind(leaf)}" for path, leaf in leaves(inputs)]
         return f"{method}({'; '.join(told)})"
 
     def of(self, method: str, inputs: Inputs, live: Live, module: Any, methods: Sequence[str]) -> MethodProgram:
-        """The program that a call needs.
+        """Return the program that a call needs.
 
         Args:
             method: which method.
@@ -104,7 +104,7 @@ class Programs:
         return program
 
     def compiled(self, program: MethodProgram, target: Target) -> tuple[Artifact, Path]:
-        """A program compiled for a board, and where it lies among the artifacts.
+        """Return a program compiled for a board, and where it lies among the artifacts.
 
         Raises:
             StageError, BoardError: it cannot be compiled.
@@ -117,7 +117,7 @@ class Programs:
         return _raised(self._artifacts[program.place])
 
     def tflite(self, method: str, inputs: Inputs, module: Any, target: Target) -> TfLiteProgram:
-        """The TFLite program that a call needs.
+        """Return the TFLite program that a call needs.
 
         Raises:
             CompileFailed: the converter refuses the method, or it assigns variables.
@@ -181,7 +181,7 @@ class Programs:
 
 
 def _signature(function: Any) -> tuple[Any, ...] | None:
-    """A function's own signature, where it leaves nothing open."""
+    """Return a function's own signature, where it leaves nothing open."""
     import tensorflow as tf
 
     signature = getattr(function, "input_signature", None)
@@ -195,7 +195,7 @@ def _kind(leaf: Any) -> str:
 
 
 def _kept(make: Callable[[], T]) -> T | HilError:
-    """What a function returns, or the error that it ends in: what failed once is told again, and not tried again."""
+    """Return a function's result or raise its error; what failed once is not tried again."""
     try:
         return make()
     except StageError as error:
@@ -209,7 +209,7 @@ def _raised(kept: T | HilError) -> T:
 
 
 def _outline(function: LoweredFunction) -> tuple[Any, ...]:
-    """What two makings of a module must have in common; Keras numbers its variables' names over all of them."""
+    """Return what two makings of a module must have in common; Keras numbers its variables' names over all of them."""
     state = [(one.spec.dtype, one.spec.shape, one.constant, one.result) for one in function.state]
     return function.inputs, function.outputs, state
 
@@ -291,7 +291,7 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
 
 
 def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
-    """A method as MLIR in TensorFlow's dialect, for people and its own tools.
+    """Return a method as MLIR in TensorFlow's dialect, for people and its own tools.
 
     Args:
         function: the method.

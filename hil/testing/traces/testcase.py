@@ -97,7 +97,7 @@ class TracedModuleTestCase(unittest.TestCase):
         self.skipTest(f"XFAIL: {text}")
 
     def _opened(self) -> ModuleTraces:
-        """The class's module on its backends, from the first test on."""
+        """Return the class's module on its backends, from the first test on."""
         case = type(self)
         if "_traces" not in vars(case) or case._traces is None:
             if case.module_class is None:
@@ -113,7 +113,7 @@ class TracedModuleTestCase(unittest.TestCase):
         return case._traces
 
     def _options(self) -> TraceOptions:
-        """What was typed, then what the class itself says."""
+        """Return what was typed, then what the class itself says."""
         typed = _typed
         if self._config is not None:
             given = (self._config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS)

@@ -28,12 +28,12 @@ _SHOWN = 16
 
 
 def arrays_in(structure: Structure) -> dict[str, Array]:
-    """The tensors of a structure by their path: of ``({"a": [x]},)`` it is ``0.a.0``; dicts go by sorted keys."""
+    """Return the tensors of a structure by path: ``({"a": [x]},)`` has ``0.a.0``; dicts go by sorted keys."""
     return {path: leaf for path, leaf in leaves(structure) if isinstance(leaf, np.ndarray)}
 
 
 def as_numpy(what: str, value: Any) -> Structure:
-    """A structure of frameworks' tensors as one of arrays; tuples of any kind become plain ones.
+    """Return a structure of frameworks' tensors as one of arrays; tuples of any kind become plain ones.
 
     Args:
         what: how messages call it.
@@ -104,7 +104,7 @@ def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
 
 
 def load_structure(said: Any, folder: Path) -> Structure:
-    """The structure that :func:`save_structure` wrote.
+    """Return the structure that :func:`save_structure` wrote.
 
     Raises:
         UsageError: it is none, or a file is missing or no tensor of the kind that it should be.
@@ -126,7 +126,7 @@ def load_structure(said: Any, folder: Path) -> Structure:
 
 
 def name_of(pair: Any, folder: Path) -> str | int:
-    """The name of a pair of a name and what it stands for.
+    """Return the name of a pair of a name and what it stands for.
 
     Raises:
         UsageError: it is no such pair.
@@ -245,7 +245,7 @@ class Trace:
         source: the trace function's own text.
         ran_by: who computed, with versions.
         calls: in order.
-        error: what ended the trace early; "" where nothing did.
+        error: what ended the trace early; "" if nothing did.
     """
 
     module_name: str
@@ -315,7 +315,7 @@ class Trace:
 
 
 def call_name(number: int) -> str:
-    """The folder of a call in its trace's."""
+    """Return the folder of a call in its trace's."""
     return f"call_{number}"
 
 

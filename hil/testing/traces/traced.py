@@ -35,7 +35,7 @@ class TracedModule:
         runner: runs the methods.
         methods: their names.
         trace: what calls are added to.
-        programs: what the program of each call is added to, None where a call had none.
+        programs: what the program of each call is added to, None if a call had none.
     """
 
     def __init__(self, runner: Runner, methods: tuple[str, ...], trace: Trace, programs: list[Program | None]) -> None:
@@ -128,7 +128,7 @@ def run_trace(
 
 
 def trace_name(function: TraceFunction) -> str:
-    """What a trace is called: its function's name.
+    """Return what a trace is called: its function's name.
 
     Raises:
         UsageError: it has none.

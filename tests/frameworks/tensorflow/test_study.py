@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import referencing
 from support.tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
+from support.waiting import eventually
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("ziglang")
@@ -172,9 +173,7 @@ def test_ctrl_c_keeps_what_there_is(study, environment, tmp_path):
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "hil-study" / "random").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    eventually((tmp_path / "hil-study" / "random").exists, process=process)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

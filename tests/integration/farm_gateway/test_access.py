@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.gateways import BareBoard, Running, rows, running_gateway, simple_order, token_of, until
+from support.gateways import BareBoard, Running, rows, running_gateway, simple_order, token_of
+from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.messages import JobResult, Role
@@ -198,7 +199,7 @@ def test_revoked_and_expired_tokens_end_calls_and_streams(
         admin.do("revoke", id=row["id"])
         with pytest.raises(AccessRefused):
             lab.ask("boards")
-        until(lambda: attending.error)
+        eventually(lambda: attending.error)
         assert isinstance(attending.error, grpc.Call) and attending.error.code() is grpc.StatusCode.UNAUTHENTICATED
         attending.cut()
     short = admin.do("token", user="guest", role="viewer", expires_s=3600)
@@ -296,7 +297,7 @@ def test_one_user_cannot_take_all_the_room_of_a_gateway(
     assert anna.ask("boards") and anna.submit(simple_order())
     for one in followed:
         one.cancel()
-    until(lambda: not _refused(lambda: eve.ask("boards")))
+    eventually(lambda: not _refused(lambda: eve.ask("boards")))
 
 
 def _refused(call: Any) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.gateways import BareBoard, running_gateway, simple_order, token_of, until
+from support.gateways import BareBoard, running_gateway, simple_order, token_of
+from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
@@ -47,7 +48,7 @@ def test_grant_that_got_lost_is_sent_again(client: Client, board: BareBoard, mon
         lost: list[Grant] = []
         patch.setattr(AttachedWorker, "grant", lambda self, grant: lost.append(grant))
         farm.submit(simple_order())
-        until(lambda: lost)
+        eventually(lambda: lost)
     assert board.grant() == lost[0]
     board.report(lost[0])
 
@@ -61,7 +62,7 @@ def test_silent_workers_job_goes_to_another_board(farm_db: str, tmp_path: Path) 
         one, two = BareBoard(farm, "one").online(), BareBoard(farm, "two").online()
         try:
             _, [job] = farm.submit(simple_order(selector="name=one or name=two"))
-            until(lambda: not (one.grants.empty() and two.grants.empty()))
+            eventually(lambda: not (one.grants.empty() and two.grants.empty()))
             first, second = (one, two) if two.grants.empty() else (two, one)
             lost = first.grant()
             first.cut()
@@ -77,9 +78,9 @@ def test_silent_workers_job_goes_to_another_board(farm_db: str, tmp_path: Path) 
 def test_host_that_stands_by_takes_over_at_once_when_the_other_leaves(client: Client, board: BareBoard) -> None:
     spare = BareBoard(client("lab", Role.HOST), "rpi", worker="spare", host="elsewhere")
     try:
-        assert not until(lambda: spare.told("standing"))[0].owner
+        assert not eventually(lambda: spare.told("standing"))[0].owner
         board.leave()
-        until(lambda: spare.told("standing")[-1].owner)
+        eventually(lambda: spare.told("standing")[-1].owner)
         client().submit(simple_order())
         assert spare.grant().board == "rpi"
     finally:
@@ -104,7 +105,7 @@ def test_gateway_that_stops_sends_everybody_elsewhere(farm_db: str, tmp_path: Pa
         followed = farm.stub.Follow(pb.FollowRequest(jobs=[job]), metadata=farm.metadata)
         next(followed)
         running.stop()
-        until(lambda: board.error)
+        eventually(lambda: board.error)
         assert isinstance(board.error, grpc.Call) and board.error.code() is grpc.StatusCode.UNAVAILABLE
         with pytest.raises(grpc.RpcError) as gone:
             list(followed)
@@ -122,7 +123,7 @@ def test_a_board_that_is_gone_for_good_is_forgotten_by_gc_and_nothing_waits_for_
     farm = client()
     board = BareBoard(client("lab", Role.HOST), "rpi").online()
     board.leave()
-    until(lambda: farm.ask("boards")[0]["state"] == "offline")
+    eventually(lambda: farm.ask("boards")[0]["state"] == "offline")
     _, [job] = farm.submit(simple_order(board="rpi"))
     farm.do("gc", days=0, dry_run=True)
     assert [one["name"] for one in farm.ask("boards")] == ["rpi"]

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from support.gateways import WAIT_S, BareBoard, rows, simple_order, until
+from support.gateways import WAIT_S, BareBoard, rows, simple_order
+from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway import attached_workers
@@ -74,7 +75,7 @@ def test_cancelled_job_ends_its_lease(client: Client, board: BareBoard) -> None:
     _, [job] = farm.submit(simple_order())
     grant = board.grant()
     assert farm.do("cancel", name=job) == {"cancelled": [job]}
-    ended, *_ = until(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
+    ended, *_ = eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
     assert "anna" in ended.reason
     assert farm.ask("result", name=job)[0]["exit_code"] == 130
 
@@ -97,7 +98,7 @@ def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board
         for line in range(20):
             board.print(grant, f"{grant.job} line {line}\n")
         # A report goes another way than the lines, and may come first.
-        until(lambda job=grant.job: printed(farm, job).count("line") == 20)
+        eventually(lambda job=grant.job: printed(farm, job).count("line") == 20)
         board.report(grant)
     replies = list(iter(lambda: told.get(timeout=WAIT_S), None))
     follower.join()
@@ -123,12 +124,12 @@ def test_board_is_given_a_job_once_though_the_queue_brings_it_too(
     client().submit(simple_order())
     grant = board.grant()
     taken = "select 1 from procrastinate_jobs where status = 'doing' and (args ->> 'lease')::bigint = %s"
-    until(lambda: rows(farm_db, taken, grant.lease))
+    eventually(lambda: rows(farm_db, taken, grant.lease))
     told = len(board.told("grant"))
     board.hello()
-    until(lambda: len(board.told("standing")) > 1)
+    eventually(lambda: len(board.told("standing")) > 1)
     beats = len(board.told("beat"))
-    until(lambda: len(board.told("beat")) > beats + 1)
+    eventually(lambda: len(board.told("beat")) > beats + 1)
     assert len(board.told("grant")) == told
 
 
@@ -154,11 +155,11 @@ def test_worker_prints_only_to_jobs_of_its_own(client: Client, board: BareBoard)
         other.hello()
         other.say(beat=pb.BoardBeat(leases=[grant.lease]))
         other.print(grant, "forged\n")
-        until(lambda: grant.lease in {one.lease for one in other.told("ended")})
+        eventually(lambda: grant.lease in {one.lease for one in other.told("ended")})
         assert farm.ask("job", name=job)["started_at"] is None
         board.print(grant, "true\n")
         board.report(grant)
-        until(lambda: "true" in printed(farm, job))
+        eventually(lambda: "true" in printed(farm, job))
         assert printed(farm, job) == "true\n"
     finally:
         other.leave()

@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
+from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of
+from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.host.tunnel_endpoint import TunnelEndpoint
@@ -111,13 +112,13 @@ def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareB
     assert (card.name, card.direct, card.labels["chip"]) == ("rpi", "unix:/agent.sock", "a53")
     first.next("beat")
     first.end()
-    until(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
+    eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
     board.held.discard(grant.lease)
     assert farm.ask("result", name=grant.job)[0]["exit_code"] == 0
     after = board.grant()
     assert after.fence > grant.fence
     second.end()
-    until(lambda: farm.ask("job", name=after.job)["state"] != "running")
+    eventually(lambda: farm.ask("job", name=after.job)["state"] != "running")
 
 
 def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str
         board.start(grant)
         assert holder.next("granted").key
         holder.end()
-        until(lambda: board.told("ended"))
+        eventually(lambda: board.told("ended"))
         board.leave()
 
 
@@ -178,7 +179,7 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
             time.sleep(4)  # longer than it may stay away
             assert farm.ask("job", name=name)["state"] == "queued"
             again.end()
-        until(lambda: farm.ask("job", name=name)["state"] == "cancelled")
+        eventually(lambda: farm.ask("job", name=name)["state"] == "cancelled")
 
 
 def test_links_that_break_are_never_taken_for_holders_who_leave(client: Client, board: BareBoard) -> None:
@@ -207,7 +208,7 @@ def test_broken_stream_is_taken_up_again_at_another_gateway(
             assert again.next("granted").key == granted.key
             again.next("beat")
             again.end()
-        until(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
+        eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
 
 
 def test_forged_key_opens_nothing(client: Client, board: BareBoard, farm_db: str) -> None:
@@ -245,7 +246,7 @@ def echo_agent(farm: FarmClient, dial: pb.DialIn) -> threading.Thread:
 
 def accept_dials(board: BareBoard, farms: Callable[[str], FarmClient]) -> threading.Thread:
     def wait() -> None:
-        [dial] = until(lambda: board.told("dial"))
+        [dial] = eventually(lambda: board.told("dial"))
         echo_agent(farms(dial.gateway), dial).join()
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -316,7 +317,7 @@ def test_connections_go_on_when_their_boards_stream_breaks(
         pieces: queue.Queue[pb.Piece | None] = queue.Queue()
         keys = metadata(holder.farm, grant.lease, granted.key)
         stream = holder.farm.stub.Dial(iter(pieces.get, None), metadata=keys)
-        [dial] = until(lambda: board.told("dial"))
+        [dial] = eventually(lambda: board.told("dial"))
         with client("lab", Role.HOST) as attended:
             TunnelEndpoint(grant.lease, f"unix:{tmp_path}/agent", print).dialled(dial, attended)
             pieces.put(pb.Piece(data=b"first"))
@@ -332,7 +333,7 @@ def test_who_comes_back_to_a_lease_that_is_over_is_told_why(client: Client, boar
     farm = client()
     with held(farm, board) as (holder, granted, grant):
         holder.end()
-        until(lambda: board.told("ended"))
+        eventually(lambda: board.told("ended"))
         late = Holder(farm, resume=pb.ResumeLease(lease=grant.lease, key=granted.key))
         assert late.next("over") == "given back"
         late.end()
@@ -362,7 +363,7 @@ def test_dial_that_nobody_accepts_is_told(client: Client, board: BareBoard, monk
         with pytest.raises(grpc.RpcError) as ended:
             list(farm.stub.Dial(iter(()), metadata=metadata(farm, grant.lease, granted.key)))
         assert "did not answer" in str(ended.value.details())
-        [dial] = until(lambda: board.told("dial"))
+        [dial] = eventually(lambda: board.told("dial"))
         with pytest.raises(grpc.RpcError) as late:
             list(board.farm.stub.Accept(iter(()), metadata=[*board.farm.metadata, (DIAL_KEY, dial.id)]))
         assert isinstance(translated(late.value), UsageError)
@@ -374,6 +375,6 @@ def test_who_leaves_the_queue_leaves_no_job_behind(client: Client, board: BareBo
         waiting = Holder(farm)
         job = waiting.next("waiting").name
         waiting.end()
-        until(lambda: farm.ask("job", name=job)["state"] == "cancelled")
+        eventually(lambda: farm.ask("job", name=job)["state"] == "cancelled")
         time.sleep(0.1)
         assert board.grants.empty()

@@ -21,8 +21,9 @@ import grpc
 import pytest
 from support.commands import Ended
 from support.farms import running_server
-from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of, until
+from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of
 from support.spans import receiving
+from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.lease_session import LeaseSession, lease_order
@@ -78,7 +79,7 @@ def test_process_serves_logs_as_json_and_ends_cleanly(farm_db: str, tmp_path: Pa
                 'hil_farm_grants_total{kind="run"} 1.0',  # it is counted after it was made
                 "hil_farm_attending 1.0",
             )
-            until(lambda: not missing(expected))
+            eventually(lambda: not missing(expected))
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == 0
             board.cut()
@@ -96,7 +97,7 @@ def test_process_that_was_killed_leaves_nothing_in_the_way(farm_db: str, tmp_pat
         farm.submit(simple_order())
         grant = board.grant()
         process.kill()
-        until(lambda: board.error)
+        eventually(lambda: board.error)
         board.cut()
         answers: list[Any] = []
         asking = threading.Thread(target=lambda: answers.append(farm.ask("boards")))
@@ -125,7 +126,7 @@ def test_gateway_that_was_frozen_takes_nobodys_silence_for_its_own(farm_db: str,
         time.sleep(9)
         process.send_signal(signal.SIGCONT)
         beats = len(board.told("beat"))
-        until(lambda: len(board.told("beat")) > beats + 1)
+        eventually(lambda: len(board.told("beat")) > beats + 1)
         assert board.report(grant).recorded
         assert farm.ask("job", name=job)["attempts"] == 1
         board.cut()
@@ -164,7 +165,7 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         pid = server.embedded.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not server.embedded.is_alive())
+        eventually(lambda: not server.embedded.is_alive())
         with pytest.raises(FarmUnreachable):  # not an error of what was asked: it may be asked again
             impatient.ask("boards")
         beats, said = len(board.told("beat")), JobResult(0, "PASS")
@@ -179,7 +180,7 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         assert reports[0].recorded  # nothing expired, nothing was lost
         assert farm.ask("job", name=job)["attempts"] == 1
         board.held.clear()
-        until(lambda: len(board.told("beat")) > beats + 1)
+        eventually(lambda: len(board.told("beat")) > beats + 1)
         _, [after] = farm.submit(simple_order())
         assert board.grant().job == after
         assert not board.error  # its stream outlived it all
@@ -213,7 +214,7 @@ def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> No
             board.leave()
         # What it waited for is told beside the sending.
         counted = running.gateway.parts.metrics.registry.get_sample_value
-        until(lambda: counted("hil_farm_grants_total", {"kind": "run"}))
+        eventually(lambda: counted("hil_farm_grants_total", {"kind": "run"}))
         running.stop()
     mine = [span for span in receiver.spans if span.trace_id.hex() == "a" * 32]
     found = {span.name: span for span in mine}
@@ -255,7 +256,7 @@ def test_admins_drain_resume_look_back_and_clean(farm_hil: Hil, client: Client) 
     refused = farm_hil("farm", "forget", "rpi")
     assert (refused.code, "presents it" in refused.err) == (2, True)
     board.leave()
-    until(lambda: client().ask("boards")[0]["state"] == "offline")
+    eventually(lambda: client().ask("boards")[0]["state"] == "offline")
     assert farm_hil("farm", "forget", "rpi", "--json").document == {"schema": 1, "board": "rpi", "ended": []}
     assert client().ask("boards") == []
     assert "Farm.Do forget rpi" in farm_hil("farm", "audit", "--limit", "50").out
@@ -272,7 +273,7 @@ def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: 
             followed = farm.follow([job])
             next(followed)
             with LeaseSession(farm_address, lease_order("", "a test")) as waiting:
-                until(lambda: waiting._waiting)
+                eventually(lambda: waiting._waiting)
                 process.send_signal(signal.SIGSTOP)
                 begin = time.monotonic()
                 with pytest.raises(BoardBusy, match="no board for us within 3 s"):
@@ -323,7 +324,7 @@ def test_connections_that_say_nothing_keep_nobody_out(farm_db: str, tmp_path: Pa
         with FarmClient(FarmAddress((address,), token_of(farm_db, "anna"))) as farm:
             assert farm.ask("boards") == []
         # Nobody who says nothing stays.
-        until(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200)
+        eventually(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200)
 
 
 def test_long_titles_of_many_jobs_do_not_take_a_gateways_memory(farm_db: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.sshd import Sshd, running_sshd
+from support.waiting import eventually
 
 from hil.controller.devices.ssh.shell import Shell, open_shell
 
@@ -63,9 +64,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """An ssh agent; adds keys to it."""
     place = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL)
-    while not place.exists():
-        assert process.poll() is None
-        time.sleep(0.01)
+    eventually(place.exists, process=process)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
     yield lambda key: subprocess.run(["ssh-add", "-q", key], check=True)
     process.terminate()

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from support.sshd import IS_ROOT, Sshd
 
-from hil.controller.devices.ssh.command import execute
-from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.shell import Shell, execute
 from hil.errors import BoardError, BoardLost
 
 pytestmark = pytest.mark.daily

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.agents import Program
-from support.sshd import LOOPBACK, Sshd, running_sshd, started_with, wait_for
+from support.sshd import LOOPBACK, Sshd, running_sshd, started_with
+from support.waiting import eventually
 
 from hil.controller.devices.client import AgentClient, Target
-from hil.controller.devices.ssh.relay import TcpRelay
 from hil.controller.devices.ssh.shell import Shell
-from hil.controller.devices.ssh.tunnel import NoWay, Tunnel, open_any_tunnel
+from hil.controller.devices.ssh.tunnel import NoWay, TcpRelay, Tunnel, open_any_tunnel
 from hil.core.digest import digest_file
 from hil.errors import BoardLost
 
@@ -106,7 +106,7 @@ def test_the_port_is_for_who_has_the_token_alone_and_no_process_shows_it(
         assert next(pieces)  # an HTTP/2 server's first words
         channel.close()
         relay.close()
-        wait_for(lambda: not any(command_line(pid) for pid in helpers), "the helper outlived its tunnel")
+        eventually(lambda: not any(command_line(pid) for pid in helpers))
 
 
 def test_no_helper_outlives_a_link_that_broke(log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_no_helper_outlives_a_link_that_broke(log_in: LogIn, start_agent: Callab
         tunnel = open_any_tunnel(log_in(server=server), remote, PYTHON, print)
         helpers = [pid for pid in started_with(f"HOME={server.home}") if b"board_relay" in command_line(pid)]
         server.stop()
-        wait_for(lambda: not tunnel.alive(), "the tunnel outlived its server")
-        wait_for(lambda: not any(command_line(pid) for pid in helpers), "the helper outlived its link")
+        eventually(lambda: not tunnel.alive())
+        eventually(lambda: not any(command_line(pid) for pid in helpers))
         tunnel.close()
 
 
@@ -140,7 +140,7 @@ def test_a_connection_that_no_helper_carries_is_told_in_the_log(
                     near.settimeout(60)
                     while near.recv(1 << 16):
                         pass
-            wait_for(lambda: "the agent's socket: No such file" in tunnel.log(), "the log does not say why")
+            eventually(lambda: "the agent's socket: No such file" in tunnel.log())
         finally:
             tunnel.close()
 

@@ -16,9 +16,10 @@ import paramiko
 import pytest
 from support.sshd import LOOPBACK, make_key, running_sshd
 
-from hil.controller.devices.ssh import files, tunnel
-from hil.controller.devices.ssh.relay import NoRelay, TcpRelay
+from hil.controller.devices.ssh import shell as files
+from hil.controller.devices.ssh import tunnel
 from hil.controller.devices.ssh.shell import Shell, open_shell
+from hil.controller.devices.ssh.tunnel import NoRelay, TcpRelay
 from hil.core.boards import Connection
 from hil.errors import BoardError
 

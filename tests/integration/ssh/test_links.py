@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sshd import LOOPBACK, Relay, Sshd, running_sshd, wait_for
+from support.sshd import LOOPBACK, Relay, Sshd, running_sshd
+from support.waiting import eventually
 
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
@@ -71,7 +72,7 @@ def test_a_link_that_is_cut_for_good_ends_everything_that_waits(far_shell: Shell
     for thread in threads:
         thread.join(SOON_S)
     assert [type(one) for one in ended] == [BoardLost] * 4
-    wait_for(lambda: not any(tunnel.alive() for tunnel in tunnels), "a tunnel is up on a dead link", SOON_S)
+    eventually(lambda: not any(tunnel.alive() for tunnel in tunnels), within_s=SOON_S)
     with pytest.raises(BoardLost, match="broke"):
         far_shell.run(["true"])
     assert not far_shell.is_alive()
@@ -106,7 +107,7 @@ def test_a_server_that_is_killed_is_told_at_once(log_in: LogIn, tmp_path: Path) 
     with running_sshd(tmp_path / "other") as server:
         shell = log_in(server=server)
         threads, ended = in_background(lambda: shell.run(["sleep", "1000"], timeout=1000))
-        wait_for(lambda: "Starting session: command" in server.log, "the command did not start")
+        eventually(lambda: "Starting session: command" in server.log)
         server.stop()
         threads[0].join(SOON_S)
     assert isinstance(ended[0], BoardLost)

@@ -16,7 +16,8 @@ import numpy as np
 import paramiko
 import pytest
 from support.agents import Program
-from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, descendants, make_key, running_sshd, wait_for
+from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, descendants, make_key, running_sshd
+from support.waiting import eventually
 
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
@@ -49,7 +50,7 @@ def ask(tunnel: Tunnel, data: bytes) -> bytes:
     """Send data to the far end, and read all that comes back."""
     with socket.socket(socket.AF_UNIX) as near:
         # ssh makes its socket a moment before it listens there.
-        wait_for(lambda: near.connect_ex(str(local_path(tunnel))) == 0, "the tunnel takes no connection")
+        eventually(lambda: near.connect_ex(str(local_path(tunnel))) == 0)
         # Where nobody listens at the far end, this one may be closed before anything could be sent.
         with contextlib.suppress(OSError):
             near.sendall(data)
@@ -93,7 +94,7 @@ def test_only_this_user_sees_the_local_end_and_it_goes(shell: Shell, open_one, t
 def test_a_socket_that_comes_later(shell: Shell, open_one, tmp_path: Path) -> None:
     tunnel = open_one(shell, tmp_path / "far.sock")
     assert ask(tunnel, b"") == b""
-    wait_for(lambda: "fail" in tunnel.log(), "a socket that is not there was not told")
+    eventually(lambda: "fail" in tunnel.log())
     assert tunnel.alive()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "far.sock"))
@@ -111,7 +112,7 @@ def test_a_socket_that_comes_later(shell: Shell, open_one, tmp_path: Path) -> No
 def test_a_server_that_goes_ends_it(log_in: LogIn, open_one, tmp_path: Path) -> None:
     with running_sshd(tmp_path / "other") as server:
         tunnel = open_one(log_in(server=server), tmp_path / "far.sock")
-    wait_for(lambda: not tunnel.alive(), "the tunnel outlived its server")
+    eventually(lambda: not tunnel.alive())
 
 
 def test_the_users_ssh_config_does_not_reach_openssh(shell: Shell, home: Path, tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_no_ssh_outlives_a_controller_that_was_killed(sshd: Sshd, tmp_path: Path
         assert len(started) >= 2
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    wait_for(lambda: not any(is_running(pid) for pid in started), "an ssh was left behind")
+    eventually(lambda: not any(is_running(pid) for pid in started))
     assert not folder.exists()
 
 

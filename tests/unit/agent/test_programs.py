@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.waiting import eventually
 
 from hil.agent.ipc import Arena
 from hil.agent.programs import MAX_PROGRAMS, Incoming, Loaded, Programs
@@ -39,8 +40,7 @@ def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
                 programs.unload(session, "p")
             else:
                 ending = threads.submit(sessions.end, session, "its owner left")
-                while programs._loaded:
-                    time.sleep(0.01)
+                eventually(lambda: not programs._loaded)
         with pytest.raises(told):
             waiting.result()
         if gone == "session":
@@ -92,8 +92,7 @@ def test_a_load_of_many_files_ends_with_its_session(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "link", link)
     with ThreadPoolExecutor() as threads:
         loading = threads.submit(programs.load, session, pb.LoadRequest(main="0/file", files=files))
-        while not list((tmp_path / "store/programs").glob("*/*")):
-            time.sleep(0.001)
+        eventually(lambda: list((tmp_path / "store/programs").glob("*/*")), every_s=0.001)
         sessions.end(session, "its owner left")
         with pytest.raises(SessionEnded):
             loading.result()

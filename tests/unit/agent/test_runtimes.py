@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hil.agent import runtimes
-from hil.agent.runtimes import BUILT_IN, BuiltIn
 from hil.agent.supervisor import Supervisor
+from hil.core.runtimes import RUNTIMES, RuntimeInfo
 from hil.errors import LoadFailed
 
-LIGHT = [name for name, one in BUILT_IN.items() if one.light]
+LIGHT = [name for name, one in RUNTIMES.items() if one.light]
 
 
 class Runtime:
@@ -32,8 +32,8 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     packages = {"there": "json", "absent": "no_such_package", "inner": "no_such_package.inner", "part": "json.no_part"}
     references = {name: "test_runtimes:Runtime" for name in packages}
-    found = {name: BuiltIn(references[name], package) for name, package in packages.items()}
-    monkeypatch.setattr(runtimes, "BUILT_IN", found)
+    found = {name: RuntimeInfo(name, references[name], package) for name, package in packages.items()}
+    monkeypatch.setattr(runtimes, "RUNTIMES", found)
     made = Supervisor(references, {})
     yield made
     made.close()
@@ -63,10 +63,10 @@ def test_one_that_nobody_knows_is_named_beside_those_that_are_there(supervisor: 
 def test_a_light_runtime_imports_nothing_heavy_to_be_described(name: str):
     program = (
         "import sys\n"
-        "from hil.agent.runtimes import BUILT_IN, resolve\n"
-        f"one = BUILT_IN[{name!r}]\n"
+        "from hil.core.runtimes import RUNTIMES, resolve\n"
+        f"one = RUNTIMES[{name!r}]\n"
         "try:\n"
-        "    resolve(one.reference).describe()\n"
+        "    resolve(one.agent).describe()\n"
         "except ImportError as error:\n"
         # What is not installed here; that hil's own module is there is what a light runtime promises.
         "    assert not (error.name or '').startswith('hil'), error\n"

@@ -359,8 +359,8 @@ MUTANTS = [
     stats(
         "where there are only masks all is well",
         "test_masks_are_compared_element_by_element",
-        "if visible == 0 and self.mismatches:",
-        "if False:",
+        "(self.finite if one.masks else self.visible)",
+        "self.finite",
     ),
     # Several references.
     mutant(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hil.compare.tolerance import DEFAULT_TOLERANCES, fitted, scale_of
-from hil.compare.verdict import compare, compare_output, depends_on_noise, judge
-from hil.core.results import Noise, Outcome, OutputComparison, RunResult
+from hil.compare.verdict import OutputComparison, compare, compare_output, depends_on_noise, judge
+from hil.core.results import Noise, Outcome, RunResult
 from hil.core.tensors import Array, dtype_of
 from hil.errors import VacuousTolerance
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 from referencing import Registry, Resource
 from support.models import DIGITS, save_model
+from support.waiting import eventually
 
 DOCS = Path(__file__).parents[3] / "docs"
 SCHEMAS = {name: json.loads((DOCS / name).read_text()) for name in ("run.schema.json", "commands.schema.json")}
@@ -114,10 +114,7 @@ def test_an_interrupted_run_is_told_as_the_schema_says(folder):
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not list(folder.glob("cut/*/twice/inputs/*.npy")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: list(folder.glob("cut/*/twice/inputs/*.npy")), process=process)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

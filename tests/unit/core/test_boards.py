@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hil.core.boards import known_boards, load_board
+from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 
@@ -84,6 +85,13 @@ def test_a_board_with_an_address_is_read_whole(tmp_path):
     assert board.connection.ca == "ca.pem"
     assert board.compile_flags == {"iree": ("--a", "--b")}
     assert board.labels == {"chip": "a76"}
+
+
+def test_a_star_stands_for_the_runtimes_of_hils_that_a_config_does_not_name(tmp_path):
+    path = tmp_path / "some.toml"
+    path.write_text('[devices]\nvendor = "npu"\niree = "local-sync"\n"*" = ""\n[simulator]\n')
+    devices = load_board(str(path)).devices
+    assert devices == {**dict.fromkeys(RUNTIMES, ""), "vendor": "npu", "iree": "local-sync"}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+
+from support.waiting import eventually
 
 from hil.testing.pytest_plugin.boards import Turns
 
@@ -37,13 +38,6 @@ def end(process: subprocess.Popen[str], *, kill: bool = False) -> None:
     process.communicate(timeout=30)
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def tickets(folder: Path) -> list[str]:
     return sorted(ticket.name for ticket in folder.rglob("*.ticket"))
 
@@ -72,7 +66,7 @@ def test_who_waits_is_seen_and_one_that_died_waiting_is_forgotten(tmp_path):
     turns = Turns(tmp_path, ["a"])
     turns.take(["a"])
     first = holder(tmp_path, "a")
-    wait_for(turns.wanted)
+    eventually(turns.wanted)
     end(first, kill=True)
     assert not turns.wanted()
     assert tickets(tmp_path) == []
@@ -82,9 +76,9 @@ def test_first_come_first_served_even_before_who_had_it_last(tmp_path):
     turns = Turns(tmp_path, ["a"])
     turns.take(["a"])
     first = holder(tmp_path, "a")
-    wait_for(lambda: len(tickets(tmp_path)) == 1)
+    eventually(lambda: len(tickets(tmp_path)) == 1)
     second = holder(tmp_path, "a")
-    wait_for(lambda: len(tickets(tmp_path)) == 2)
+    eventually(lambda: len(tickets(tmp_path)) == 2)
     turns.end("a")
     taken: list[str] = []
     thread = threading.Thread(target=lambda: taken.append(turns.take(["a"])))

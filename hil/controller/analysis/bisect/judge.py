@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.compare.verdict import compare_output, outcome_of
+from hil.compare.verdict import OutputComparison, compare_output, outcome_of
 from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding
 from hil.controller.analysis.layers import Layer
 from hil.controller.models.flows import Flow, quanta
 from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.pictures import check_picture, new_figure, save_figure
-from hil.core.results import BOARD_OUTCOMES, Outcome, OutputComparison
+from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import ImportFailed, UsageError
 
 _TIMEOUT_S = 600.0

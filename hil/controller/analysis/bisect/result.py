@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hil.core.results import Outcome, OutputComparison, exit_code_of
+from hil.compare.verdict import OutputComparison
+from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
             "unjudged": finding.unjudged,
             "placement": finding.placement,
             "elsewhere": finding.elsewhere,
-            "outputs": [{**asdict(one), "mismatch_share": one.mismatch_share} for one in finding.outputs],
+            "outputs": [{**one.record(), "mismatch_share": one.mismatch_share} for one in finding.outputs],
         }
     )
     return document

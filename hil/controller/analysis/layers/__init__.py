@@ -1,4 +1,4 @@
-"""A model's layers: each node, or group of nodes that belong together, as a model of its own."""
+"""Take a model apart into layers: each node, or group of nodes that belong together, as a model of its own."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ __all__ = [
 GROUPS = ("node", "fused")
 MERGES = ("content", "shape", "none")
 TIMEOUT_S = 600.0
-# Raise this when the same model is taken apart in another way: older entries of the cache are then not used.
+# Increase this when the layers of the same model change: older entries of the cache are then not used.
 _VERSION = 3
 _LAYERS = "layers.json"
 _Extract = Callable[..., dict[str, Any]]
-# How many runs on random inputs must agree on a dimension that inference cannot tell before it is taken as fixed.
+# Number of runs on random inputs that must agree on a dimension that inference cannot find, to take it as fixed.
 _PROBES = 2
 
 
@@ -60,30 +60,29 @@ def layers_of(
     group: str = "node",
     inputs: Mapping[str, Array] | None = None,
 ) -> tuple[Layer, ...]:
-    """A model's layers, each after those that it takes from.
+    """Return a model's layers in topological order.
 
-    Constants, and what is computed from constants and fixed shapes alone, are in the layers that use them. What
-    quantises and dequantises around an operator stays with it; values that are no tensors are never cut.
+    Constants, and what follows from constants and fixed shapes alone, are in the layers that use them. Quantisation and
+    dequantisation around an operator stay with it; values that are no tensors are never cut.
 
     Args:
-        model: an ONNX model, or what :func:`hil.controller.models.conversions.as_onnx` makes into one; its ``dims``
-            are fixed in the layers.
-        cache: where the layers are kept.
-        isolated: where the model is taken apart.
-        log: what is printed meanwhile is appended here.
-        group: ``node`` is a layer a node; ``fused`` keeps together what compilers fuse: Conv with BatchNormalization,
+        model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts; its ``dims`` are
+            fixed in the layers.
+        cache: keeps the layers.
+        isolated: takes the model apart.
+        log: output is appended here.
+        group: ``node``: a layer for each node; ``fused``: one for what compilers fuse: Conv with BatchNormalization,
             Add and activation, MatMul and Gemm with Add and activation.
-        inputs: what the model is run on, by name. Their shapes fix its symbolic dimensions, and where inference cannot
-            tell a shape within, a run on them does, beside runs on seeded random inputs. What differs between those
-            runs stays a dynamic dimension.
+        inputs: of the model, by name. Their shapes fix its symbolic dimensions. A run on them, and runs on seeded
+            random inputs, find shapes that inference cannot; a dimension that differs between those runs stays dynamic.
 
     Raises:
-        UsageError: no ONNX model and none to be had, or no such group.
+        UsageError: the model is not ONNX and cannot be converted, or the group is unknown.
         ImportFailed: the model cannot be taken apart.
         StageTimeout: it took longer than ten minutes.
-        StorageError: the layers cannot be kept.
+        StorageError: the layers cannot be stored.
     """
-    return _Shop.of(model, cache, isolated, log).layers({"group": group}, extract.extract, inputs)
+    return _Extractor.of(model, cache, isolated, log).layers({"group": group}, extract.extract, inputs)
 
 
 def cut(
@@ -97,36 +96,36 @@ def cut(
     group: str = "node",
     inputs: Mapping[str, Array] | None = None,
 ) -> Layer:
-    """The part of a model from one place to another, as a layer of its own.
+    """Return the part of a model between two of its tensors, nodes or layers, as one layer.
 
-    It holds every node on a way from ``start`` to ``end``; what comes in from aside becomes an input too.
+    It has every node on a path from ``start`` to ``end``; values from other nodes become inputs too.
 
     Args:
         model: as for :func:`layers_of`.
-        start: a tensor, which becomes an input; or a node or layer, which is part of it; "" is the model's inputs. A
-            name that several have is the tensor's, then the node's.
-        end: a tensor, or a node or layer whose results become the outputs; "" is the model's outputs.
+        start: a tensor, which becomes an input; or a node or layer, which belongs to the part; "" for the model's
+            inputs. A name that several have is the tensor's, else the node's.
+        end: a tensor, or a node or layer whose results become the outputs; "" for the model's outputs.
         cache, isolated, log, group, inputs: as for :func:`layers_of`.
 
     Raises:
-        UsageError: no ONNX model, no such tensor, node or layer, or ``end`` does not depend on ``start``.
+        UsageError: no ONNX model; the tensor, node or layer does not exist; ``end`` does not depend on ``start``.
         ImportFailed, StageTimeout, StorageError: as for :func:`layers_of`.
     """
-    shop = _Shop.of(model, cache, isolated, log)
-    (layer,) = shop.layers({"start": start, "end": end, "group": group}, extract.cut_out, inputs)
+    extractor = _Extractor.of(model, cache, isolated, log)
+    (layer,) = extractor.layers({"start": start, "end": end, "group": group}, extract.cut_out, inputs)
     return layer
 
 
 def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
-    """The layers that are left when those that are the same become one.
+    """Return the layers without duplicates.
 
     Args:
-        layers: all of a model's.
-        merge: ``content`` leaves out the copies of others; ``shape`` also what has another's signature, whatever its
-            weights and inputs are; ``none`` leaves out nothing.
+        layers: all layers of a model.
+        merge: ``content`` drops copies of other layers; ``shape`` also layers with the signature of another, whatever
+            their weights and inputs; ``none`` drops nothing.
 
     Raises:
-        UsageError: there is no such way to merge.
+        UsageError: ``merge`` is unknown.
     """
     if merge not in MERGES:
         raise UsageError(f"layers cannot be merged by {merge!r}", hint=f"one of {', '.join(MERGES)}")
@@ -136,7 +135,7 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
 
 
 def layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """What a layer of :func:`layers_of` or :func:`cut` takes and gives, in its model's order."""
+    """Return the specs of a layer's inputs and outputs, in its model's order."""
     (item,) = (item for item in _document(layer.path.parent)["layers"] if item["name"] == layer.name)
     inputs, outputs = (
         tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in item[side])
@@ -146,8 +145,8 @@ def layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec,
 
 
 @dataclass(frozen=True)
-class _Shop:
-    """Takes a model apart, in the cache."""
+class _Extractor:
+    """Takes a model apart; the cache keeps the results."""
 
     model: Model
     cache: Cache
@@ -155,7 +154,7 @@ class _Shop:
     log: Path
 
     @classmethod
-    def of(cls, model: Model, cache: Cache, isolated: Isolated, log: Path) -> _Shop:
+    def of(cls, model: Model, cache: Cache, isolated: Isolated, log: Path) -> _Extractor:
         return cls(as_onnx(model, cache=cache, isolated=isolated, log=log), cache, isolated, log)
 
     def layers(
@@ -207,18 +206,18 @@ class _Shop:
             raise ImportFailed(f"{what}: {error.message}", stage="import", detail=error.detail) from error
 
     def _observed(self, inputs: Mapping[str, Array] | None) -> dict[str, Any]:
-        """Tensor -> [dtype, shape] as runs of the model tell it; a dimension that differed between them is None."""
+        """Return tensor -> [dtype, shape] as observed in runs; a dimension that differed between them is None."""
         from hil.controller.models.inputs import make_inputs
 
         model = self.model
         cases = [] if inputs is None else [inputs]
         if model.inputs is not None and all(spec.is_static for spec in model.inputs):
             cases += [make_inputs(model.inputs, {}, seed=seed, ranges=model.ranges) for seed in range(_PROBES)]
-        shop: dict[str, Any] = {"cache": self.cache, "isolated": self.isolated, "log": self.log}
+        settings: dict[str, Any] = {"cache": self.cache, "isolated": self.isolated, "log": self.log}
         seen: dict[str, list[TensorSpec]] = {}
         for case in cases:
             try:
-                values = activations(model, case, recompute=False, timeout=TIMEOUT_S, **shop)
+                values = activations(model, case, recompute=False, timeout=TIMEOUT_S, **settings)
             except (ReferenceFailed, StageTimeout) as error:
                 with self.log.open("a") as file:
                     file.write(f"note: shapes could not be observed: {error.message}\n")
@@ -231,7 +230,7 @@ class _Shop:
 
 
 def _common_shape(specs: Sequence[TensorSpec]) -> list[int | str | None] | None:
-    """The shape that tensors share, None for a dimension that they do not; None where even their ranks differ."""
+    """Return the common shape of tensors, with None for a dimension that differs; None if their ranks differ."""
     if len({len(spec.shape) for spec in specs}) > 1:
         return None
     by_axis = zip(*(spec.shape for spec in specs), strict=True)
@@ -239,7 +238,7 @@ def _common_shape(specs: Sequence[TensorSpec]) -> list[int | str | None] | None:
 
 
 def _fixed(model: Model, inputs: Mapping[str, Array]) -> Model:
-    """The model with the sizes that inputs have in place of its symbolic dimensions."""
+    """Return the model with its symbolic dimensions replaced by the inputs' sizes."""
     dims = dict(model.dims)
     for spec in model.inputs or ():
         if spec.name in inputs:

@@ -17,7 +17,7 @@ from hil.core.digest import digest_of
 from hil.errors import UsageError, did_you_mean
 
 LAYERS = "layers.json"
-# A file's name ends at 255 bytes, and a case's id holds the model's name as well.
+# A file's name has at most 255 bytes, and a case's id also has the model's name.
 _LONGEST_OP = 60
 _LONGEST_NAME = 120
 _QUANTISERS = frozenset(["QuantizeLinear", "DequantizeLinear"])
@@ -31,11 +31,11 @@ _ACTIVATIONS = frozenset(
     "ThresholdedRelu Swish".split()
 )
 
-# Operators whose constant inputs say what they do, as attributes do.
+# Operators whose constant inputs are parameters, like attributes.
 _PARAMETERS = frozenset(
     "Clip Pad Resize Upsample OneHot Range Dropout CumSum Trilu TopK RoiAlign Pow NonMaxSuppression".split()
 )
-# So do short lists of integers and bools anywhere else (axes, starts, sizes), but where they are quantised weights.
+# Short lists of integers and bools are parameters of any operator (axes, starts, sizes), unless it is a quantised one.
 _INTEGERS = (6, 7, 9)
 _SHORT = 64
 
@@ -46,13 +46,13 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
     Args:
         path: the ONNX model.
         dims: sizes of symbolic dimensions.
-        observed: tensor -> [dtype, shape] as runs told it; None before there were any.
-        folder: where to.
+        observed: tensor -> [dtype, shape] as observed in runs; None before any run.
+        folder: to write to.
         group: ``node`` or ``fused``.
 
     Returns:
-        ``open``: tensors of which not everything is known. Where there are any and nothing was observed yet, nothing
-        was written.
+        ``open``: tensors whose type or shape is not fully known. If there are any and ``observed`` is None, nothing is
+        written.
     """
     graph = Graph(Path(path), dims, observed or {})
     if graph.open and observed is None:
@@ -64,7 +64,7 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
     depths: dict[str, int] = {}
     kinds: dict[str, str] = {}
     contents: dict[str, str] = {}
-    values: dict[str, str] = {}  # value between layers -> what tells it from those of others
+    values: dict[str, str] = {}  # value between layers -> what identifies it
     names = _names(graph, groups)
     for one, name, inputs in zip(groups, names, taken, strict=True):
         outputs = [value for number in one.own for value in graph.nodes[number].output if value in needed]
@@ -91,7 +91,8 @@ def cut_out(
     """Write the part of a model from ``start`` to ``end`` as its only layer; for the rest see :func:`extract`.
 
     Raises:
-        UsageError: there is no such place, ``end`` does not depend on ``start``, or a value at the edge is no tensor.
+        UsageError: ``start`` or ``end`` does not exist, ``end`` does not depend on ``start``, or a value at the edge is
+            no tensor.
     """
     graph = Graph(Path(path), dims, observed or {})
     if graph.open and observed is None:
@@ -136,7 +137,7 @@ def _made(graph: Graph, numbers: Iterable[int]) -> list[str]:
 
 
 def _is_end(graph: Graph, name: str, last: str | Group) -> bool:
-    """Whether a value is what a cut ends with: the one named, or what nodes give to others."""
+    """Return whether a value ends a cut: the named one, or one that the last nodes give to others."""
     if isinstance(last, str):
         return name == last
     if not last.own:
@@ -145,12 +146,12 @@ def _is_end(graph: Graph, name: str, last: str | Group) -> bool:
     return is_given and graph.producer[name] in last.own
 
 
-def _copies(graph: Graph, chosen: Iterable[int], place: str | Group) -> set[int]:
-    """What a layer that begins or ends a cut has copied from others, as far as it is used there."""
-    if isinstance(place, str):
+def _copies(graph: Graph, chosen: Iterable[int], edge: str | Group) -> set[int]:
+    """Return the nodes that a layer at a cut's edge has as copies and that the cut uses."""
+    if isinstance(edge, str):
         return set()
     used = {name for number in chosen for name in graph.reads(number)}
-    return {number for number in place.nodes if not used.isdisjoint(graph.nodes[number].output)}
+    return {number for number in edge.nodes if not used.isdisjoint(graph.nodes[number].output)}
 
 
 def _document(graph: Graph, layers: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def _spec(graph: Graph, name: str) -> list[Any]:
 
 
 def _operators(graph: Graph, nodes: Iterable[int]) -> list[str]:
-    """Operators in order; what quantises several values, one after another, is told once."""
+    """Return the operators in order; consecutive (de)quantisations count once."""
     found: list[str] = []
     for number in nodes:
         operator = graph.nodes[number].op_type
@@ -191,7 +192,7 @@ def _operators(graph: Graph, nodes: Iterable[int]) -> list[str]:
 
 
 def _names(graph: Graph, groups: Sequence[Group]) -> list[str]:
-    """A name for each layer: its operators, and the node that the layer is about."""
+    """Return a name for each layer: its operators, and its main node."""
     names: list[str] = []
     for group in groups:
         operators = _operators(graph, group.nodes)
@@ -213,7 +214,7 @@ def _safe(text: str) -> str:
 
 
 def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
-    """A value's name, or a node or a layer; one without nodes for ""."""
+    """Return a value's name, or a node or layer; a group without nodes for ""."""
     if name in graph.runtime:
         return name
     if not name:
@@ -221,23 +222,23 @@ def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
     nodes = {graph.nodes[number].name: Group((number,), (number,)) for number in graph.live}
     groups = groups_of(graph, fused=fused)
     layers = dict(zip(_names(graph, groups), groups, strict=True))
-    places: dict[str, Group] = layers | nodes
-    if name not in places:
-        known = [*places, *sorted(graph.runtime)]
+    known: dict[str, Group] = layers | nodes
+    if name not in known:
+        names = [*known, *sorted(graph.runtime)]
         raise UsageError(
             f"the model has no tensor, node or layer {name!r} that depends on its inputs",
-            hint=f"{did_you_mean(name, known)}`hil layers MODEL` lists the layers",
+            hint=f"{did_you_mean(name, names)}`hil layers MODEL` lists the layers",
         )
-    return places[name]
+    return known[name]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Numbers of the nodes of a layer, in order.
+    """The nodes of a layer by number, in order.
 
     Attributes:
         nodes: all of them.
-        own: those whose results the layer gives to others; the rest are copies of what others have too.
+        own: nodes whose results the layer gives to others; the rest are copies of nodes that other layers have too.
     """
 
     nodes: tuple[int, ...]
@@ -245,10 +246,10 @@ class Group:
 
 
 def groups_of(graph: Graph, *, fused: bool) -> list[Group]:
-    """The layers of a model, each after those that it takes from.
+    """Return the layers of a model in topological order.
 
-    What dequantises a value is copied into each layer that uses the value, so that layers meet at quantised tensors;
-    what quantises belongs to the layer whose result it takes.
+    A dequantisation is copied into each layer that uses its value, so that layers meet at quantised tensors; a
+    quantisation belongs to the layer whose result it takes.
     """
     sets = _Sets(graph)
     for number in graph.live:
@@ -267,7 +268,7 @@ def groups_of(graph: Graph, *, fused: bool) -> list[Group]:
 
 
 class _Sets:
-    """Disjoint sets of live nodes; nodes that are copied wherever they are used are in none."""
+    """Disjoint sets of live nodes; nodes that are copied to their users are in none."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -293,7 +294,7 @@ class _Sets:
 
 
 def _chains(graph: Graph) -> Iterator[list[int]]:
-    """Nodes that compilers make one of: each takes the only use of the one before."""
+    """Yield nodes that compilers fuse: each is the only user of the one before."""
     taken: set[int] = set()
     for head in graph.live:
         if graph.nodes[head].op_type not in _HEADS or head in taken:
@@ -312,7 +313,7 @@ def _chains(graph: Graph) -> Iterator[list[int]]:
 
 
 def _only_user(graph: Graph, number: int) -> int | None:
-    """The node that alone uses a node's results, and only the first of them."""
+    """Return the only user of a node's first result, provided that its other results are not used."""
     first, *others = graph.nodes[number].output
     users = graph.users.get(first, [])
     is_seen = first in graph.outputs or any(name in graph.users or name in graph.outputs for name in others)
@@ -322,7 +323,7 @@ def _only_user(graph: Graph, number: int) -> int | None:
 
 
 def _is_quantised(graph: Graph, chain: list[int]) -> bool:
-    """Whether a chain's values are quantised before and after it: then it is what a quantised kernel replaces."""
+    """Return whether a chain's values are quantised before and after it: then a quantised kernel replaces it."""
     makers = (graph.producer.get(name) for name in graph.reads(chain[0]))
     follower = _only_user(graph, chain[-1])
     return (
@@ -358,7 +359,7 @@ def _ordered(graph: Graph, sets: _Sets) -> Iterator[Group]:
 
 
 def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
-    """A group with the copies that it needs."""
+    """Return a group with the copies that it needs."""
     nodes = set(own)
     pending = list(own)
     while pending:
@@ -373,40 +374,41 @@ def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
 
 
 def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
-    """A digest of operators, attributes, how they are connected, and the dtypes and shapes of inputs and outputs.
+    """Return a digest of operators, attributes, connections, and the dtypes and shapes of inputs and outputs.
 
     Args:
-        graph: what the nodes are of.
+        graph: of the nodes.
         nodes: numbers of the layer's nodes, in order.
-        outputs: names of the values that the layer gives.
+        outputs: names of the layer's outputs.
     """
     look = _Look(graph)
-    told = [look.node(graph.nodes[number]) for number in nodes]
-    told.append([[look.value(name), graph.type_of(name)] for name in outputs])
-    return digest_of(json.dumps(told).encode())
+    parts = [look.node(graph.nodes[number]) for number in nodes]
+    parts.append([[look.value(name), graph.type_of(name)] for name in outputs])
+    return digest_of(json.dumps(parts).encode())
 
 
 def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
-    """A digest that two layers share only if they compute the same from the same values, whatever the model is run on.
+    """Return a digest that two layers share only if they compute the same from the same values for any input of the
+    model.
 
     Args:
-        graph: what the nodes are of.
+        graph: of the nodes.
         nodes: numbers of the layer's nodes, in order.
-        outputs: names of the values that the layer gives.
-        inputs: what tells each value that it takes from other values of the model, in the layer's order.
+        outputs: names of the layer's outputs.
+        inputs: what identifies each of its inputs among the model's values, in the layer's order.
     """
-    told = [signature_of(graph, nodes, outputs), *inputs]
+    parts = [signature_of(graph, nodes, outputs), *inputs]
     for number in nodes:
-        told += [digest for name in graph.reads(number) if (digest := graph.digest_of_constant(name))]
+        parts += [digest for name in graph.reads(number) if (digest := graph.digest_of_constant(name))]
         if graph.draws(number):
-            told.append(graph.nodes[number].name)
-        # A body's constants are told with its names: two bodies of other names are taken for different.
-        told += [digest_of(body.SerializeToString(deterministic=True)) for body in subgraphs(graph.nodes[number])]
-    return digest_of(json.dumps(told).encode())
+            parts.append(graph.nodes[number].name)
+        # A body is serialised with its names: bodies that differ only in names count as different.
+        parts += [digest_of(body.SerializeToString(deterministic=True)) for body in subgraphs(graph.nodes[number])]
+    return digest_of(json.dumps(parts).encode())
 
 
 class _Look:
-    """Values by the order in which they are first met, so that names do not count."""
+    """Numbers values in the order of their first use, so that names do not count."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -422,14 +424,14 @@ class _Look:
 
     def _used(self, node: Any, name: str) -> list[Any]:
         is_new = name not in self._met
-        told: list[Any] = [self.value(name)]
+        parts: list[Any] = [self.value(name)]
         tensor = self._graph.constant(name)
         if tensor is None:
-            return [*told, self._graph.type_of(name)] if is_new else told
-        return [*told, tensor.data_type, list(tensor.dims), self._parameter(node, tensor)]
+            return [*parts, self._graph.type_of(name)] if is_new else parts
+        return [*parts, tensor.data_type, list(tensor.dims), self._parameter(node, tensor)]
 
     def _parameter(self, node: Any, tensor: Any) -> str:
-        """The value of a constant that is no weight, as a digest; "" for a weight."""
+        """Return a digest of a constant that is a parameter; "" for a weight."""
         is_quantised = "Linear" in node.op_type or "Integer" in node.op_type
         if node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised):
             return _short_value(tensor)
@@ -458,7 +460,7 @@ class _Look:
 
 
 def _short_value(tensor: Any) -> str:
-    """A digest of a constant of few elements; "" for a larger one."""
+    """Return a digest of a constant of few elements; "" for a larger one."""
     from onnx import numpy_helper
 
     if tensor.data_location == 1 or math.prod(tensor.dims) > _SHORT:

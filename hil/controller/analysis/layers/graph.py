@@ -16,21 +16,21 @@ from hil.formats.ort_values import ONNX_TYPES
 
 _DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
 
-# A quantised weight stays one, with the operator that dequantises it.
+# A quantised weight stays quantised, with the operator that dequantises it.
 _KEPT = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"])
 _OF_SHAPES = frozenset(["Shape", "Size"])
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
-# A constant larger than this, and than what it is made of, stays the operator that makes it.
+# A constant larger than this, and larger than its inputs, is not folded.
 _LARGE_BYTES = 1 << 20
 
 _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES}
-# What initializers may add to a part's own file; beyond it they go into a file beside.
+# External data up to this size is embedded in a part's file; more goes to a file beside it.
 _EMBEDDED_BYTES = 256 << 20
 _ALIGNMENT = 4096
 
 
 def prepared(path: Path, dims: Mapping[str, int]) -> Any:
-    """The model as it is, with sizes fixed, local functions inlined, shapes inferred and every node named.
+    """Load a model with sizes fixed, local functions inlined, shapes inferred and every node named.
 
     Large external weights (see :mod:`hil.controller.backends.compilers.onnx_to_mlir`) stay in their files.
     """
@@ -42,7 +42,7 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     model = loaded(path, dims)
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.DEFAULT:
-            # Said or not, it means the same: a layer is to be the same file wherever its weights came from.
+            # The explicit default means the same: a layer's file must not depend on where its weights came from.
             tensor.ClearField("data_location")
     infer(model, light_copy(model))
     name_nodes(model)
@@ -50,13 +50,13 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
 
 
 def draws(node: Any, constants: Mapping[str, Any]) -> bool:
-    """Whether a node, or one within its subgraphs, draws random numbers: its results do not follow from its inputs.
+    """Return whether a node, or one within its subgraphs, draws random numbers.
 
-    With a seed too: which numbers follow from one is for each runtime to choose.
+    Even with a seed: each runtime may draw other numbers from it.
 
     Args:
         node: of a model whose local functions are inlined.
-        constants: name -> TensorProto: they tell whether a Dropout is one of training.
+        constants: name -> TensorProto, to recognise a Dropout of training.
     """
     from onnx import numpy_helper
 
@@ -71,7 +71,7 @@ def draws(node: Any, constants: Mapping[str, Any]) -> bool:
 
 
 def captured(node: Any) -> list[str]:
-    """Names of outer values that a node's subgraphs use, in order of first use."""
+    """Return the names of outer values that a node's subgraphs use, in order of first use."""
     found: dict[str, None] = {}
     for graph in subgraphs(node):
         own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
@@ -84,7 +84,7 @@ def captured(node: Any) -> list[str]:
 
 
 def subgraphs(node: Any) -> list[Any]:
-    """The graphs among a node's attributes."""
+    """Return the graphs among a node's attributes."""
     graphs = []
     for attribute in node.attribute:
         graphs += [attribute.g] if attribute.HasField("g") else []
@@ -93,22 +93,22 @@ def subgraphs(node: Any) -> list[Any]:
 
 
 def reads(node: Any) -> list[str]:
-    """Names of the values that a node uses, its subgraphs' included."""
+    """Return the names of the values that a node and its subgraphs use."""
     return list(dict.fromkeys([*(name for name in node.input if name), *captured(node)]))
 
 
 def fold(model: Any) -> None:
-    """Replace nodes by initializers, in place, where their results follow from constants and fixed shapes alone."""
+    """Replace nodes whose results follow from constants and fixed shapes alone by initializers, in place."""
     from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import light_copy
 
     while _fold_once(model):
-        # What was just computed may tell the shapes that a Reshape or an Expand makes, and they further constants.
+        # Folded constants may determine the shapes of a Reshape or an Expand, and these further constants.
         infer(model, light_copy(model))
 
 
 def _fold_once(model: Any) -> bool:
-    """One pass over the nodes; whether shapes might now be known that were not."""
+    """Make one pass over the nodes; return whether more shapes might be known now."""
     import onnx
 
     graph = model.graph
@@ -144,13 +144,13 @@ def _is_foldable(node: Any, known: Mapping[str, Any], types: dict[str, Any]) -> 
 
 
 def _shrinks(node: Any, known: Any, types: dict[str, Any]) -> bool:
-    """Whether a node's results are no larger than what it uses."""
+    """Return whether a node's results are no larger than its inputs."""
     taken = sum(known[name].ByteSize() for name in reads(node))
     return bool(sum(_bytes(types.get(name)) or 0 for name in node.output) <= taken)
 
 
 def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, Any]) -> list[Any] | None:
-    """A node's results as tensors; None where onnx's evaluator does not know the operator, or gives no tensors."""
+    """Return a node's results as tensors; None if onnx's evaluator does not know the operator, or gives no tensors."""
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
@@ -160,7 +160,7 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
         if name in known:
             given[name] = numpy_helper.to_array(known[name])
         else:
-            # Of a Shape's input the evaluator needs the shape alone: this takes one element's memory.
+            # For a Shape's input the evaluator only needs the shape: this takes the memory of one element.
             given[name] = np.broadcast_to(np.float32(0), static_shape(types[name]) or ())
     inputs = [helper.make_empty_tensor_value_info(name) for name in given]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
@@ -172,7 +172,7 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
         if not all(isinstance(value, (np.ndarray, np.generic)) for value in values):
             return None
         tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in zip(names, values, strict=True)]
-    except Exception as error:  # then the node stays what it is
+    except Exception as error:  # the node is not folded
         print(f"note: node {node.name!r} ({node.op_type}) is left as it is: {error}", flush=True)
         return None
     for tensor in tensors:
@@ -183,7 +183,7 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
 
 
 def static_shape(kind: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor's type where every dimension is a number, else None."""
+    """Return the shape of a tensor's type if every dimension is a number, else None."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
@@ -192,7 +192,7 @@ def static_shape(kind: Any) -> tuple[int, ...] | None:
 
 
 def _bytes(kind: Any) -> int | None:
-    """Bytes of a tensor of this type, or None where they are not known."""
+    """Return the bytes of a tensor of this type; None if unknown."""
     from onnx import helper
 
     shape = static_shape(kind)
@@ -202,17 +202,17 @@ def _bytes(kind: Any) -> int | None:
 
 
 class Graph:
-    """The nodes of a model's main graph that are left when constants are folded.
+    """The nodes of a model's main graph after constants are folded.
 
     Args:
         path: the ONNX model.
         dims: sizes of symbolic dimensions.
-        observed: tensor -> [dtype, shape] as runs of the model told it, None where they differed.
+        observed: tensor -> [dtype, shape] as observed in runs, with None for a dimension that differed.
 
     Attributes:
         nodes: every node, in the model's order.
-        inputs, outputs: the model's own.
-        live: numbers of the nodes that depend on inputs (or on chance) and that outputs depend on.
+        inputs, outputs: of the model.
+        live: numbers of the nodes that depend on inputs (or on chance) and are needed for outputs.
         producer: value -> number of the node that makes it.
         users: value -> numbers of the live nodes that use it.
         runtime: names of all values that depend on inputs or on chance.
@@ -246,19 +246,19 @@ class Graph:
                 self.users.setdefault(name, []).append(number)
 
     def reads(self, number: int) -> list[str]:
-        """The values that a node uses, its subgraphs' included."""
+        """Return the values that a node and its subgraphs use."""
         return self._reads[number]
 
     def draws(self, number: int) -> bool:
-        """Whether a node draws random numbers."""
+        """Return whether a node draws random numbers."""
         return draws(self.nodes[number], self._constants)
 
     def is_runtime(self, number: int) -> bool:
-        """Whether a node depends on the inputs or on chance."""
+        """Return whether a node depends on the inputs or on chance."""
         return any(name in self.runtime for name in self.nodes[number].output)
 
     def before(self, values: Iterable[str]) -> set[int]:
-        """The nodes that values depend on."""
+        """Return the nodes that values depend on."""
         found: set[int] = set()
         pending = [self.producer[name] for name in values if name in self.producer]
         while pending:
@@ -268,7 +268,7 @@ class Graph:
         return found
 
     def after(self, values: Iterable[str]) -> set[int]:
-        """The live nodes that depend on values."""
+        """Return the live nodes that depend on values."""
         reached, found = set(values), set()
         for number in self.live:
             if not reached.isdisjoint(self._reads[number]):
@@ -277,7 +277,7 @@ class Graph:
         return found
 
     def with_constants(self, numbers: Iterable[int]) -> list[int]:
-        """Nodes and those that make constants for them, in order."""
+        """Return nodes with those that compute constants for them, in order."""
         found = set(numbers)
         pending = list(found)
         while pending:
@@ -289,17 +289,17 @@ class Graph:
         return sorted(found)
 
     def takes(self, numbers: Sequence[int]) -> list[str]:
-        """The values from outside that nodes use, in order of first use."""
+        """Return the outer values that nodes use, in order of first use."""
         made = {name for number in numbers for name in self.nodes[number].output}
         used = dict.fromkeys(name for number in numbers for name in self._reads[number])
         return [name for name in used if name in self.runtime and name not in made]
 
     def constant(self, name: str) -> Any:
-        """The TensorProto of a constant, or None."""
+        """Return the TensorProto of a constant, or None."""
         return self._constants.get(name)
 
     def digest_of_constant(self, name: str) -> str:
-        """A digest of a constant's type, shape and values; "" of what is no constant."""
+        """Return a digest of a constant's type, shape and values; "" if it is no constant."""
         from hil.controller.backends.compilers.onnx_to_mlir import raw_of
 
         if (sparse := self._sparse.get(name)) is not None:
@@ -310,7 +310,7 @@ class Graph:
         return repr((tensor.data_type, list(tensor.dims), values))
 
     def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
-        """Dtype and shape of a value; None where it is no tensor or not even its number of dimensions is known."""
+        """Return a value's dtype and shape; None if it is no tensor or its rank is unknown."""
         kind = self._types.get(name)
         if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
             return None
@@ -323,7 +323,7 @@ class Graph:
 
     @cached_property
     def open(self) -> list[str]:
-        """Values between live nodes whose type or shape is not known in full."""
+        """Values between live nodes whose type or shape is not fully known."""
         made = [name for number in self.live for name in self.nodes[number].output]
         used = {*self.users, *self.outputs}
         return [name for name in made if name in used and static_shape(self._types.get(name)) is None]
@@ -333,13 +333,13 @@ class Graph:
 
         Args:
             numbers: the nodes, in order.
-            inputs, outputs: the model's.
-            path: where to; large constants go into a file beside it, of the same name and ``.data``.
+            inputs, outputs: of the new model.
+            path: to write to; large constants go to a file beside it, of the same name and ``.data``.
         """
         import onnx
 
         part = onnx.ModelProto()
-        # Since version 4 a constant is no input as well.
+        # From version 4 on a constant need not be an input.
         part.ir_version = max(self._model.ir_version, 4)
         part.producer_name = self._model.producer_name
         part.opset_import.extend(self._model.opset_import)
@@ -357,7 +357,7 @@ class Graph:
         onnx.save(part, path)
 
     def _hold(self, tensors: Any, data: Path) -> None:
-        """Give a part the data that the model has in files: within it, or where that is much in a file beside it."""
+        """Give a part its external data: embedded, or if that is large in a file beside it."""
         from onnx.external_data_helper import load_external_data_for_tensor
 
         from hil.controller.backends.compilers.onnx_to_mlir import raw_of, size_of
@@ -371,7 +371,7 @@ class Graph:
             return
         with data.open("wb") as file:
             for tensor in outside:
-                # Mapped, and so copied without being in memory all at once.
+                # A memory map, which is copied without being loaded at once.
                 raw = raw_of(tensor, self._folder)
                 file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
                 del tensor.external_data[:]
@@ -389,7 +389,7 @@ class Graph:
 
 
 def _write_observed(model: Any, observed: Mapping[str, Sequence[Any]]) -> None:
-    """Write what runs told into the model's types, where inference did not know it."""
+    """Add observed types and shapes to a model, where inference found none."""
     import onnx
 
     graph = model.graph

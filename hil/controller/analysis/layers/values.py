@@ -26,9 +26,9 @@ from hil.core.tensors import Array, TensorSpec, dtype_name, load_npy, save_npy, 
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 
 MODES = ("real", "random")
-# Who is asked, in this order.
+# The references, in order of preference.
 _ORACLES = {"onnxruntime": "onnxruntime", "onnx-reference": "onnx"}
-# Raise this when what is computed changes without the oracles' versions changing.
+# Increase this when the values change without a change of the references' versions.
 _VERSION = 2
 
 
@@ -37,17 +37,17 @@ class Layer:
     """One layer of a model.
 
     Attributes:
-        name: ``<op>_<node name>``, unique in the model; letters, digits and ``._+-`` only.
+        name: ``<op>_<node name>``, unique in the model, with only letters, digits and ``._+-``.
         op: the operator, or those of a group in order: ``Conv+Relu``.
-        nodes: names of the model's nodes that it is made of.
-        path: the layer as an ONNX model of its own, constants in it.
-        inputs, outputs: names of the tensors of the whole model that go in and come out, in the sub-model's order.
-        depth: 0 for a layer that takes only the model's inputs, else one more than the deepest that it takes from.
-        same_as: an earlier layer of the same full signature (operators, attributes, shapes, dtypes, quantisation); ""
-            is the first of its kind. Its weights and what goes into it may be others.
-        copy_of: an earlier layer of the same weights too, into which the same values go, whatever the model is run on;
-            "" where there is none.
-        by_chance: it draws random numbers (RandomNormal and its like, a Dropout of training), so no two runs agree.
+        nodes: names of its nodes in the model.
+        path: the layer as an ONNX model of its own, with its constants.
+        inputs, outputs: names of its tensors in the whole model, in the sub-model's order.
+        depth: 0 if it uses only the model's inputs, else one more than the deepest layer that it uses.
+        same_as: an earlier layer of the same signature (operators, attributes, shapes, dtypes, quantisation), perhaps
+            with other weights and inputs; "" for the first of its kind.
+        copy_of: an earlier layer with the same signature, weights and input values, for any input of the model; "" if
+            there is none.
+        by_chance: whether it draws random numbers (RandomNormal, a Dropout of training), so that no two runs agree.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Layer:
 
 
 class Activations(Mapping[str, Array]):
-    """Tensor name -> what the reference computed, read from its file when it is asked for.
+    """Tensor name -> value that the reference computed, read from its file at each access.
 
-    The model's inputs and outputs are among them; constants, and values that are no tensors, are not.
+    The model's inputs and outputs are included; constants and values that are no tensors are not.
 
     Attributes:
-        source: who computed them, with version.
-        outputs: names of the model's own outputs, in order.
-        refused: those that were asked before and could not, as [name, reason].
+        source: the reference, with version.
+        outputs: names of the model's outputs, in order.
+        refused: references that were tried before and failed, as [name, reason].
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,11 +95,11 @@ class Activations(Mapping[str, Array]):
         return len(self._files)
 
     def specs(self) -> Iterator[TensorSpec]:
-        """Names, dtypes and shapes, without reading any values."""
+        """Return names, dtypes and shapes, without reading any values."""
         return (spec for _, spec in self._files.values())
 
     def spec(self, name: str) -> TensorSpec:
-        """One tensor's dtype and shape, without reading its values."""
+        """Return one tensor's dtype and shape, without reading its values."""
         return self._files[name][1]
 
 
@@ -116,26 +116,26 @@ def activations(
     timeout: float | None,
     log: Path,
 ) -> Activations:
-    """Every tensor that a CPU reference makes of a whole model, computed or from the cache.
+    """Compute every tensor inside a model with a CPU reference, or take them from the cache.
 
-    ONNX Runtime computes them with its optimisations off, so that no value is fused away; where it cannot, ONNX's own
-    evaluator does.
+    ONNX Runtime computes them without optimisations, so that no value is fused away; if it cannot, ONNX's own evaluator
+    does.
 
     Args:
-        model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` makes into one.
+        model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts.
         inputs: every input by name.
-        cache: where the values are kept, by model, inputs and the references' versions.
-        isolated: where they are computed.
-        recompute: compute even though the cache has them.
+        cache: keeps the values by model, inputs and the references' versions.
+        isolated: computes them.
+        recompute: compute even if the cache has them.
         timeout: seconds for each reference, or None.
-        log: what is printed meanwhile is appended here.
+        log: output is appended here.
 
     Raises:
-        UsageError: no ONNX model and none to be had.
-        CompileFailed, CompileCrashed: it cannot be made into one.
+        UsageError: the model is not ONNX and cannot be converted.
+        CompileFailed, CompileCrashed: converting it failed.
         ReferenceFailed: no reference can run this model, or not with these inputs.
-        StageTimeout: it took too long.
-        StorageError: the values cannot be kept.
+        StageTimeout: a limit was reached.
+        StorageError: the values cannot be stored.
     """
     model = as_onnx(model, cache=cache, isolated=isolated, log=log)
     sources = {name: f"{name} {version(package)}" for name, package in _ORACLES.items()}
@@ -170,9 +170,9 @@ def activations(
             about = {"source": sources[name], "outputs": own, "refused": refused}
             (folder / _ABOUT).write_text(json.dumps(about))
             return
-        said = "; ".join(f"{name}: {reason}" for name, reason in refused)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
         raise ReferenceFailed(
-            f"no reference can compute the values inside {model.path.name} ({said})",
+            f"no reference can compute the values inside {model.path.name} ({reasons})",
             stage="refer",
             hint="check the inputs' values, and whether `hil run` finds a reference for the whole model",
         )
@@ -184,18 +184,18 @@ def activations(
 def layer_inputs(
     layer: Layer, activations: Mapping[str, Array], *, mode: str = "real", seed: int = 0
 ) -> dict[str, Array]:
-    """What a layer is run on, by its model's input names, in order.
+    """Return a layer's input values by name, in its model's order.
 
     Args:
         layer: of the model that the activations are of.
         activations: of :func:`activations`.
-        mode: ``real`` is what the reference computed for the whole model; ``random`` the same dtype and shape with
-            seeded values between the least and the greatest of those (bools and strings: any).
-        seed: of the random ones.
+        mode: ``real``: the reference's values in the whole model; ``random``: seeded values of the same dtype and
+            shape, between the least and the greatest of the real ones (bools and strings: any).
+        seed: of the random values.
 
     Raises:
-        UsageError: no such mode.
-        ReferenceFailed: the reference made no value for an input.
+        UsageError: the mode is unknown.
+        ReferenceFailed: the reference computed no value for an input.
     """
     if mode not in MODES:
         raise UsageError(f"there is no mode {mode!r}", hint=f"one of {', '.join(MODES)}")
@@ -206,16 +206,16 @@ def layer_inputs(
 
 
 def layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, Array]:
-    """What the reference computed for a layer's outputs within the whole model, by name, in order.
+    """Return the reference's values of a layer's outputs in the whole model, by name, in order.
 
     Raises:
-        ReferenceFailed: it made no value for one.
+        ReferenceFailed: it computed no value for an output.
     """
     return _values(layer, layer.outputs, activations)
 
 
 def digests_of(tensors: Mapping[str, Array]) -> list[list[Any]]:
-    """What tells tensors from others, for a cache's key."""
+    """Return what identifies tensors, for a cache's key."""
     return [
         [name, dtype_name(array.dtype), list(array.shape), digest_of(to_bytes(array))]
         for name, array in tensors.items()
@@ -236,19 +236,19 @@ def _values(layer: Layer, names: tuple[str, ...], activations: Mapping[str, Arra
 
 
 def _like(name: str, value: Array, seed: int) -> Array:
-    """A random tensor with the dtype, the shape and the range of another."""
+    """Draw a random tensor with the dtype, the shape and the range of another."""
     spec = spec_of(name, value)
     bounds = _range(value)
     drawn = random_tensor(spec, value.shape, seed=seed, bounds=bounds)
     if bounds is None or value.dtype.kind == "c":
         return drawn
-    # A float32 between two bounds may be rounded to just outside of them.
+    # Rounding to float32 may lead out of the bounds.
     low, high = (np.asarray(bound).astype(value.dtype) for bound in bounds)
     return np.asarray(np.clip(drawn, low, high), value.dtype)
 
 
 def _range(value: Array) -> tuple[float, float] | None:
-    """The least and the greatest finite value; None where there is none."""
+    """Return the least and the greatest finite value; None if there is none."""
     if value.dtype.kind in "bOU" or not value.size:
         return None
     if dtype_name(value.dtype).lstrip("u").startswith("int"):
@@ -264,11 +264,11 @@ def _range(value: Array) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """Where a layer was saved.
+    """The files of a saved layer.
 
     Attributes:
-        model: the ONNX file; large weights lie beside it, in a file of the same name and ``.data``.
-        inputs, outputs: a .npy each, in the model's order.
+        model: the ONNX file; large weights lie beside it in a file of the same name and ``.data``.
+        inputs, outputs: a .npy file each, in the model's order.
     """
 
     model: Path
@@ -277,7 +277,7 @@ class SavedLayer:
 
     @property
     def command(self) -> str:
-        """What runs the layer on the simulator and compares it with what it should give."""
+        """The command that runs the layer on the simulator and compares the outputs."""
         parts = ["hil", "run", str(self.model), "--runtime-hw-type", "sim"]
         for option, files in (("--input", self.inputs), ("--expected", self.outputs)):
             parts += [part for file in files for part in (option, str(file))]
@@ -285,15 +285,15 @@ class SavedLayer:
 
 
 def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> SavedLayer:
-    """Copy a layer's model into a folder, and the values at its edges as .npy into a folder of the layer's name there.
+    """Copy a layer's model to a folder, and its input and output values as .npy to a subfolder of the layer's name.
 
     Args:
-        layer: what to save.
-        activations: what the reference computed for the whole model.
-        folder: made if need be; files of the same names are written over.
+        layer: to save.
+        activations: of the whole model.
+        folder: created if needed; files of the same names are overwritten.
 
     Raises:
-        ReferenceFailed: the reference made no value for an input or an output.
+        ReferenceFailed: the reference computed no value for an input or an output.
         StorageError: the folder cannot be written.
     """
     sides = {"input": layer_inputs(layer, activations), "output": layer_outputs(layer, activations)}
@@ -312,7 +312,7 @@ def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> 
 
 
 def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: str) -> list[str]:
-    """Compute all values that depend on the inputs, and save them in the model's order.
+    """Compute all values that depend on the inputs, and save them in the model's order. Runs in an isolated process.
 
     Args:
         path: the ONNX model.
@@ -321,7 +321,7 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
         inputs, outputs: folders, as :mod:`hil.controller.storage.tensor_folder` writes them.
 
     Returns:
-        The names of the model's own outputs, in order.
+        The names of the model's outputs, in order.
 
     Raises:
         ReferenceFailed: the oracle cannot run the model.

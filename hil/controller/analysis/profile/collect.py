@@ -15,7 +15,7 @@ from hil.controller.analysis.profile.rows import write_csv
 from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
-from hil.controller.devices.profile_pass import ProfilePass
+from hil.controller.devices.streams import ProfilePass
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
 from hil.controller.pipeline.case import Case, Workshop
@@ -29,29 +29,28 @@ from hil.errors import HilError, StorageError, UsageError
 
 IREE_FILE, ONNXRUNTIME_FILE = "profile.ireeprof", "onnxruntime.json"
 RAW = "raw"
+COMPUTE, RUNTIME = "compute", "runtime"
+
 Made = TypeVar("Made")
 
-# By what a folder that holds a profile of each kind is known, a whole one or one that was interrupted.
+# Kind of profile -> the files of which its folder has at least one, even if it was interrupted.
 _KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
-
-COMPUTE, RUNTIME = "compute", "runtime"
 
 
 def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Workshop) -> list[str]:
-    """Write the profile of a case into a folder (see :mod:`hil.controller.analysis.profile.store`), and the raw files
-    beside it.
+    """Write the profile of a case (see :mod:`hil.controller.analysis.profile.store`) and the raw files to a folder.
 
-    Whatever cannot be had of it is a note: a case has its outcome already, and that is not lost for its profile's sake.
+    What cannot be collected becomes a note: the case keeps its outcome.
 
     Args:
-        case: it has ended, and was run.
-        capture: what was collected beside its run.
-        folder: for the profile; made if need be.
+        case: one that ran and has ended.
+        capture: what was collected during its run.
+        folder: for the profile; created if needed.
         run: the profile's name.
         shop: where compilers and readers of files run.
 
     Returns:
-        What could not be had, a line each.
+        The notes, one line each.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -60,12 +59,12 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Works
     rows: Sequence[OpRow] = ()
     samples: list[Sample] = list(capture.counters)
     with temporary_folder("hil-profile-") as place:
-        _forget_older(folder / RAW)
+        _remove_raw(folder / RAW)
         if capture.taken is not None:
             raw, scratch = _save(capture.taken, folder / RAW), Path(place)
             reader = _Reader(case, capture.taken, raw, scratch, run, capture.board, shop, notes)
             with storing(scratch):
-                # A million rows are no list: they are read from a file whenever they are gone through.
+                # Rows may be a million: they stay in a file, which is read at each pass.
                 rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
         profile = Profile(
             run=run,
@@ -85,7 +84,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Works
 
 
 class _Reader:
-    """Reads the runtime's own files."""
+    """Reads the files of the runtime's profiler."""
 
     def __init__(
         self,
@@ -114,24 +113,24 @@ class _Reader:
         }
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
-        """The operations; counters that the runtime's files hold are added to ``samples``."""
+        """Return the operations; append the counters in the runtime's files to ``samples``."""
         if IREE_FILE in self._taken.files:
             return self._iree(samples)
         if ONNXRUNTIME_FILE in self._taken.files:
             return self._onnxruntime()
         names = ", ".join(self._taken.files) or "nothing"
-        self._notes.append(f"no profile of the operations: nobody here can read what the runtime wrote ({names})")
+        self._notes.append(f"no profile of the operations: hil cannot read what the runtime wrote ({names})")
         return iter(())
 
     def _iree(self, samples: list[Sample]) -> Iterator[OpRow]:
-        events = self._have(
+        events = self._or_note(
             "no profile of the operations",
             lambda: read_ireeprof(self._raw / IREE_FILE, folder=self._scratch, **self._isolated, **self._passed),
         )
         if events is None:
             return iter(())
         self._notes += events.notes
-        sites = self._have("the operations are not joined to the model's nodes", self._sites) or Sites((), {})
+        sites = self._or_note("the operations are not joined to the model's nodes", self._sites) or Sites((), {})
         self._notes += sites.notes
         samples += events.memory()
         return iree_rows(events, sites, run=self._run, board=self._board, notes=self._notes)
@@ -141,7 +140,7 @@ class _Reader:
             return iter(())
         shop, log = self._shop, self._isolated["log"]
         model = as_onnx(self._case.model, cache=shop.cache, isolated=shop.isolated, log=log)
-        events = self._have(
+        events = self._or_note(
             "no profile of the operations",
             lambda: read_onnxruntime(self._raw / ONNXRUNTIME_FILE, model, **self._isolated, **self._passed),
         )
@@ -158,9 +157,9 @@ class _Reader:
 
     def _estimates(self, model: Model) -> Estimates:
         make = functools.partial(estimate, model, cache=self._shop.cache, **self._isolated)
-        return self._have("no estimates", make) or Estimates()
+        return self._or_note("no estimates", make) or Estimates()
 
-    def _have(self, without: str, make: Callable[[], Made]) -> Made | None:
+    def _or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:
             return make()
         except HilError as error:
@@ -168,8 +167,8 @@ class _Reader:
             return None
 
 
-def _forget_older(folder: Path) -> None:
-    """Another run's files are not to lie beside this one's."""
+def _remove_raw(folder: Path) -> None:
+    """Remove the raw files of an older profile."""
     with storing(folder):
         for name in (IREE_FILE, ONNXRUNTIME_FILE):
             (folder / name).unlink(missing_ok=True)
@@ -184,7 +183,7 @@ def _save(taken: ProfilePass, folder: Path) -> Path:
 
 
 def _uploads(case: Case) -> Iterable[Span]:
-    """The upload, piece by piece; the first one begins with its stage."""
+    """Yield the pieces of the upload; the first begins with its stage."""
     began = next((span.start_ns for span in case.spans if span.name == "push"), 0)
     before = 0
     for at, sent in case.sent:
@@ -193,7 +192,7 @@ def _uploads(case: Case) -> Iterable[Span]:
 
 
 def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
-    """The calls; one of a board that tells no times of its own lasts from its first operation to its last."""
+    """Return the calls. Where a board reports no times, the profiled one lasts from its first operation to its last."""
     taken = capture.taken
     if taken is None or taken.board is not None or not rows:
         return capture.calls
@@ -202,8 +201,7 @@ def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
 
 
 def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
-    """The board's clock beside the host's. Of a board without an agent no more is known than that what it did, it did
-    during the call."""
+    """Return the fit of the board's clock. Without an agent only the host's times of the call are known."""
     if capture.clock is not None:
         return capture.clock
     host = capture.taken.host if capture.taken else None
@@ -213,14 +211,14 @@ def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
 
 
 def check_folder(folder: Path, kind: str) -> None:
-    """Make a profile's folder before anything runs; an older profile of its kind in it may be replaced.
+    """Create a profile's folder before anything runs; it may hold an older profile of its kind.
 
     Args:
         folder: the folder.
         kind: ``run`` or ``compile``.
 
     Raises:
-        UsageError: it cannot be made, or holds anything else.
+        UsageError: the folder cannot be created, or holds anything else.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +232,7 @@ def check_folder(folder: Path, kind: str) -> None:
 def write_profiles(
     case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop
 ) -> Iterator[tuple[Mapping[str, Any], ...]]:
-    """Write the profiles of a case that has ended. What cannot be had is a note: the case keeps its outcome.
+    """Write the profiles of a case that has ended; what cannot be collected becomes a note.
 
     Args:
         case: the case.
@@ -246,15 +244,15 @@ def write_profiles(
         For the record: ``kind``, ``folder`` and ``notes`` of each; before any is written, and after each.
     """
     write = {"compile": _compile, "run": _run}
-    # What is told where Ctrl-C leaves it at that.
-    interrupted = "the profile is not whole: it was interrupted"
+    # The note that stays if Ctrl-C interrupts the writing.
+    interrupted = "the profile is incomplete: it was interrupted"
     profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
     yield tuple(profiles)
     for number, (kind, folder) in enumerate(folders.items()):
         try:
             notes = write[kind](case, folder, run_id, shop)
         except HilError as error:
-            notes = [f"the profile is not whole: {error.message}"]
+            notes = [f"the profile is incomplete: {error.message}"]
         profiles[number] = {**profiles[number], "notes": notes}
         yield tuple(profiles)
 
@@ -293,14 +291,14 @@ def _run(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
 def iree_rows(
     events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str], ridge: float = RIDGE
 ) -> Iterator[OpRow]:
-    """The rows of a profile of IREE's in the order of their start; what belongs to no iteration is left out.
+    """Yield the rows of an IREE profile by start, without events that belong to no iteration.
 
     Args:
-        events: what happened.
+        events: of the profile.
         sites: of the program that ran.
-        run, board: their names.
-        notes: what is uncertain of the nodes' names is put here, a line each, before the first row.
-        ridge: operations a byte at which computing takes as long as moving.
+        run, board: names of the profile and the board.
+        notes: gets a line for each uncertain match of nodes, before the first row.
+        ridge: see :data:`hil.controller.analysis.profile.estimate.RIDGE`.
     """
     submitted, which = events.submitted()
     matched = [sites.match(submissions) for submissions in submitted]
@@ -309,8 +307,8 @@ def iree_rows(
         if event.iteration < 0:
             continue
         site = Site(event.key, ())
-        if event.place is not None:
-            site = matched[which[event.iteration]][0][event.submission][event.place]
+        if event.ordinal is not None:
+            site = matched[which[event.iteration]][0][event.submission][event.ordinal]
         yield OpRow(
             run=run,
             iteration=event.iteration,
@@ -332,15 +330,15 @@ def iree_rows(
 
 
 def onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
-    """The rows of a profile of ONNX Runtime's in the order of their start.
+    """Yield the rows of an ONNX Runtime profile by start.
 
     Args:
-        events: what happened.
+        events: of the profile.
         estimates: of the model that ran.
-        run, board: their names.
+        run, board: names of the profile and the board.
     """
     for event in events.events():
-        # What holds other kernels is no operation besides theirs.
+        # A kernel that holds others is no operation of its own.
         is_compute = event.op_type not in HOLDERS
         nodes = event.nodes if is_compute else ()
         estimate = estimates.of(nodes if event.computes else ())

@@ -1,10 +1,9 @@
-"""IREE's compiler, called phase by phase through its own library, with a report of each phase's passes.
+"""Run IREE's compiler phase by phase through its library, with a report of each phase's passes.
 
 A program of its own (``python -m hil.controller.analysis.profile.compile_phases SOURCE OUT REPORTS FLAG...``): the
-library takes its flags once a process. The phases go from one to the next in memory, as they do in iree-compile. For
-each it
-prints a line of JSON: its name, its begin and its end on this machine's monotonic clock; the compiler's report of its
-passes goes to ``REPORTS/<phase>``. It ends with exit code 1 where a phase fails, whose report then says why.
+library takes its flags once a process. The phases pass the module on in memory, as in iree-compile. Each phase prints a
+line of JSON: its name, its begin and its end on this machine's monotonic clock; the report of its passes goes to
+``REPORTS/<phase>``. The exit code is 1 if a phase fails; its report then has the message.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from hil.controller.models.iree_compiler import native_compiler
 from hil.core.clock import now_ns
 
-# Those of IREE 3.13, in order: what --compile-to takes.
+# The phases of IREE 3.13, in order: the values of --compile-to.
 PHASES = (
     "start input abi preprocessing global-optimization dispatch-creation flow stream executable-sources "
     "executable-configurations executable-targets hal vm end"
@@ -33,7 +32,7 @@ _STANDARD_PIPELINE = 0
 
 
 class _Compiler:
-    """The library's functions, which all begin with ``ireeCompiler``; pointers are opaque."""
+    """The library's functions, whose names begin with ``ireeCompiler``; pointers are opaque."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._library = ctypes.CDLL(str(native_compiler().parent / _LIBRARY))
@@ -81,7 +80,7 @@ class _Compiler:
 
 
 def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
-    """Compile a file into a program; the exit code."""
+    """Compile a file into a program; return the exit code."""
     compiler = _Compiler([*flags, "--mlir-timing", "--mlir-timing-display=tree", "--mlir-output-format=json"])
     steps: list[tuple[str, Callable[[], bool]]] = [(READ, functools.partial(compiler.read, source))]
     steps += [(phase, functools.partial(compiler.run, before, phase)) for before, phase in itertools.pairwise(PHASES)]
@@ -99,5 +98,5 @@ def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
-    # What is left is the compiler's tidying up, which can take longer than the compiling did.
+    # Skip the compiler's clean-up, which can take longer than compiling.
     os._exit(code)

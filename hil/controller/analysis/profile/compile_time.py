@@ -43,20 +43,19 @@ _DISPATCHES = (
 )
 _EXECUTABLES = ("executable", "bytes", "share_of_program")
 
-# Of the report's lines those that are no passes: what was left between them, and their sum.
+# Lines of the report that are no passes: the rest between passes, and the sum.
 _SUMS = ("Rest", "Total")
 
 
 @dataclass(frozen=True)
 class CompileProfile:
-    """One compilation, looked into.
+    """A profile of one compilation.
 
     Attributes:
         folder: holds ``passes.csv``, ``dispatches.csv`` and ``executables.csv``.
-        spans: host clock, those that hold others before them: the whole, its phases, and within these their passes. A
-            phase's times were measured; passes are laid end to end within theirs, since the compiler tells how long
-            each took and not when.
-        notes: what could not be had, a line each.
+        spans: on the host's clock, enclosing ones first: the whole, its phases, and their passes. A phase's times are
+        measured; passes are laid end to end within it, since the compiler reports only their durations.
+        notes: on what is not available, a line each.
     """
 
     folder: Path
@@ -76,27 +75,27 @@ def profile_compile(
     log: Path,
     ridge: float = RIDGE,
 ) -> CompileProfile:
-    """Compile a model once more, nothing taken from the cache, and write where the time went into a folder.
+    """Compile a model again, without the cache, and write where the time went to a folder.
 
     Args:
         model: an ONNX or MLIR model.
         runtime: ``iree``, or ``onnxruntime``, which compiles nothing: its phases are those of creating a session.
-        flags: the compiler's, target included: an artifact's.
-        folder: made if need be; its three files are written anew.
-        cache: where the dispatches' nodes are kept.
-        isolated: where the compiler runs.
-        timeout: seconds that it may take.
-        log: what it prints is appended here.
-        ridge: operations a byte at which computing takes as long as moving.
+        flags: of the compiler, with the target, as in an artifact.
+        folder: created if needed; its three files are overwritten.
+        cache: keeps the dispatches' nodes.
+        isolated: runs the compiler.
+        timeout: its limit in seconds.
+        log: its output is appended here.
+        ridge: see :data:`hil.controller.analysis.profile.estimate.RIDGE`.
 
     Raises:
-        UsageError: nothing is compiled of such a model; the compiler is not installed or knows no such flag.
+        UsageError: such a model is not compiled; the compiler is not installed or does not know a flag.
         StorageError: the folder cannot be written.
         CompileFailed, CompileCrashed, StageTimeout: as for compiling.
     """
     if model.format == "vmfb" or runtime not in ("iree", "onnxruntime"):
         what = "a model that came compiled" if model.format == "vmfb" else f"a model for {runtime}"
-        raise UsageError(f"{what} ({model.format}) is not compiled by IREE, so there is no time to tell")
+        raise UsageError(f"{what} ({model.format}) is not compiled by IREE, so there is nothing to profile")
     given = model
     settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "timeout": timeout, "log": log}
     if runtime == "iree":
@@ -139,7 +138,7 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
 
 def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """The phases, depth 0, each followed by its passes and what is within these."""
+    """Yield the phases, depth 0, each followed by its passes, recursively."""
     for phase, begin, end, passes in phases:
         took = (end - begin) / 1e9
         yield phase, 0, phase, f"{took * 1e3:.3f}", None, "1.0000"
@@ -154,30 +153,30 @@ def _flat(passes: Sequence[Sequence[Any]], depth: int) -> Iterator[tuple[int, st
 
 
 def _dispatch_rows(sites: Sites, sources: Mapping[str, int], ridge: float) -> Iterator[Sequence[Any]]:
-    """Each call of a dispatch, in the program's order."""
-    # `module_main$async_dispatch_3.mlir` holds what `main$async_dispatch_3_matmul_..` is called in.
+    """Yield each call of a dispatch, in the program's order."""
+    # `module_main$async_dispatch_3.mlir` is the source of the call `main$async_dispatch_3_matmul_..`.
     sizes = {name.partition("_")[2].removesuffix(".mlir"): size for name, size in sources.items()}
     for number, region in enumerate(sites.regions):
         for site in region.sites:
             own = max((name for name in sizes if f"{site.key}_".startswith(f"{name}_")), key=len, default="")
-            told = Estimate(site.flops, site.bytes, site.shapes, ridge)
+            work = Estimate(site.flops, site.bytes, site.shapes, ridge)
             types = tuple(sites.op_types.get(node, "") for node in site.nodes)
-            yield number, region.loop, site.key, join_list(site.nodes), join_list(types), *_told(told, sizes.get(own))
+            yield number, region.loop, site.key, join_list(site.nodes), join_list(types), *_cells(work, sizes.get(own))
 
 
 def _node_rows(estimates: Estimates) -> Iterator[Sequence[Any]]:
-    """The model's nodes, where a runtime calls a kernel for each, but for those that it fuses."""
+    """Yield the model's nodes, for a runtime with a kernel per node (except those that it fuses)."""
     for name, node in estimates.nodes.items():
-        yield 0, "", name, join_list((name,)), join_list((node.op_type,)), *_told(estimates.of([name]), None)
+        yield 0, "", name, join_list((name,)), join_list((node.op_type,)), *_cells(estimates.of([name]), None)
 
 
-def _told(told: Estimate, size: int | None) -> Sequence[Any]:
-    intensity = None if told.intensity is None else f"{told.intensity:.3f}"
-    return told.shapes, size, told.flops, told.bytes, intensity, told.bound
+def _cells(work: Estimate, size: int | None) -> Sequence[Any]:
+    intensity = None if work.intensity is None else f"{work.intensity:.3f}"
+    return work.shapes, size, work.flops, work.bytes, intensity, work.bound
 
 
 def _executable_rows(binaries: Mapping[str, int], program: int) -> Iterator[Sequence[Any]]:
-    """Each binary in the program, and what there is besides: weights and the program's own steps."""
+    """Yield each binary in the program, and the rest: weights and the program's own code."""
     rest = program - sum(binaries.values())
     for name, size in [*binaries.items(), ("(weights and all else)", rest)]:
         yield name, size, f"{size / program:.4f}"
@@ -193,7 +192,7 @@ def _spans(model: str, phases: Sequence[Sequence[Any]]) -> Iterator[Span]:
 
 
 def _laid(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Span]:
-    """Passes end to end from the begin of what they are in; squeezed where, on several threads, they took longer."""
+    """Yield passes end to end within a phase, scaled down if they took longer in sum, on several threads."""
     lengths = [max(0, round(wall * 1e9)) for _, wall, _, _ in passes]
     squeeze = min(1.0, (end - begin) / sum(lengths)) if sum(lengths) else 1.0
     at = begin
@@ -206,11 +205,11 @@ def _laid(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Spa
 
 
 def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequence[str]) -> dict[str, Any]:
-    """Compile an ONNX or MLIR model.
+    """Compile an ONNX or MLIR model. Runs in an isolated process.
 
     Returns:
-        ``phases``: [name, begin, end, passes], this machine's clock in ns, in order; a pass is [name, wall seconds, CPU
-        seconds of all threads, passes within it]. ``sources``: executable -> bytes of its IR; ``binaries``: file's name
+        ``phases``: [name, begin, end, passes], on this machine's clock in ns; a pass is [name, wall seconds, CPU
+        seconds of all threads, passes within it]. ``sources``: executable -> bytes of its IR; ``binaries``: file
         -> bytes; ``program``: bytes of the whole.
 
     Raises:
@@ -239,16 +238,16 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         timed = [json.loads(line) for line in done.stdout.splitlines()]
         reports = [(folders["reports"] / name).read_text(errors="replace") for name, _, _ in timed]
-        # What it could not even say the name of: the step that it died in is the newest report.
+        # If the compiler crashed, the newest report is that of the failed step.
         newest = sorted(folders["reports"].iterdir(), key=lambda file: file.stat().st_mtime_ns)[-1:]
-        said = done.stderr.decode(errors="replace") + "".join(
+        output = done.stderr.decode(errors="replace") + "".join(
             "\n".join(_without_report(text.splitlines()))
             for text in [*reports[:-1], *(file.read_text(errors="replace") for file in newest)]
         )
-        print(said, flush=True)
-        check_target(said)
+        print(output, flush=True)
+        check_target(output)
         if done.returncode:
-            fail(done.returncode, said)
+            fail(done.returncode, output)
         phases += [[*times, _passes(report)] for times, report in zip(timed, reports, strict=True)]
         return {
             "phases": phases,
@@ -259,10 +258,10 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
 
 
 def load_onnxruntime(model: str) -> dict[str, Any]:
-    """Create a session of ONNX Runtime's, as its board does: it compiles nothing, but reads, optimises and plans.
+    """Create a session of ONNX Runtime as on a board: it compiles nothing, but reads, optimises and plans.
 
     Returns:
-        ``phases`` as of :func:`compile_iree`, of no passes.
+        ``phases`` as of :func:`compile_iree`, without passes.
     """
     import onnxruntime
 
@@ -286,7 +285,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _report_lines(lines: Sequence[str]) -> tuple[int, int]:
-    """Where the report of passes begins and ends among what else the compiler printed."""
+    """Return where the report of passes begins and ends in the compiler's output."""
     begin = lines.index("[") if "[" in lines else len(lines)
     end = lines.index("]", begin) + 1 if "]" in lines[begin:] else len(lines)
     return begin, end
@@ -304,7 +303,7 @@ def _passes(report: str) -> list[list[Any]]:
 
 
 def _nested(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    # Every list of passes ends with an empty one.
+    # Every list of passes ends with an empty pass.
     return [
         [item["name"], item["wall"]["duration"], item.get("user", item["wall"])["duration"], _nested(item["passes"])]
         for item in items

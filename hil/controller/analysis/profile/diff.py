@@ -1,14 +1,14 @@
-"""Which of two profiled runs is faster, and which of its operations are.
+"""Compare two profiled runs: which is faster, and which of their operations.
 
-The runs that no profiler slowed down decide. The profiled times of operations are set beside each other only where the
-same profiler made both and costs little; elsewhere they tell what an operation's share of its own run is, and no more:
-a profiler that costs a few microseconds a node makes a fast run look slow.
+The runs without a profiler decide. The profiled times of operations are compared only if the same profiler made both
+and costs little; otherwise they only show an operation's share of its own run: a profiler that costs a few microseconds
+a node makes a fast run look slow.
 
-Two runs never take the same time. So each ratio has an interval of confidence, made of the ranks of the times in the
-iterations (Hodges and Lehmann, "Estimates of location based on rank tests", 1963): no bell curve is
-supposed, and a few outliers move nothing. All intervals together hold with the confidence asked for, however many
-operations there are; and only what lies beyond a margin as a whole is called a change. What no interval can tell is a
-whole run's bad luck, a board that was hotter: for that ``hil bench A B`` runs both in turn.
+Two runs never take the same time. So each ratio has a confidence interval, made of the ranks of the iterations' times
+(Hodges and Lehmann, "Estimates of location based on rank tests", 1963): it assumes no normal distribution and resists
+outliers. All intervals hold together with the requested confidence, however many operations there are, and only an
+interval that lies beyond a margin as a whole is a change. No interval covers what affects a whole run, such as a hotter
+board: for that ``hil bench A B`` runs both in turn.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hil.core.timeline import OpRow, Profile
 CONFIDENCE = 0.95
 MARGIN = 0.05
 
-# More iterations than this are thinned out: every ratio of two is looked at.
+# More iterations than this are thinned out: every pair of two is computed.
 _MOST_ITERATIONS = 400
-# With more, the distribution of the rank sum is as good as normal.
+# Beyond this, the distribution of the rank sum is approximated by the normal one.
 _MOST_EXACT = 30
 
 Times = npt.NDArray[np.float64]
@@ -43,9 +43,9 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation takes in an iteration: median and mean in ns, its share of the total (0 to 1), and iterations.
+    """An operation's cost in an iteration: median and mean in ns, share of the total (0 to 1), number of iterations.
 
-    Several executions in one iteration are one time, their sum.
+    Several executions in one iteration count as one, their sum.
     """
 
     p50_ns: float
@@ -56,17 +56,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class OpDiff:
-    """One operation in both profiles; or several, where one compiler fused what the other did not.
+    """One operation in both profiles; or several, if one compiler fused what the other did not.
 
     Attributes:
-        name: the ONNX nodes, joined by ``;``, or the operation's name where it has none.
-        kind: ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all of them, ``timed`` for the timed runs.
-        a_ops, b_ops: what the runtime calls it in each; empty where it is not there.
-        a, b: what it costs in each; None where it is not there.
-        ratio: b's time by a's: the middle one of all iterations' ratios; None where one is missing, or where the two
-            cannot be compared.
-        low, high: the ratio's interval of confidence; None where there are too few iterations for any.
-        change: ``slower``, ``faster``, ``only in a``, ``only in b``, or "" where no change was shown.
+        name: the ONNX nodes, joined by ``;``, or the operation's name if it has none.
+        kind: ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all operations, ``timed`` for the timed
+            runs.
+        a_ops, b_ops: the runtime's names for it in each; empty if it is missing.
+        a, b: its cost in each; None if it is missing.
+        ratio: b's time by a's, the median over all pairs of iterations; None if one is missing or they are
+            incomparable.
+        low, high: the confidence interval of the ratio; None if there are too few iterations.
+        change: ``slower``, ``faster``, ``only in a``, ``only in b``, or "" if none was shown.
     """
 
     name: str
@@ -82,23 +83,23 @@ class OpDiff:
 
     @property
     def change_ns(self) -> float:
-        """By how much an iteration takes longer in b for its sake, ns; of no meaning where they are not comparable."""
+        """By how many ns it makes an iteration longer in b; meaningless if the two are incomparable."""
         return (self.b.p50_ns if self.b else 0.0) - (self.a.p50_ns if self.a else 0.0)
 
 
 @dataclass(frozen=True)
 class ProfileDiff:
-    """Two profiles compared.
+    """The comparison of two profiles.
 
     Attributes:
         a, b: their names.
-        confidence: that all intervals hold.
-        margin: 0.05 where a change of less than 5 % is none; of operations it is wider by what the profiler adds.
+        confidence: of all intervals together.
+        margin: 0.05 ignores changes below 5 %; for operations it is widened by the profiler's overhead.
         a_times, b_times: of their runs, timed and profiled.
-        timed: the timed runs, which decide; its interval holds by itself with the confidence asked for.
-        incomparable: why the profiled times of one cannot be set beside those of the other; "" where they can.
+        timed: the timed runs, which decide; its interval holds by itself with the requested confidence.
+        incomparable: why the profiled times of the two cannot be compared; "" if they can.
         total: of all operations' times in an iteration.
-        ops: each of them, the largest change first, or where they cannot be compared the largest share.
+        ops: the operations, the largest change first; if incomparable, the largest share.
     """
 
     a: str
@@ -114,7 +115,7 @@ class ProfileDiff:
 
     @property
     def verdict(self) -> str:
-        """Which is faster, in a line."""
+        """Which one is faster, in a sentence."""
         one = self.timed
         if one.a is None or one.b is None:
             return "which is faster is not known: one of them has no timed run"
@@ -125,7 +126,7 @@ class ProfileDiff:
         return f"B is {one.change} than A: its timed run takes {one.ratio:.3g} times as long"
 
     def as_json(self) -> dict[str, Any]:
-        """The same for ``json.dumps``; each operation has its ``change_ns`` besides, where the two can be compared."""
+        """Return a document for ``json.dumps``; operations have a ``change_ns`` if the two are comparable."""
         timed, *described = (
             {
                 **dataclasses.asdict(one),
@@ -149,20 +150,20 @@ class ProfileDiff:
 
 
 def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, margin: float = MARGIN) -> ProfileDiff:
-    """Compare two profiles operation by operation: joined by their ONNX nodes, or by name where they have none.
+    """Compare two profiles operation by operation: by their ONNX nodes, or by name if they have none.
 
     Args:
-        a, b: of one model; made by whatever compiler and runtime.
-        confidence: that all intervals hold, of each run by itself.
-        margin: how much of a change is none.
+        a, b: of one model, by any compiler and runtime.
+        confidence: of all intervals together, for each profile.
+        margin: changes below it are ignored.
     """
     before, after = _Side.of(a.rows), _Side.of(b.rows)
     a_times, b_times = run_times(a), run_times(b)
     incomparable = _incomparable(a, a_times, b, b_times)
     pairs = _pairs(before.keys, after.keys)
-    # Bonferroni: with so many intervals, and that of the total, each has to be so much surer.
+    # Bonferroni: all intervals together have the requested confidence.
     doubt = (1 - confidence) / (1 + sum(bool(mine and theirs) for mine, theirs in pairs))
-    # A change may as well be the profiler's, up to what that adds.
+    # The profiler may cause a change up to its overhead.
     added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
     beyond = (1 + margin) * (1 + added) - 1
     judge = functools.partial(_judged, before, after, None if incomparable else doubt, beyond)
@@ -174,7 +175,7 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
 
 
 def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) -> str:
-    # A runtime's name comes first, then its version and device.
+    # Of a runtime's name, version and device the name comes first.
     one, other = (profile.runtime.split(" ")[0] for profile in (a, b))
     if one != other:
         return f"A's times are those of {one}'s profiler, B's those of {other}'s"
@@ -191,7 +192,7 @@ def _largest_share(one: OpDiff) -> float:
 
 
 def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> OpDiff:
-    """What the runs tell that no profiler slowed down."""
+    """Compare the runs without a profiler."""
     before, after = (np.array(times, np.float64) for times in (a, b))
     mine, theirs = (
         Cost(float(np.median(times)), float(times.mean()), 1.0, len(times)) if len(times) else None
@@ -203,7 +204,7 @@ def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> O
 
 @dataclass(frozen=True)
 class _Key:
-    """What stays the same from run to run: the nodes, and where there are none the name."""
+    """What identifies an operation in every run: its nodes, or its name if it has none."""
 
     kind: str
     nodes: tuple[str, ...]
@@ -219,7 +220,7 @@ _Pair = tuple[list[_Key], list[_Key]]
 
 @dataclass
 class _Side:
-    """One profile: time by operation and iteration, and what the operations are called."""
+    """One profile: times by operation and iteration, and the operations' names."""
 
     times: dict[_Key, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
     ops: dict[_Key, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
@@ -240,7 +241,7 @@ class _Side:
         return list(self.times)
 
     def together(self, keys: Sequence[_Key]) -> Times:
-        """The time of some operations in each iteration; 0 where none of them ran."""
+        """Return the time of some operations in each iteration; 0 if none of them ran."""
         return np.array([sum(self.times[key].get(one, 0) for key in keys) for one in self.iterations], np.float64)
 
     def cost(self, times: Times) -> Cost:
@@ -253,10 +254,10 @@ class _Side:
 
 
 def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
-    """What is to be compared with what.
+    """Return what is to be compared with what.
 
-    Equal keys are. Of the rest, all that are linked by common nodes are one comparison: one compiler made of them what
-    the other made otherwise. The others are in one profile only.
+    Equal keys are compared. Of the rest, all that are linked by common nodes form one comparison: the compilers fused
+    them differently. The others are in one profile only.
     """
     both = set(a) & set(b)
     pairs: list[_Pair] = [([key], [key]) for key in a if key in both]
@@ -274,7 +275,7 @@ def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
             )
         )
     pairs += [(mine, theirs) for _, mine, theirs in groups if mine and theirs]
-    # Several of one profile that share a node are still several where the other has none of them.
+    # Operations of one profile that share a node stay separate if the other profile has none of the nodes.
     pairs += [([key], []) for _, mine, theirs in groups if not theirs for key in mine]
     pairs += [([], [key]) for _, mine, theirs in groups if not mine for key in theirs]
     return pairs
@@ -304,7 +305,7 @@ def _judged(
 
 
 def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:
-    """With the ratio of b's times to a's, and what follows from its interval."""
+    """Add the ratio of b's times to a's, and what follows from its interval."""
     ratio, low, high = _ratio(before, after, doubt)
     change = ""
     if low is not None and high is not None:
@@ -313,7 +314,7 @@ def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: fl
 
 
 def _ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float | None]:
-    """The middle of all ratios of b's times to a's, and the interval that misses the true one with that probability."""
+    """Return the median ratio of b's times to a's, and the interval that misses the true one with this probability."""
     a, b = (np.log(np.maximum(_thinned(times), 1.0)) for times in (a, b))
     ratios = np.sort(np.subtract.outer(b, a), axis=None)
     middle = math.exp(float(np.median(ratios)))
@@ -329,9 +330,9 @@ def _thinned(times: Times) -> Times:
 
 @functools.lru_cache(64)
 def _outside(n: int, m: int, doubt: float) -> int | None:
-    """How many ratios lie outside of the interval at each of its ends; None where even none at all is too many.
+    """Return how many ratios lie outside of the interval at each end; None if the interval would need more than all.
 
-    It is the most that the rank sum's statistic U is no larger than with a probability of ``doubt / 2``.
+    It is the largest U for which the rank sum's statistic is at most U with a probability of at most ``doubt / 2``.
     """
     if max(n, m) > _MOST_EXACT:
         deviations = NormalDist().inv_cdf(doubt / 2)
@@ -343,10 +344,10 @@ def _outside(n: int, m: int, doubt: float) -> int | None:
 
 
 def _orders(n: int, m: int) -> list[int]:
-    """In how many of all orders of n and m times U is 0, 1, ... n * m: the coefficients of Gauss's binomial."""
+    """Return in how many orders of n and m times U is 0, 1, ... n * m: coefficients of the Gaussian binomial."""
     counts = [1] + [0] * (n * m)
     for i in range(1, n + 1):
-        # Multiplied with 1 - x^(m + i), and divided by 1 - x^i.
+        # Multiply by 1 - x^(m + i), and divide by 1 - x^i.
         for u in range(n * m, m + i - 1, -1):
             counts[u] -= counts[u - m - i]
         for u in range(i, n * m + 1):

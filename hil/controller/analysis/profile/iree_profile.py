@@ -24,9 +24,9 @@ _BATCH = 1 << 14
 
 EVENTS = "events.bin"
 MEMORY = "memory.bin"
-# What IREE writes where there is no number to give.
+# The number that IREE writes for an unknown value.
 NONE = 0xFFFFFFFF
-# A row an event, and one a change of the memory in use: a tenth of what the lines of JSON take.
+# A row per event, and one per change of the memory in use: a tenth of the size of IREE's lines of JSON.
 EVENT = np.dtype(
     [
         ("start", "<i8"),
@@ -52,21 +52,21 @@ _BATCH = 1 << 14
 
 
 class IreeEvent(NamedTuple):
-    """Something the device did for the host: a dispatch, a copy, an allocation.
+    """An operation of the device: a dispatch, a copy, an allocation.
 
     Attributes:
-        iteration: which run it belongs to, from 0; ``SETUP`` (-1) where to none: warm-up, initialisation.
+        iteration: the run that it belongs to, from 0; ``SETUP`` (-1) for warm-up and initialisation.
         op: ``dispatch``, ``fill``, ``copy``, ``execute``, ``alloca``, ``dealloca``, ``barrier``, ...
-        key: the dispatch's name, as the program calls it; "" of what is none.
-        start_ns, duration_ns: by the clock that the pairs lead to.
-        submission: which of its iteration's, from 0: what was handed to the queue at once.
-        place: which of its submission's dispatches, from 0; None of what is no dispatch.
-        command: its place in the command buffer, barriers counted; None where the driver does not tell.
-        executable, function: the program's numbers; None of what is no dispatch.
-        tiles: workgroups that it was cut into; None where the driver does not tell.
-        tile_time_ns: what all of them took together, with ``tiles``.
-        workgroups: how many in x, y and z.
-        bytes: what it allocates, fills or copies; 0 of others.
+        key: the dispatch's name in the program; "" for other operations.
+        start_ns, duration_ns: on the board's clock.
+        submission: number within the iteration, from 0; a submission is what is put into the queue at once.
+        ordinal: number among the dispatches of the submission, from 0; None for other operations.
+        command: number in the command buffer, barriers counted; None if the driver does not report it.
+        executable, function: numbers in the program; None for other operations.
+        tiles: number of its workgroups; None if the driver does not report it.
+        tile_time_ns: sum over the tiles.
+        workgroups: their numbers in x, y and z.
+        bytes: allocated, filled or copied; else 0.
     """
 
     iteration: int
@@ -75,7 +75,7 @@ class IreeEvent(NamedTuple):
     start_ns: int
     duration_ns: int
     submission: int
-    place: int | None
+    ordinal: int | None
     command: int | None
     executable: int | None
     function: int | None
@@ -87,16 +87,16 @@ class IreeEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class IreeEvents:
-    """A profile of IREE's. It lies in files, 88 bytes an event, and is read whenever it is gone through.
+    """A profile of IREE. Its events lie in files, 88 bytes each, and are read at each pass.
 
     Attributes:
-        folder: where those files are.
-        names: what ``op`` and ``key`` are numbers of, there.
-        order: [events] the events in the order of their start.
-        iteration: [events] which each belongs to.
-        submission: [events] which of its iteration's.
-        place: [events] which of its submission's dispatches; -1 of others.
-        iterations: how many runs it holds.
+        folder: of the files.
+        names: the strings that ``op`` and ``key`` of an event number.
+        order: [events] of int64: the events by start.
+        iteration: [events] of int64: of each event.
+        submission: [events] of int64: number within the iteration.
+        ordinal: [events] of int64: number among the dispatches of the submission, or -1.
+        iterations: number of runs.
         clock: pairs of (profile's time, board's time), ns.
         notes: what is uncertain or missing, a line each.
     """
@@ -106,7 +106,7 @@ class IreeEvents:
     order: NDArray[np.int64]
     iteration: NDArray[np.int64]
     submission: NDArray[np.int64]
-    place: NDArray[np.int64]
+    ordinal: NDArray[np.int64]
     iterations: int
     clock: Sequence[tuple[int, int]]
     notes: Sequence[str] = ()
@@ -115,24 +115,24 @@ class IreeEvents:
         return len(self.order)
 
     def events(self) -> Iterator[IreeEvent]:
-        """Every event in the order of its start, those of no iteration too."""
+        """Yield every event by start, with those of no iteration."""
         rows = mapped_rows(self.folder / EVENTS, EVENT)
         dispatch = self.names.index(DISPATCH) if DISPATCH in self.names else -1
         for first in range(0, len(self.order), _BATCH):
             batch = self.order[first : first + _BATCH]
-            where = (array[batch].tolist() for array in (self.iteration, self.submission, self.place))
-            for row, iteration, submission, place in zip(rows[batch].tolist(), *where, strict=True):
-                yield self._event(row, iteration, submission, place, is_dispatch=row[10] == dispatch)
+            where = (array[batch].tolist() for array in (self.iteration, self.submission, self.ordinal))
+            for row, iteration, submission, ordinal in zip(rows[batch].tolist(), *where, strict=True):
+                yield self._event(row, iteration, submission, ordinal, is_dispatch=row[10] == dispatch)
 
     def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
-        """What the iterations submitted: the dispatches' names of each submission, in order.
+        """Return the names of the dispatches of each submission of an iteration, in order.
 
         Returns:
-            Those that differ, as a rule one, and for each iteration which of them it is.
+            The distinct lists, usually one, and for each iteration the index of its list.
         """
         rows = mapped_rows(self.folder / EVENTS, EVENT)
-        own = np.flatnonzero((self.iteration >= 0) & (self.place >= 0))
-        own = own[np.lexsort((self.place[own], self.submission[own], self.iteration[own]))]
+        own = np.flatnonzero((self.iteration >= 0) & (self.ordinal >= 0))
+        own = own[np.lexsort((self.ordinal[own], self.submission[own], self.iteration[own]))]
         pairs = np.stack([self.submission[own], rows["key"][own]], 1)
         firsts = np.searchsorted(self.iteration[own], np.arange(self.iterations + 1))
         counts = np.zeros(self.iterations, np.int64)
@@ -151,14 +151,14 @@ class IreeEvents:
         return found, which
 
     def memory(self) -> Iterator[Sample]:
-        """Bytes that the program has reserved of the device's memory, at every change."""
+        """Yield the bytes of the device's memory that the program has reserved, at every change."""
         samples = mapped_rows(self.folder / MEMORY, MEMORY_SAMPLE)
         order = np.argsort(samples["at"], kind="stable")
         for at, reserved in zip(samples["at"][order], samples["reserved"][order], strict=True):
             yield Sample(by_pairs(int(at), self.clock), "IREE memory reserved", float(reserved), "bytes")
 
     def _event(
-        self, row: tuple[Any, ...], iteration: int, submission: int, place: int, *, is_dispatch: bool
+        self, row: tuple[Any, ...], iteration: int, submission: int, ordinal: int, *, is_dispatch: bool
     ) -> IreeEvent:
         start, duration, tile_time, size, _, _, executable, command, function, tiles, op, key, groups = row
         begin = by_pairs(start, self.clock)
@@ -170,7 +170,7 @@ class IreeEvents:
             begin,
             by_pairs(start + duration, self.clock) - begin,
             submission,
-            place if is_dispatch else None,
+            ordinal if is_dispatch else None,
             command if command != NONE else None,
             executable if is_dispatch else None,
             function if is_dispatch else None,
@@ -196,16 +196,16 @@ def read_ireeprof(
 
     Args:
         path: the file.
-        folder: an existing one for the events, to be kept while they are used.
-        isolated: where ``iree-profile`` runs.
-        timeout: seconds that it may take.
-        log: what it prints is appended here.
-        warmup: so many runs come before them.
-        iterations: how many runs of the same inputs the profile ends with, where that is known.
-        clock: pairs of (profile's time, board's time): linear, through the first and the last; none: they are the same.
+        folder: an existing one for the events; keep it while they are used.
+        isolated: runs ``iree-profile``.
+        timeout: its limit in seconds.
+        log: its output is appended here.
+        warmup: number of runs before them.
+        iterations: number of runs of the same inputs at the profile's end, if known.
+        clock: pairs of (profile's time, board's time), see :func:`hil.core.clock.by_pairs`.
 
     Raises:
-        RunFailed: it is no profile of IREE's, is cut off, or holds nothing.
+        RunFailed: the file is no profile of IREE, is cut off, or is empty.
         UsageError: ``iree-profile`` is not installed.
         StageTimeout: the limit was reached.
     """
@@ -215,7 +215,7 @@ def read_ireeprof(
     if not path.is_file():
         raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
     try:
-        said = isolated.call(
+        exported = isolated.call(
             export,
             {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())},
             timeout=timeout,
@@ -232,11 +232,11 @@ def read_ireeprof(
         raise RunFailed(
             f"IREE's profile {path.name} holds no events", hint="its device has no profiling, or nothing was run"
         )
-    notes = [f"{said['lost']} events of IREE's profile were not valid and are left out"] if said["lost"] else []
-    names: list[str] = said["names"]
+    notes = [f"{exported['lost']} events of IREE's profile were not valid and are left out"] if exported["lost"] else []
+    names: list[str] = exported["names"]
     dispatch = names.index(DISPATCH) if DISPATCH in names else -1
-    places = places_of(rows, dispatch)
-    numbers, kinds = submissions_of(rows, places)
+    ordinals = ordinals_of(rows, dispatch)
+    numbers, kinds = submissions_of(rows, ordinals)
     per_submission, doubt = by_repetition(kinds, None if iterations is None else warmup + iterations)
     notes += [doubt] if doubt else []
     if per_submission.max(initial=SETUP) + 1 > warmup:
@@ -247,7 +247,7 @@ def read_ireeprof(
         np.argsort(rows["start"], kind="stable"),
         per_submission[numbers],
         within(per_submission)[numbers],
-        places,
+        ordinals,
         int(per_submission.max(initial=SETUP)) + 1,
         tuple(clock),
         tuple(notes),
@@ -255,36 +255,36 @@ def read_ireeprof(
 
 
 def mapped_rows(path: Path, dtype: Any) -> NDArray[Any]:
-    """A file's rows, mapped: they need no memory of ours."""
+    """Return a file's rows as a memory map."""
     if not path.stat().st_size:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, "r")
 
 
-def places_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
-    """[events] which of its submission's dispatches each one is, by command where the driver tells it; else -1."""
+def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
+    """Return [events] the number among the dispatches of the submission, by command if known; else -1."""
     own = np.flatnonzero(rows["op"] == dispatch)
-    # Where all commands are alike (unknown), the file's own order, in which they were executed, stays.
+    # If all commands are unknown, the file's order, in which they were executed, stays.
     own = own[np.lexsort((rows["command"][own], rows["submission"][own], rows["queue"][own]))]
-    places = np.full(len(rows), -1, np.int64)
-    places[own] = _counted(rows["queue"][own], rows["submission"][own])
-    return places
+    ordinals = np.full(len(rows), -1, np.int64)
+    ordinals[own] = _counted(rows["queue"][own], rows["submission"][own])
+    return ordinals
 
 
-def submissions_of(rows: NDArray[Any], places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[events] each one's submission by number in their order; [submissions] their kind."""
+def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return [events] the number of each event's submission, and [submissions] their kinds."""
     pairs = np.stack([rows["queue"], rows["submission"]], 1)
     unique, numbers = np.unique(pairs, axis=0, return_inverse=True)
     numbers = numbers.reshape(-1)
-    # What a submission does: its operations and dispatches, in order, summed up with factors that make the order count.
-    weights = (rows["op"].astype(np.int64) * 1_000_003 + rows["key"] + 1) * (2 * places + 5)
+    # The kind of a submission: a hash of its operations and dispatches in which the order counts.
+    weights = (rows["op"].astype(np.int64) * 1_000_003 + rows["key"] + 1) * (2 * ordinals + 5)
     kinds = np.zeros(len(unique), np.int64)
     np.add.at(kinds, numbers, weights * weights)
     return numbers, kinds
 
 
 def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[submissions] which of its iteration's each one is."""
+    """Return [submissions] the number within the iteration."""
     order = np.argsort(per_submission, kind="stable")
     within = np.empty(len(per_submission), np.int64)
     within[order] = _counted(per_submission[order])
@@ -292,7 +292,7 @@ def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _counted(*keys: NDArray[Any]) -> NDArray[np.int64]:
-    """[n] how many equal ones stand before each, in arrays whose equal elements stand together."""
+    """Return [n] how many equal elements precede each, in arrays whose equal elements are adjacent."""
     count = len(keys[0])
     if not count:
         return np.zeros(0, np.int64)
@@ -303,23 +303,23 @@ def _counted(*keys: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDArray[np.int64], str]:
-    """The iteration of each submission by what is repeated.
+    """Assign submissions to iterations by what is repeated.
 
-    The last submissions are ``iterations`` equal sequences, the longest that there are; without a number, as many as
-    the shortest sequence that makes up all of them.
+    The last submissions are ``iterations`` equal sequences, as long as possible. If the number is unknown, all of them
+    are repetitions of the shortest possible sequence.
 
     Args:
-        kinds: [submissions] of int64: equal numbers for submissions that do the same, in the order of submission.
-        iterations: how many runs there are, where that is known.
+        kinds: [submissions] of int64: equal numbers for equal submissions, in order.
+        iterations: number of runs, if known.
 
     Returns:
-        [submissions] of int64, :data:`SETUP` for those before the first; and what is uncertain of it, or "".
+        [submissions] of int64, :data:`SETUP` before the first run; and a note on what is uncertain, or "".
     """
     count = len(kinds)
     alike = _alike(kinds[::-1].tolist())
     if iterations is None:
         period = next((p for p in range(1, count) if count % p == 0 and alike[p] == count - p), count)
-        doubt = f"how many runs there were was not told: {count // period} by what is repeated" if count else ""
+        doubt = f"the number of runs is unknown: {count // period} by what is repeated" if count else ""
         return np.arange(count) // max(period, 1), doubt
     for period in range(count // iterations, 0, -1):
         if iterations == 1 or alike[period] >= period * (iterations - 1):
@@ -327,13 +327,13 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
             setup = np.full(count - tail, SETUP)
             return np.concatenate([setup, np.arange(tail) // period]), ""
     if count and count % iterations == 0:
-        doubt = "the runs do not do the same: they were told apart by counting alone"
+        doubt = "the runs differ: they were told apart by counting alone"
         return np.arange(count) // (count // iterations), doubt
-    return np.zeros(count, np.int64), f"{iterations} runs cannot be told apart: all is told as one"
+    return np.zeros(count, np.int64), f"{iterations} runs cannot be told apart: they are shown as one"
 
 
 def _alike(kinds: Sequence[int]) -> list[int]:
-    """How many of the first elements come again, in order, from each place on: the Z function, in linear time."""
+    """Return the Z function in linear time: from each index on, how many of the first elements are repeated."""
     found = [0] * len(kinds)
     begin = end = 0
     for at in range(1, len(kinds)):
@@ -347,18 +347,20 @@ def _alike(kinds: Sequence[int]) -> list[int]:
 
 
 def export(path: str, tool: str, folder: str) -> dict[str, Any]:
-    """Write a profile's events and its memory into ``events.bin`` and ``memory.bin``, in the file's own order.
+    """Write a profile's events and memory to ``events.bin`` and ``memory.bin``, in the file's own order.
+
+    Runs in an isolated process.
 
     Args:
         path: the ``.ireeprof`` file.
         tool: ``iree-profile``.
-        folder: an existing one.
+        folder: an existing folder.
 
     Returns:
-        ``names``: what ``op`` and ``key`` of an event are numbers of; ``lost``: how many events were not valid.
+        ``names``: the strings that ``op`` and ``key`` of an event number; ``lost``: number of invalid events.
 
     Raises:
-        RunFailed: it is no profile, or is cut off.
+        RunFailed: the file is no profile, or is cut off.
     """
     command = [tool, "export", "--format=ireeperf-jsonl", "--output=-", path]
     print("$", *command, flush=True)
@@ -373,12 +375,12 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
         lost = _sort_out(process.stdout, events, memory, names)
         process.wait()
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip()
-    print(said, flush=True)
+        messages = errors.read().decode(errors="replace").strip()
+    print(messages, flush=True)
     if process.returncode:
         raise RunFailed(
-            f"IREE's profile {Path(path).name} cannot be read: {said.rpartition(': ')[2] or 'iree-profile died'}",
-            detail=said,
+            f"IREE's profile {Path(path).name} cannot be read: {messages.rpartition(': ')[2] or 'iree-profile died'}",
+            detail=messages,
             hint="its run was ended before it was written out, or it is another kind of file",
         )
     return {"names": list(names), "lost": lost}
@@ -390,7 +392,7 @@ def _sort_out(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names:
     pools: dict[Any, int] = {}
     lost = 0
     for line in lines:
-        # Parsing is what takes the time, and a profile holds three times as many lines as are wanted.
+        # Parsing takes most of the time, and only a third of the lines are needed.
         if b'"host_execution_event"' in line:
             record = json.loads(line)
             if record["valid"] and not record["status_code"]:

@@ -1,4 +1,4 @@
-"""Pictures of profiles: where the time goes, and what changed from one to another."""
+"""Draw profiles: where the time goes, and what changed from one to another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.errors import UsageError
 _NAME_LONGEST = 60
 _POINTS_NAMED = 5
 _LANES = ("runtime", "compute")
-_LABELLED_FROM = 0.06  # of the time line: what is narrower has no room for its name
+_LABELLED_FROM = 0.06  # of the time line: narrower operations have no room for a name
 _MEMORY, _COMPUTE, _UNKNOWN = "#3b6fb6", "#d9822b", "#9a9a9a"
 _SLOWER, _FASTER = "#c0392b", "#2e8b57"
 _BOUNDS = {"memory": _MEMORY, "compute": _COMPUTE, "": _UNKNOWN}
@@ -30,7 +30,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
         path: the file to write, PNG, SVG or PDF by its suffix.
         profile: with rows.
         by: a key of :data:`hil.controller.analysis.profile.totals.GROUPS`.
-        top: how many bars.
+        top: number of bars.
 
     Raises:
         UsageError: matplotlib is not installed, the profile has no rows, or the suffix is unknown.
@@ -56,13 +56,12 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
 
 
 def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
-    """Draw by how much each operation's time changed, the largest changes first; where the profiled times cannot be
-    compared, each operation's share of its own run.
+    """Draw the change of each operation's time, the largest first; if incomparable, each operation's share of its run.
 
     Args:
         path: the file to write, PNG, SVG or PDF by its suffix.
         diff: with operations.
-        top: how many bars.
+        top: number of bars.
 
     Raises:
         UsageError: matplotlib is not installed, there is nothing to draw, or the suffix is unknown.
@@ -77,7 +76,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     if diff.incomparable:
         for label, offset, costs in (("A", -0.2, [one.a for one in shown]), ("B", 0.2, [one.b for one in shown])):
             shares = [100 * cost.share if cost else 0.0 for cost in costs]
-            axes.barh([place + offset for place in range(len(shown))], shares, 0.4, label=label)
+            axes.barh([row + offset for row in range(len(shown))], shares, 0.4, label=label)
         _name_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
         axes.set_xlabel(_text(f"% of its own run; times are not comparable: {diff.incomparable}", 120))
         axes.legend()
@@ -107,9 +106,9 @@ def _ratio(one: OpDiff) -> str:
     return one.change if one.ratio is None else f"x{one.ratio:.3g}"
 
 
-def _text(words: str, longest: int = _NAME_LONGEST) -> str:
-    # matplotlib reads what stands between dollar signs as mathematics.
-    return line(words, longest).replace("$", r"\$")
+def _text(text: str, longest: int = _NAME_LONGEST) -> str:
+    # matplotlib takes text between dollar signs for mathematics.
+    return line(text, longest).replace("$", r"\$")
 
 
 def _name_bars(axes: Any, names: Sequence[str]) -> None:
@@ -172,7 +171,7 @@ def _draw_timeline(axes: Any, rows: Sequence[OpRow], mark: str) -> None:
     end = max(row.start_ns + row.duration_ns for row in rows)
     unit, size = _unit(end - start)
     types = list(dict.fromkeys(map(_type, rows)))
-    colours = {name: matplotlib.colormaps["tab20"](place % 20) for place, name in enumerate(types)}
+    colours = {name: matplotlib.colormaps["tab20"](number % 20) for number, name in enumerate(types)}
     for name in types:
         lanes = [(row, _LANES.index(row.kind)) for row in rows if _type(row) == name]
         spans = [((row.start_ns - start) / size, row.duration_ns / size) for row, _ in lanes]
@@ -184,8 +183,8 @@ def _draw_timeline(axes: Any, rows: Sequence[OpRow], mark: str) -> None:
             middle = (row.start_ns - start + row.duration_ns / 2) / size
             upright = 90 if row.kind == "compute" else 0
             name = _text(", ".join(row.onnx_nodes) or row.op, 24)
-            place = _LANES.index(row.kind) + 0.5
-            axes.text(middle, place, name, ha="center", va="center", rotation=upright, fontsize=7, clip_on=True)
+            lane = _LANES.index(row.kind) + 0.5
+            axes.text(middle, lane, name, ha="center", va="center", rotation=upright, fontsize=7, clip_on=True)
     axes.set_yticks([0.5, 1.5], _LANES)
     axes.set_ylim(0, 2)
     axes.set_xlim(0, (end - start) / size or 1)

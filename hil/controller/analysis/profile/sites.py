@@ -23,15 +23,15 @@ from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
 _FILE = "sites.json"
-# Raise this when what is read out of the compiler's phases changes.
+# Increase this when `build` returns something else for the same program.
 _VERSION = 1
 
 _PHASES = ("dispatch-creation", "flow", "stream")
-# Operations of a dispatch that stand for none of the model's: they carry the location of whoever needed one first.
+# Operations in a dispatch that stand for none of the model's: they have the location of their first user.
 _SHARED = ("arith.constant", "tensor.empty", "tensor.dim", "linalg.fill", "linalg.index", "linalg.yield")
 _FRAME = ("flow.", "affine.", "iree_tensor_ext.", "util.")
 
-# `"fc1"`, and `"model.mlir":12:3`, which is a place in a file.
+# `"fc1"`, and `"model.mlir":12:3`, a line of a file.
 _PART = re.compile(r'"(?P<name>(?:[^"\\]|\\.)*)"(?::(?P<line>\d+):\d+(?: to (?::\d+)?:\d+)?)?')
 _ESCAPE = re.compile(rb'\\([0-9A-Fa-f]{2}|["\\nt])')
 _LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
@@ -39,13 +39,13 @@ _LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
 
 @dataclass(frozen=True)
 class Site:
-    """One place in the program that calls a dispatch.
+    """A call of a dispatch in the program.
 
     Attributes:
-        key: the dispatch's name; several sites may call the same one.
-        nodes: the model's nodes that it computes, or prepares something for; in the model's order.
+        key: the dispatch's name; several sites may call the same dispatch.
+        nodes: the model's nodes that it computes or prepares something for, in the model's order.
         shapes: of operands and results, as in :class:`~hil.core.timeline.OpRow`.
-        flops, bytes: estimates of one call, from the operations that the compiler fused into it; None where unknown.
+        flops, bytes: estimates of one call, from the operations fused into it; None if unknown.
     """
 
     key: str
@@ -57,11 +57,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Region:
-    """Sites whose dispatches are handed to the device's queue at once, in order.
+    """Sites whose dispatches are put into the device's queue at once, in order.
 
     Attributes:
-        loop: the loop of the program that it is in; "" for none.
-        sites: one at least.
+        loop: the loop of the program around it; "" for none.
+        sites: at least one.
     """
 
     loop: str
@@ -69,7 +69,7 @@ class Region:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The dispatches' names."""
+        """Names of the dispatches."""
         return tuple(site.key for site in self.sites)
 
 
@@ -80,7 +80,7 @@ class Sites:
     Attributes:
         regions: in the program's order.
         op_types: node -> its type, in the model's order.
-        notes: what could not be had, a line each.
+        notes: on what is not available, a line each.
     """
 
     regions: Sequence[Region]
@@ -88,29 +88,29 @@ class Sites:
     notes: Sequence[str] = ()
 
     def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[Site, ...]], list[str]]:
-        """Find the sites of what was submitted in one run of the program.
+        """Find the sites of what one run of the program submitted.
 
-        A submission is known by the dispatches in it. Where several regions hold the same ones, it is told by the
-        order, if the loops that they are in leave no doubt; else its sites name the nodes of all of them.
+        A submission is identified by its dispatches. If several regions have the same ones, the order decides, provided
+        that the loops around them leave no doubt; otherwise its sites name the nodes of all these regions.
 
         Args:
-            submissions: the names of the dispatches in each, in order.
+            submissions: names of the dispatches of each, in order.
 
         Returns:
-            For each submission the sites of its dispatches, and what is uncertain, a line each.
+            For each submission the sites of its dispatches; and notes on what is uncertain, a line each.
         """
-        places: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        positions: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for number, keys in enumerate(submissions):
-            places[tuple(keys)].append(number)
+            positions[tuple(keys)].append(number)
         found: list[tuple[Site, ...]] = [()] * len(submissions)
         doubts = _Doubts()
-        for keys, numbers in places.items():
+        for keys, numbers in positions.items():
             for number, sites in zip(numbers, self._told_apart(keys, len(numbers), doubts), strict=True):
                 found[number] = sites
         return found, doubts.lines()
 
     def _told_apart(self, keys: tuple[str, ...], count: int, doubts: _Doubts) -> list[tuple[Site, ...]]:
-        """The sites of each of ``count`` submissions of the same dispatches."""
+        """Return the sites of each of ``count`` submissions of the same dispatches."""
         regions = [region for region in self.regions if region.keys == keys]
         if not regions:
             return [tuple(self._any(key, doubts) for key in keys)] * count
@@ -127,7 +127,7 @@ class Sites:
         return [region.sites for region in regions for _ in range(times)]
 
     def _any(self, key: str, doubts: _Doubts) -> Site:
-        """A dispatch by its name alone."""
+        """Return the site of a dispatch that is known by name only."""
         sites = [site for region in self.regions for site in region.sites if site.key == key]
         if not sites:
             doubts.nowhere.add(key)
@@ -142,9 +142,9 @@ class _Doubts:
     """Dispatches whose nodes are uncertain.
 
     Attributes:
-        several: at several places of the program.
-        turns: in several loops, taken to turn equally often.
-        nowhere: at none.
+        several: called at several sites of the program.
+        turns: called in several loops, which are assumed to have equally many turns.
+        nowhere: called at no known site.
     """
 
     several: set[str] = field(default_factory=set)
@@ -152,12 +152,12 @@ class _Doubts:
     nowhere: set[str] = field(default_factory=set)
 
     def lines(self) -> list[str]:
-        told = (
-            (self.several, "are at several places of the program: the nodes of all of them are named"),
-            (self.turns, "are in several loops, which are taken to turn equally often"),
-            (self.nowhere, "are at no known place of the program: they are told without nodes"),
+        texts = (
+            (self.several, "are called at several sites of the program: the nodes of all of them are named"),
+            (self.turns, "are called in several loops, which are assumed to have equally many turns"),
+            (self.nowhere, "are called at no known site of the program: their nodes are unknown"),
         )
-        return [f"{len(keys)} dispatches, such as {min(keys)}, {what}" for keys, what in told if keys]
+        return [f"{len(keys)} dispatches, such as {min(keys)}, {text}" for keys, text in texts if keys]
 
 
 def _union(sites: Iterable[Site]) -> Site:
@@ -169,34 +169,33 @@ def _union(sites: Iterable[Site]) -> Site:
 def dispatch_sites(
     model: Model, artifact: Artifact, *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path
 ) -> Sites:
-    """Find the sites of a program by compiling its model half way, once more.
+    """Find the sites of a program by compiling its model again, half way.
 
     Args:
-        model: what the program was compiled of, before any conversion. Of one that came compiled (``vmfb``) no sites
-            are known.
-        artifact: the program; its flags are used. Of one that holds several models no sites are known.
-        cache: where the sites are kept.
-        isolated: where the compiler runs.
-        timeout: seconds that it may take.
-        log: what it prints is appended here.
+        model: of the program, before any conversion. A compiled model (``vmfb``) has no known sites.
+        artifact: the program; its flags are used. A program of several models has no known sites.
+        cache: keeps the sites.
+        isolated: runs the compiler.
+        timeout: its limit in seconds.
+        log: its output is appended here.
 
     Raises:
-        CompileFailed, CompileCrashed, StageTimeout: the compiler did not get there.
-        UsageError: there is no compiler, or the artifact is no program of IREE's.
+        CompileFailed, CompileCrashed, StageTimeout: the compiler failed before.
+        UsageError: there is no compiler, or the artifact is no program of IREE.
     """
     if artifact.runtime != "iree":
         raise UsageError(f"a program for {artifact.runtime} has no dispatches of IREE's")
     if artifact.function != model.function:
-        return Sites((), {}, ("a program of several models does not tell the nodes of its dispatches",))
+        return Sites((), {}, ("the nodes of dispatches are unknown for a program of several models",))
     return sites_of(model, artifact.flags, cache=cache, isolated=isolated, timeout=timeout, log=log)
 
 
 def sites_of(
     model: Model, flags: Sequence[str], *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path
 ) -> Sites:
-    """The sites of the program that these flags make of a model; see :func:`dispatch_sites`."""
+    """Return the sites of a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
-        return Sites((), {}, ("a program that came compiled does not tell the nodes of its dispatches",))
+        return Sites((), {}, ("the nodes of dispatches are unknown for a program that came compiled",))
     taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, timeout=timeout, log=log)
     model = taken.model
     recipe = recipe_of(model, taken.flags)
@@ -224,7 +223,7 @@ def sites_of(
     entry, _ = cache.get_or_make(key, {**recipe.meta, "what": "its dispatches' nodes"}, make)
     document = json.loads((entry / _FILE).read_bytes())
     regions = tuple(
-        Region(region["loop"], tuple(Site(key, tuple(nodes), *told) for key, nodes, *told in region["sites"]))
+        Region(region["loop"], tuple(Site(key, tuple(nodes), *rest) for key, nodes, *rest in region["sites"]))
         for region in document["regions"]
     )
     return Sites(regions, document["op_types"], tuple(document["notes"]))
@@ -233,19 +232,19 @@ def sites_of(
 def build(
     model: str, format: str, dims: Mapping[str, int], op_types: str | None, flags: Sequence[str], log: str
 ) -> dict[str, Any]:
-    """Compile as far as *stream* and read the sites.
+    """Compile to the phase *stream* and read the sites. Runs in an isolated process.
 
     Args:
         model: the ONNX or MLIR file.
         format: ``onnx`` or ``mlir``.
         dims: sizes of symbolic dimensions (ONNX).
-        op_types: a JSON file that says what the names in the locations of MLIR are, in the model's order; or None.
-        flags: those of the program itself.
+        op_types: a JSON file with the types of the names in MLIR's locations, in the model's order; or None.
+        flags: of the program.
         log: the file that standard error goes to.
 
     Returns:
-        ``regions``: a list of {``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}, see
-        :class:`hil.controller.analysis.profile.sites.Region`; ``op_types``: node -> type; ``notes``.
+        ``regions``: a list of {``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}, see :class:`Region`;
+        ``op_types``: node -> type; ``notes``.
 
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
@@ -266,13 +265,13 @@ def build(
             f"--dump-compilation-phases-to={folder / 'phases'}",
             "--mlir-print-debuginfo",
             "--mlir-print-local-scope",
-            # Weights are of no interest here, and as text they take several times their bytes.
+            # Weights are not needed, and as text they would take several times their bytes.
             "--mlir-elide-elementsattrs-if-larger=8",
             "--mlir-elide-resource-strings-if-larger=8",
         ]
-        code, said = run_compiler(source, folder / "stream.mlir", own_flags, folder, Path(log))
+        code, output = run_compiler(source, folder / "stream.mlir", own_flags, folder, Path(log))
         if code:
-            fail(code, said)
+            fail(code, output)
         if format == "onnx":
             types = {**_onnx_types(Path(model), dims), **_imported_types(source)}
         else:
@@ -282,7 +281,7 @@ def build(
 
 
 def _onnx_types(path: Path, dims: Mapping[str, int]) -> dict[str, str]:
-    """Node -> its type, in the model's order."""
+    """Return node -> type, in the model's order."""
     from hil.controller.analysis.layers.graph import prepared
     from hil.controller.models.importers.onnx import nodes_of
 
@@ -290,7 +289,7 @@ def _onnx_types(path: Path, dims: Mapping[str, int]) -> dict[str, str]:
 
 
 def _imported_types(source: Path) -> dict[str, str]:
-    """The same of the imported module: of an old model it has nodes that the conversion to a newer opset made."""
+    """Return node -> type of the imported module, where converting an old opset may have added nodes."""
     from iree.compiler import ir
 
     module = ir.Module.parse(source.read_bytes(), context=ir.Context())
@@ -299,7 +298,7 @@ def _imported_types(source: Path) -> dict[str, str]:
     def look(operation: Any) -> Any:
         if operation.name == "torch.operator":
             kind = ir.StringAttr(operation.attributes["name"]).value.removeprefix("onnx.")
-            if kind != "Constant":  # the model's weights are such, too
+            if kind != "Constant":  # also the model's weights
                 types.update(dict.fromkeys(names_in(str(operation.location)), kind))
         return ir.WalkResult.ADVANCE
 
@@ -316,7 +315,7 @@ def _parsed(folder: Path, phase: str) -> Any:
 
 def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
     notes: list[str] = []
-    # What the compiler puts around the arguments is at the function's own place.
+    # Operations that the compiler adds around the arguments have the function's own location.
     functions = {name for op in modules["dispatch-creation"].body.operations for name in names_in(str(op.location))}
 
     order = {name: number for number, name in enumerate(types)}
@@ -331,7 +330,7 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
     fused = list(_all(modules["dispatch-creation"], _is_workgroups))
     calls = list(_all(modules["flow"], lambda op: op.name == "flow.dispatch"))
     if len(fused) != len(calls):
-        notes.append("what was fused into a dispatch is told by its own location alone")
+        notes.append("operations fused into a dispatch are named by the dispatch's location alone")
         fused = calls
     made: dict[tuple[str, str], deque[list[Any]]] = defaultdict(deque)
     for site, call in zip(fused, calls, strict=True):
@@ -344,9 +343,9 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
         for command in _within(region, lambda op: op.name == "stream.cmd.dispatch"):
             key = _leaf(command.attributes)
             known = made[key, str(command.location)]
-            # Some are cloned by the scheduler: the last one then stands for all the rest.
-            told = known.popleft() if len(known) > 1 else known[0] if known else [ordered(names(command))]
-            sites.append([key, *told])
+            # The scheduler may clone dispatches: the last one then stands for the rest.
+            facts = known.popleft() if len(known) > 1 else known[0] if known else [ordered(names(command))]
+            sites.append([key, *facts])
         if sites:
             regions.append({"loop": loop, "sites": sites})
     return {"regions": regions, "op_types": dict(types) or _other_types(modules, names), "notes": notes}
@@ -357,7 +356,7 @@ def _all(module: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
 
 
 def _within(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    """The wanted operations inside one, in order; not those inside of wanted ones."""
+    """Yield the wanted operations inside another, in order, but not those inside of wanted ones."""
     for region in operation.regions:
         for block in region:
             for inner in block.operations:
@@ -369,10 +368,11 @@ def _is_workgroups(operation: Any) -> bool:
 
 
 def _own_nodes(dispatch: Any, names: Callable[[Any], list[str]]) -> list[str]:
-    """Names of the operations that were fused into a dispatch."""
+    """Return the names of the operations that were fused into a dispatch."""
     found: dict[str, None] = {}
     for operation in _within(dispatch, lambda op: not op.name.startswith(_FRAME) and op.name not in _SHARED):
-        # The scalar operations inside tell it best: the whole's location also names who only shares a constant with it.
+        # The locations of scalar operations are precise: the dispatch's names also operations that share a constant
+        # with it.
         scalars = [names(inner) for inner in _within(operation, _is_leaf) if inner.name not in _SHARED]
         if not all(scalars) or not scalars:
             found.update(dict.fromkeys(names(operation)))
@@ -386,7 +386,7 @@ def _is_leaf(operation: Any) -> bool:
 
 
 def _around(operation: Any, names: Callable[[Any], list[str]]) -> list[str]:
-    """Names of the nearest operations that use what this one makes, else of those that make what it uses."""
+    """Return the names of the nearest users of an operation's results, or else of the makers of its operands."""
     for step in (_users, _makers):
         seen = [operation]
         front = [operation]
@@ -410,7 +410,7 @@ def _makers(operation: Any) -> list[Any]:
 
 
 def _leaf(attributes: Any) -> str:
-    """The dispatch's name in ``[@executable::@dispatch]``."""
+    """Return the dispatch's name in ``[@executable::@dispatch]``."""
     return str(attributes["entry_points"]).rpartition("@")[2].rstrip("]").strip('"')
 
 
@@ -425,7 +425,7 @@ def _short(kind: Any) -> str:
 
 
 def _executed(module: Any) -> Iterator[tuple[Any, str]]:
-    """Each region of commands, and the loop it is in: equal words for the same (outermost) one, "" for none."""
+    """Yield each region of commands with its loop: the same string for the same (outermost) loop, "" for none."""
     for number, function in enumerate(module.body.operations):
         for region in function.operation.regions:
             blocks = list(region)
@@ -445,7 +445,7 @@ def _self_or_within(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[A
 
 
 def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
-    """The blocks that can come after one."""
+    """Return the blocks that can follow a block."""
     found: set[int] = set()
     front = [start]
     while front:
@@ -458,7 +458,7 @@ def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
 
 
 def _other_types(modules: Mapping[str, Any], names: Callable[[Any], list[str]]) -> dict[str, str]:
-    """Location -> the kind of operation that was made of it, where the model itself has no types for its nodes."""
+    """Return location -> the kind of the operation made of it, for a model whose nodes have no types."""
     types: dict[str, str] = {}
     for dispatch in _all(modules["dispatch-creation"], _is_workgroups):
         for operation in _within(dispatch, lambda op: not op.name.startswith(_FRAME) and op.name not in _SHARED):
@@ -468,9 +468,9 @@ def _other_types(modules: Mapping[str, Any], names: Callable[[Any], list[str]]) 
 
 
 def names_in(location: str) -> list[str]:
-    """What ``loc("fc1")``, ``loc(fused["a", "b"])`` or ``loc("model.mlir":12:3)`` name, in order, each once.
+    """Return the names in ``loc("fc1")``, ``loc(fused["a", "b"])`` or ``loc("model.mlir":12:3)``, without duplicates.
 
-    A place in a file is told as ``line 12``, and left out where there is a name besides.
+    A line of a file is named ``line 12``, unless there is another name.
     """
     names: dict[str, None] = {}
     lines: dict[str, None] = {}

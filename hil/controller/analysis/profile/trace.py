@@ -24,29 +24,29 @@ from hil.core.timeline import OpRow, Profile, Span
 from hil.errors import HilError, StorageError
 
 _MONOTONIC = 3  # Perfetto's BUILTIN_CLOCK_MONOTONIC
-_FIRST_CLOCK = 128  # the first id that means one clock in the whole trace
-_GZIP_LEVEL = 1  # twice as fast as the usual one, and the file is a tenth larger
+_FIRST_CLOCK = 128  # the first id of clocks that are global to the trace
+_GZIP_LEVEL = 1  # twice as fast as the default, with a tenth more bytes
 _BUFFER = 1 << 20
 
 _LINK_COUNTERS = {"bytes_out": "bytes to the board", "bytes_in": "bytes from the board"}
 
-# How far a time in the trace may be from what the fit of the clocks says, ns.
+# The largest error in ns of times in the trace against the fit of the clocks.
 STEP_NS = 100
-# A trace with more rows than this does not show them a second time, by type.
+# Traces with more rows do not show them a second time, by type.
 BY_TYPE_LIMIT = 200_000
 
-# In which order they are shown.
+# Order of the counters on the screen.
 _CALLS, _ITERATIONS, _OPERATIONS, _THREADS, _BY_TYPE, _COUNTERS = range(6)
 
 
 @dataclass(frozen=True)
 class TraceCost:
-    """What writing a trace cost.
+    """The cost of writing a trace.
 
     Attributes:
         events: begins and ends of slices, and values of counters.
-        bytes: the file's.
-        seconds: of this machine's clock.
+        bytes: size of the file.
+        seconds: on this machine's clock.
     """
 
     events: int
@@ -56,7 +56,7 @@ class TraceCost:
 
 @dataclass(frozen=True)
 class _Part:
-    """A profile in a trace: what is put before its processes' names, and what is taken from its times of the host's."""
+    """A profile in a trace: a prefix of its processes' names, and the offset subtracted from its host times."""
 
     profile: Profile
     before: str
@@ -66,15 +66,15 @@ class _Part:
 def write_trace(
     profiles: Sequence[Profile], path: Path, *, compile_profiles: Sequence[CompileProfile] = ()
 ) -> TraceCost:
-    """Write profiles, of one board or of several, as one trace by the controller's clock.
+    """Write profiles of one or several boards as one trace, on the controller's clock.
 
     Args:
-        profiles: of this machine since it was started: their times of the host's are of one clock.
+        profiles: made on this machine since its last start: their host times have one clock.
         path: ``.pftrace``, or ``.pftrace.gz`` for a compressed one.
-        compile_profiles: of compilations that are to be shown beside them.
+        compile_profiles: profiles of compilations to show beside them.
 
     Raises:
-        HilError: a time lies before its clock's zero, or a number has more than 64 bits.
+        HilError: a time is before its clock's zero, or a number has more than 64 bits.
         StorageError: the file cannot be written.
     """
     starts = [_start(profile) for profile in profiles]
@@ -83,7 +83,7 @@ def write_trace(
 
 
 def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
-    """Write two profiles as one trace in which both start at 0; ``A`` and ``B`` stand before their processes' names.
+    """Write two profiles as one trace in which both start at 0; their processes' names begin with ``A`` and ``B``.
 
     Raises:
         StorageError: the file cannot be written.
@@ -96,14 +96,14 @@ def _write(parts: Sequence[_Part], compile_profiles: Sequence[CompileProfile], p
     try:
         with _opened(path) as file:
             trace = TraceFile(file)
-            # A host's clock for each board: the pairings of one clock have to be in the order of time, and boards are
+            # Each board has a host's clock of its own: pairings of one clock must be in order of time, and boards are
             # written one after another.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
             trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
             _Writer(trace, parts).write(compile_profiles, clocks)
         size = path.stat().st_size
     except ValueError as error:
-        hint = "a clock was read wrongly: the table of operations holds its times as they were told"
+        hint = "a clock was read wrongly: the table of operations has the times as they were read"
         raise HilError(f"no trace can hold a time or a number of this profile: {error}", hint=hint) from error
     except OSError as error:
         hint = "free some space or name another file"
@@ -126,7 +126,7 @@ class _Writer:
             self._board(part, clock, flows)
 
     def _name(self, part: _Part) -> str:
-        """The board's, with the model's and the run's where several are of it."""
+        """Return the board's name, with the model's and the run's if several profiles are of it."""
         profile = part.profile
         of_board = [
             other.profile
@@ -138,7 +138,7 @@ class _Writer:
         return ", ".join([profile.board, *more])
 
     def _controller(self, part: _Part) -> list[int]:
-        """The controller's stages and calls; the numbers of the arrows that lead from these."""
+        """Write the controller's stages and calls; return the numbers of the arrows that start from the calls."""
         process = self._controllers.get(part.before)
         if process is None:
             process = self._controllers[part.before] = self._trace.process(f"{part.before}controller")
@@ -189,7 +189,7 @@ class _Writer:
         ).write()
 
     def _slices(self, process: int, name: str, spans: Sequence[tuple[Span, str, list[int]]], zero: int) -> Stream:
-        """Slices of the host's clock on tracks of one name, those within others below them."""
+        """Write slices of the host's clock on tracks of one name, enclosed ones below the others."""
         stream = Stream(self._trace, _MONOTONIC, zero)
         lanes = Lanes(lambda: self._trace.track(process, name))
         for span, category, flows in sorted(spans, key=lambda each: (each[0].start_ns, -each[0].end_ns)):
@@ -200,7 +200,7 @@ class _Writer:
 
 
 def _start(profile: Profile) -> int:
-    """The host's time at which a profile's first event is; 0 where it has none."""
+    """Return the host's time of a profile's first event; 0 if it has none."""
     host = [span.start_ns for span in (*profile.stages, *profile.transfers, *(call.host for call in profile.calls))]
     board = [call.board.start_ns for call in profile.calls]
     board += [start for call in profile.calls for start, _ in call.iterations_ns]
@@ -215,7 +215,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             with io.BufferedWriter(raw, _BUFFER) as file:
                 yield file
             return
-        # Without name and time: the same profile makes the same file.
+        # Without name and time, so that the same profile makes the same file.
         with (
             gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_GZIP_LEVEL, mtime=0) as packed,
             io.BufferedWriter(packed, _BUFFER) as file,
@@ -224,17 +224,17 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 class BoardClock:
-    """A board's clock in a trace, paired with the host's as often as its drift asks for.
+    """A board's clock in a trace, paired with the host's as often as its drift needs.
 
-    A reader of the trace takes the latest pairing before a time, and from there on lets both clocks run alike. So a new
-    one is due once that is wrong by :data:`STEP_NS`. It is written just before an event and never sets time back behind
-    the event before, so that no slice is turned inside out.
+    A reader of the trace uses the latest pairing before a time and lets both clocks run alike from there. A new pairing
+    is due once the error would exceed :data:`STEP_NS`. It is written just before an event, and never sets time back
+    before the previous event, so that no slice ends before it begins.
 
     Args:
-        trace: where it is written.
-        fit: the board's clock beside the host's.
+        trace: to write to.
+        fit: of the board's clock to the host's.
         board, host: ids of the two clocks in the trace.
-        zero: what to take from every time of the host's.
+        zero: offset that is subtracted from host times.
     """
 
     def __init__(self, trace: TraceFile, fit: ClockFit, board: int, host: int, zero: int) -> None:
@@ -249,7 +249,7 @@ class BoardClock:
         self._due = 0.0
 
     def reach(self, at: int) -> None:
-        """The next event will be at this time of the board's; no earlier than the one before."""
+        """Pair the clocks if needed for the next event, at a time of the board that is not before the last event's."""
         if at >= self._due or self._ahead is None:
             self._pair(at)
         self._latest = at
@@ -265,15 +265,15 @@ class BoardClock:
 
 
 class BoardTracks:
-    """Writes what a profile knows of the board's side.
+    """Writes the board's side of a profile.
 
     Args:
-        trace: where it is written.
+        trace: to write to.
         profile: the profile.
         process: the track of the agent's process.
-        stream: of the board's clock.
+        stream: on the board's clock.
         clock: that clock.
-        flows: for each call, the number of the arrow that arrives there.
+        flows: for each call, the number of the arrow that ends in it.
     """
 
     def __init__(
@@ -304,10 +304,10 @@ class BoardTracks:
         self._slice_end = functools.lru_cache(256)(stream.slice_end)
         self._threads: int | None = None  # the counter's track
         self._now_at_work = functools.lru_cache(4096)(self._told_at_work)
-        self._at_work = 0  # thousandths of threads, of the operations that tell
+        self._at_work = 0  # thousandths of threads, of operations that report them
 
     def write(self) -> None:
-        """Write all of it, in the order of time: what is known at once, and the rows as they come."""
+        """Write everything in order of time: what is known at once, and the rows as they come."""
         known = sorted([*self._spans(), *self._samples()], key=lambda event: (event[0], -event[1]))
         waiting = iter(known)
         event = next(waiting, None)
@@ -322,19 +322,19 @@ class BoardTracks:
         self._reach(None)
 
     def _spans(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
-        """Start, end and writer of calls and iterations."""
+        """Yield start, end and writer of calls and iterations."""
         counts = {call.kind: itertools.count() for call in self._profile.calls}
         for flow, call in zip(self._flows, self._profile.calls, strict=True):
-            said = {**call.board.args, "kind": call.kind, "clock_error_ns": self._profile.clock.error_ns}
+            args = {**call.board.args, "kind": call.kind, "clock_error_ns": self._profile.clock.error_ns}
             board = call.board
-            yield self._span(self._calls, board.name, board.start_ns, board.end_ns, "call", said, [flow])
+            yield self._span(self._calls, board.name, board.start_ns, board.end_ns, "call", args, [flow])
             if call.warmup_ns > 0:
                 end = call.board.start_ns + call.warmup_ns
                 yield self._span(self._iterations, "warm-up", call.board.start_ns, end, "warm-up", {"kind": call.kind})
             for start, end in call.iterations_ns:
                 number = next(counts[call.kind])
-                said = {"kind": call.kind, "iteration": number}
-                yield self._span(self._iterations, f"iteration {number}", start, end, "iteration", said)
+                args = {"kind": call.kind, "iteration": number}
+                yield self._span(self._iterations, f"iteration {number}", start, end, "iteration", args)
 
     def _span(
         self,
@@ -355,7 +355,7 @@ class BoardTracks:
         return start, end, write
 
     def _samples(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
-        """Time and writer of the counters' values."""
+        """Yield time and writer of the counters' values."""
         if not self._profile.counters:
             return
         parent = self._trace.track(self._process, "counters", _COUNTERS)
@@ -375,7 +375,7 @@ class BoardTracks:
             yield sample.at_ns, sample.at_ns, writer(sample.at_ns, tracks[what], sample.value)
 
     def _with_iterations(self, rows: Sequence[OpRow]) -> Iterator[OpRow]:
-        """The rows; where only they tell when iterations were, those are written once they are over."""
+        """Yield the rows; write iterations that are known by their rows only, once they are over."""
         if any(call.iterations_ns for call in self._profile.calls if call.kind == "profiled"):
             yield from rows
             return
@@ -387,8 +387,8 @@ class BoardTracks:
                 yield row
             if start is not None and end is not None:
                 track = self._iterations.place(start, end)
-                said: dict[str, Argument] = {"kind": "profiled", "iteration": number}
-                self._stream.begin(start, track, f"iteration {number}", category="iteration", args=said)
+                args: dict[str, Argument] = {"kind": "profiled", "iteration": number}
+                self._stream.begin(start, track, f"iteration {number}", category="iteration", args=args)
                 self._stream.end(end, track)
 
     def _row(self, row: OpRow) -> None:
@@ -412,14 +412,14 @@ class BoardTracks:
         of_all = (track, row.op, row.kind, row.onnx_nodes, row.op_types, row.tiles, row.shapes, row.bytes, row.flops)
         event = self._stream.remember(
             (*of_all, row.bound_estimate),
-            lambda: self._stream.slice(track, row.op, category or _type(row), _said(row)),
+            lambda: self._stream.slice(track, row.op, category or _type(row), _arguments(row)),
         )
         self._at_work += threads
         self._stream.put(row.start_ns, event + of_this + (self._now_at_work(self._at_work) if threads else b""))
         self._will_end(end, track, threads)
 
     def _reach(self, at: int | None) -> None:
-        """Go on to a time, or to the end: what ends until then does."""
+        """Write the ends of slices up to a time, or all."""
         while self._open and (at is None or self._open[0][0] <= at):
             end, track, threads = heapq.heappop(self._open)
             self._clock.reach(end)
@@ -445,9 +445,9 @@ def _type(row: OpRow) -> str:
     return "+".join(row.op_types) or row.kind
 
 
-def _said(row: OpRow) -> dict[str, Argument]:
-    """The arguments of an operation that are the same whenever it runs."""
-    said = {
+def _arguments(row: OpRow) -> dict[str, Argument]:
+    """Return the arguments of an operation that are the same at each execution."""
+    arguments = {
         "onnx_nodes": join_list(row.onnx_nodes),
         "shapes": row.shapes,
         "tiles": row.tiles,
@@ -455,4 +455,4 @@ def _said(row: OpRow) -> dict[str, Argument]:
         "flops": row.flops,
         "bound_estimate": row.bound_estimate,
     }
-    return {name: value for name, value in said.items() if value is not None and value != ""}
+    return {name: value for name, value in arguments.items() if value is not None and value != ""}

@@ -1,9 +1,9 @@
-"""Perfetto's format: tracks, and streams of slices and counters on them, written as they come.
+"""Write Perfetto's format as a stream: tracks, and slices and counters on them.
 
-A trace is a row of packets, each with its length in front. Perfetto's own classes make all of them; but the two
-packets of a slice, of which there may be millions, are put together from parts that were serialised once: all that is
-the same each time an operation runs, its names among it, and what is not. (A message in protobuf's encoding is the
-concatenation of its fields.)
+A trace is a sequence of packets, each preceded by its length. Perfetto's classes serialise all packets but the two of a
+slice, of which there may be millions: these are joined from serialised parts, of which those that are the same at each
+execution of an operation, such as its name, are kept. (A message in protobuf's encoding is the concatenation of its
+fields.)
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import IO, Any
 
 Argument = str | int | float
 
-# Names and parts of a stream that are kept, in memory here and in any reader; with more of them it starts anew.
+# Most names and parts that a stream keeps, here and in any reader; then it starts anew.
 _MOST_KEPT = 1 << 16
 _BYTES_UNIT = "bytes"
 
 
 class TraceFile:
-    """A trace that is being written: its processes and tracks, and the streams of what happens on them.
+    """A trace that is being written: its processes and tracks, and the streams of events on them.
 
     Args:
         file: open for writing bytes.
@@ -40,7 +40,7 @@ class TraceFile:
         self._processes = itertools.count(1)
         self._sequences = itertools.count(1)
         self._own = self.sequence()
-        # Track 0 stands for the whole: the processes' ranks hold where a reader knows of them.
+        # Track 0 is the root: it makes readers order processes by rank.
         self._describe(0, process_ordering="PROCESS_ORDERING_EXPLICIT")
 
     def write(self, **fields: Any) -> None:
@@ -54,19 +54,19 @@ class TraceFile:
         self._builder.write_packet(packet)
 
     def clocks(self, pairs: Mapping[int, int], *, primary: int | None = None) -> None:
-        """What several clocks showed at one moment, by their ids; ``primary``: the one that the trace is shown by."""
+        """Write what several clocks showed at one moment, by their ids; ``primary`` is the clock of the trace."""
         clocks = [{"clock_id": clock, "timestamp": at} for clock, at in pairs.items()]
         main = {} if primary is None else {"primary_trace_clock": primary}
         self.write(trusted_packet_sequence_id=self._own, clock_snapshot={"clocks": clocks, **main})
 
     def sequence(self) -> int:
-        """The number of a new sequence of packets."""
+        """Return the number of a new sequence of packets."""
         return next(self._sequences)
 
     def process(self, name: str, labels: Sequence[str] = ()) -> int:
-        """A process, to be shown below the earlier ones; its track.
+        """Add a process, to be shown below the earlier ones, and return its track.
 
-        Perfetto's UI v52 puts those with more slices first, whatever it is told.
+        Perfetto's UI v52 shows those with more slices first, whatever the rank.
         """
         number = next(self._processes)
         process = {"pid": number, "process_name": name, "process_labels": labels}
@@ -75,13 +75,13 @@ class TraceFile:
         return track
 
     def track(self, parent: int, name: str, rank: int = 0) -> int:
-        """A track for slices or for other tracks, those of a lower rank above it. One name and parent: shown as one."""
+        """Add a track for slices or other tracks, ordered by rank, and return it. Equal names under a parent merge."""
         track = next(self._tracks)
         self._describe(track, parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
         return track
 
     def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
-        """A track for values."""
+        """Add a track for values and return it."""
         known = {"unit": "UNIT_SIZE_BYTES"} if unit == _BYTES_UNIT else {"unit_name": unit}
         track = next(self._tracks)
         self._describe(track, parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
@@ -92,12 +92,12 @@ class TraceFile:
 
 
 class Stream:
-    """What happens by one clock, on any tracks. Names and texts are written once, and then told by number.
+    """Events on one clock, on any tracks. Names and strings are written once and then referred to by number.
 
     Args:
-        trace: where it is written to.
-        clock: the id of the clock that its times are of.
-        zero: what to take from every time.
+        trace: to write to.
+        clock: the id of the clock of its times.
+        zero: offset that is subtracted from every time.
     """
 
     def __init__(self, trace: TraceFile, clock: int, zero: int = 0) -> None:
@@ -125,30 +125,30 @@ class Stream:
         flows: Sequence[int] = (),
         arriving: Sequence[int] = (),
     ) -> None:
-        """A slice begins.
+        """Begin a slice.
 
         Args:
-            at: when.
-            track: where.
-            name, category, args: what is told of it.
-            flows: numbers of the arrows that lead from it; ``arriving``: of those that end in it.
+            at: time.
+            track: its track.
+            name, category, args: of the slice.
+            flows: numbers of the arrows that start from it; ``arriving``: of those that end in it.
         """
         self.renew()
         event = self.slice(track, name, category, args or {})
         self.put(at, event + self._event(flow_ids=flows, terminating_flow_ids=arriving))
 
     def end(self, at: int, track: int) -> None:
-        """The slice that began last on a track ends."""
+        """End the slice that began last on a track."""
         self.put(at, self.slice_end(track))
 
     def count(self, at: int, track: int, value: float) -> None:
-        """A counter has a value from now on."""
+        """Set a counter's value from now on."""
         self.put(at, self._event(type="TYPE_COUNTER", track_uuid=track, double_counter_value=value))
 
-    # What follows is for those who write many: serialised parts of a TrackEvent, to be concatenated for put().
+    # What follows is for many events: serialised parts of a TrackEvent, to be concatenated for put().
 
     def slice(self, track: int, name: str, category: str, args: Mapping[str, Argument]) -> bytes:
-        """The begin of a slice."""
+        """Serialise the begin of a slice."""
         return self._event(
             type="TYPE_SLICE_BEGIN",
             track_uuid=track,
@@ -158,39 +158,39 @@ class Stream:
         )
 
     def slice_end(self, track: int) -> bytes:
-        """The end of a slice."""
+        """Serialise the end of a slice."""
         return self._event(type="TYPE_SLICE_END", track_uuid=track)
 
     def argument(self, name: str, value: int) -> bytes:
-        """One more argument of a slice."""
+        """Serialise one more argument of a slice."""
         kept = self._arguments.get(name)
         if kept is None:
             event = self._messages.TrackEvent(debug_annotations=[self._annotation(name, value)])
             kept = self._arguments[name] = event, event.debug_annotations[0]
-        # The same two messages serve again and again: making them would take four times as long.
+        # The same two messages are reused: making new ones would take four times as long.
         event, annotation = kept
         annotation.int_value = value
         part: bytes = event.SerializeToString()
         return part
 
     def also(self, counter: int, value: float) -> bytes:
-        """A counter's value from this begin or end of a slice on."""
+        """Serialise a counter's value from this begin or end of a slice on."""
         return self._event(extra_double_counter_track_uuids=[counter], extra_double_counter_values=[value])
 
     def remember(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """The part that was made for a key, or is made now. It may be used until the next :meth:`renew`."""
+        """Return the part for a key, made at the first use. It is valid until the next :meth:`renew`."""
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = make()
         return part
 
     def renew(self) -> None:
-        """Forget all names and parts where they have become too many."""
+        """Forget all names and parts if there are too many."""
         if len(self._parts) + len(self._numbers) > _MOST_KEPT:
             self._start()
 
     def put(self, at: int, event: bytes) -> None:
-        """Write an event."""
+        """Write an event at a time."""
         trace = self._trace
         if self._unwritten:
             self._write_names()
@@ -227,8 +227,8 @@ class Stream:
         number = self._numbers.get((kind, text))
         if number is None:
             number = self._numbers[kind, text] = len(self._numbers) + 1
-            told = {"iid": number, "str": text.encode()} if kind.endswith("values") else {"iid": number, "name": text}
-            self._unwritten.setdefault(kind, []).append(told)
+            entry = {"iid": number, "str": text.encode()} if kind.endswith("values") else {"iid": number, "name": text}
+            self._unwritten.setdefault(kind, []).append(entry)
         return number
 
     def _write_names(self) -> None:
@@ -240,10 +240,10 @@ class Stream:
 
 
 class Lanes:
-    """Tracks of one name: as many as it takes for slices that overlap and are not within each other.
+    """Tracks of one name, as many as are needed for slices that overlap without being nested.
 
     Args:
-        new_track: makes one more.
+        new_track: adds a track.
     """
 
     def __init__(self, new_track: Callable[[], int]) -> None:
@@ -251,7 +251,7 @@ class Lanes:
         self._lanes: list[tuple[int, list[int]]] = []
 
     def place(self, start: int, end: int) -> int:
-        """The track for a slice that starts no earlier than those before it."""
+        """Return the track for a slice that starts no earlier than the previous ones."""
         for track, ends in self._lanes:
             while ends and ends[-1] <= start:
                 ends.pop()
@@ -264,7 +264,7 @@ class Lanes:
 
 @functools.lru_cache(4096)
 def _varint(value: int) -> bytes:
-    """A number in protobuf's encoding: seven bits a byte, the lowest first, the top bit set in all but the last."""
+    """Encode a number for protobuf: seven bits a byte, the lowest first, the top bit set in all but the last."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -274,5 +274,5 @@ def _varint(value: int) -> bytes:
 
 
 def _before(field: int) -> bytes:
-    """What stands before the length of a field that is a message."""
+    """Return the tag of a field that is a message; its length follows."""
     return _varint(field << 3 | 2)

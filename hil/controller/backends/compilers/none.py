@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.runtime_registry import TAKES
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 
@@ -33,7 +33,8 @@ def take_as_it_is(
         UsageError: the runtime does not load this format, nor anything that it can be converted into.
         CompileFailed, CompileCrashed, StageTimeout: it cannot be converted.
     """
-    wanted = TAKES.get(runtime, model.format)
+    info = RUNTIMES.get(runtime)
+    wanted = info.loads if info and info.loads else model.format
     by = ""
     if can_convert(model.format, wanted):
         settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "recompute": recompute, "log": log}

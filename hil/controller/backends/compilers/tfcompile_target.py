@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hil.controller.backends.targets import Target as BoardTarget
 from hil.errors import UsageError
 
 _TRIPLE, _CPU, _VARIABLES = "--target-triple", "--target-cpu", "--variables"
@@ -58,7 +59,11 @@ def target_of(flags: Sequence[str]) -> Target:
     return Target(triple, given.get(_CPU, ""), _TARGETS[_FAMILY.get(family, family)][1], variables == "outside")
 
 
-def flags_for(machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flags for a machine as a board shows it (``arch``); compiling refuses one that there are no programs for."""
+def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:
+    """Return what to compile for on a machine as a board shows it (``arch``).
+
+    Compiling refuses a machine that there are no programs for.
+    """
     arch = str(machine.get("arch", "")).lower()
-    return (f"{_TRIPLE}={_FAMILY.get(arch, arch)}-unknown-linux-gnu",) if arch else ()
+    triple = f"{_FAMILY.get(arch, arch)}-unknown-linux-gnu"
+    return BoardTarget((f"{_TRIPLE}={triple}",), triple) if arch else BoardTarget((), "")

@@ -13,7 +13,6 @@ import math
 import os
 import posixpath
 import re
-import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +32,11 @@ from hil.controller.devices.agentless.signature import (
     signature_of,
     write_inputs,
 )
-from hil.controller.devices.agentless.store import Item, Store, find_program
+from hil.controller.devices.agentless.store import Item, RunFolder, Store, find_program
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
 from hil.controller.devices.client import Loaded
 from hil.controller.devices.iree_tool import PACKAGE, iree_tool
-from hil.controller.devices.profile_pass import ProfilePass
-from hil.controller.devices.streams import Invocation
+from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import version
@@ -53,7 +51,6 @@ from hil.core.timeline import Span
 from hil.errors import (
     BoardBusy,
     BoardError,
-    BoardLost,
     HilError,
     RunFailed,
     StageError,
@@ -78,12 +75,7 @@ if TYPE_CHECKING:
 # What a run by command cannot tell, and what it tells only where IREE's timing tool can be put beside it.
 NOT_MEASURED = ("peak memory", "clock")
 DEVICE_TIME = "device time"
-# Past its limit the board's side should have answered; then the board itself is given up. It counts seconds by
-# sleeping, and a slow board is late at each: 7 % where it is emulated.
-_GRACE_S = 15.0
-_SLOW = 1.25
 _CALL_S = 60.0
-_SPARE_BYTES = 1 << 16
 _DETAIL = 4000
 _FOLDER = re.compile(r"/[^\0]*")
 _DEFAULT_DEVICES = {"iree": "local-task"}
@@ -397,14 +389,14 @@ class CommandClient:
         program, command = self._programs[program_id], self._command
         files = output_files(program.signature, command)
         begin = now_ns()
-        with self._run_folder(program, inputs, command) as run:
-            argv = self._argv(program, program.command, run, output_arguments(files, command, run.remote))
+        with self._run_folder(program, inputs, command) as (run, arguments):
+            argv = self._argv(program, program.command, run, arguments, output_arguments(files, command, run.remote))
             left = timeout
             walls: list[float] = []
             sizes: tuple[int | None, ...] = ()
             timer = self._place(self._timer_path) if self._timer_path else ""
             for _ in range(1 if timer else warmup + iterations):
-                wall, sizes = self._once(program, argv, files, run.remote, timeout, left)
+                wall, sizes = self._once(program, argv, files, run, timeout, left)
                 walls.append(wall)
                 left -= wall
             start = time.monotonic()
@@ -415,7 +407,7 @@ class CommandClient:
             if timer:
                 flags = timing_flags(warmup + iterations, TIMES_FILE)
                 times, problem = self._times(
-                    program, [*self._argv(program, timer, run, []), *flags], run, timeout, left
+                    program, [*self._argv(program, timer, run, arguments, []), *flags], run, timeout, left
                 )
                 notes += [f"the device time could not be measured: {problem}"] if problem else []
             cold_ns = sum(times[:warmup]) if timer else round(sum(walls.pop(0) for _ in range(warmup)) * 1e9)
@@ -481,24 +473,24 @@ class CommandClient:
                 hint="only the tool that hil puts on a board can: leave program and file out of [runtime]",
             )
         program = self._programs[program_id]
-        with self._run_folder(program, inputs, RuntimeCommand(input="{value}")) as run:
+        with self._run_folder(program, inputs, RuntimeCommand(input="{value}")) as (run, arguments):
             argv = profile_command(
                 self._store.place(self._item(tool)),
                 program.files[program.artifact.main],
                 device=program.device,
                 function=program.signature.function,
-                inputs=run.arguments,
+                inputs=arguments,
                 weights=program.weights,
                 runs=warmup + iterations,
                 output=PROFILE_FILE,
             )
             start = now_ns()
-            _, (size,) = self._once(program, argv, [PROFILE_FILE], run.remote, timeout, timeout)
+            _, (size,) = self._once(program, argv, [PROFILE_FILE], run, timeout, timeout)
             if not size:
                 raise RunFailed("the profiling command ended well but wrote nothing")
             if size > (most := most_bytes()):
                 raise broken(f"a profile of {size >> 20} MiB, where at most {most >> 20} can be")
-            data = self._get(run, PROFILE_FILE, size).read_bytes()
+            data = run.get(PROFILE_FILE, size).read_bytes()
             host = Span("profile", start, now_ns())
         return ProfilePass({PROFILE_FILE: memoryview(data)}, (), host, None, warmup, iterations)
 
@@ -507,44 +499,25 @@ class CommandClient:
     @contextlib.contextmanager
     def _run_folder(
         self, program: _Program, inputs: Mapping[str, Array], command: RuntimeCommand
-    ) -> Iterator[_RunFolder]:
-        """A folder here and one on the board that has the inputs; both are gone at the end."""
+    ) -> Iterator[tuple[RunFolder, list[str]]]:
+        """A run's folder that has the inputs, and their arguments; it is gone at the end."""
         check_inputs(program.signature, inputs)
-        remote = f"{self.folder}/runs/{secrets.token_hex(8)}"
-        with temporary_folder("hil-command-") as place, self._seam("run"):
-            local = Path(place)
+        with self._seam("run"), self._store.run_folder() as run:
             try:
-                arguments, files = write_inputs(program.signature, inputs, command, local, remote)
+                arguments, files = write_inputs(program.signature, inputs, command, run.local, run.remote)
             except OSError as error:
-                text = f"cannot write the inputs to {local}: {error.strerror or error}"
+                text = f"cannot write the inputs to {run.local}: {error.strerror or error}"
                 raise StorageError(text, hint="make room there, or set TMPDIR to another folder") from error
-            try:
-                self._send(local, remote, files)
-                yield _RunFolder(local, remote, arguments)
-            finally:
-                with contextlib.suppress(BoardError):
-                    self._shell.run(scripts.remove(remote), timeout=_CALL_S, check=False)
+            run.send(files)
+            yield run, arguments
 
-    def _send(self, local: Path, remote: str, files: Sequence[str]) -> None:
-        """Make the run's folder, with the inputs in it."""
-        size = sum((local / name).stat().st_size for name in files)
-        try:
-            self._shell.run(["mkdir", "-m", "700", remote], timeout=_CALL_S)
-            for name in files:
-                self._shell.put(local / name, f"{remote}/{name}")
-        except BoardLost:
-            raise
-        except BoardError as error:
-            free = self._store.free_bytes()
-            if free is None or free > size + _SPARE_BYTES:
-                raise
-            raise RunFailed(f"the board has no room for the inputs: {size} bytes, and {free} are free") from error
-
-    def _argv(self, program: _Program, command: str, run: _RunFolder, outputs: list[str]) -> list[str]:
+    def _argv(
+        self, program: _Program, command: str, run: RunFolder, inputs: list[str], outputs: list[str]
+    ) -> list[str]:
         """The command line of a run, as the config's flags make it."""
         parameter = self._command.parameter
         weights = [fill(parameter, {"scope": PARAMETER_SCOPE, "file": place}) for place in program.weights]
-        several = {"{inputs}": run.arguments, "{outputs}": outputs, "{parameters}": weights}
+        several = {"{inputs}": inputs, "{outputs}": outputs, "{parameters}": weights}
         values = {
             "device": program.device,
             "module": program.files[program.artifact.main],
@@ -557,7 +530,7 @@ class CommandClient:
         return argv
 
     def _once(
-        self, program: _Program, argv: list[str], files: list[str], remote: str, timeout: float, left: float
+        self, program: _Program, argv: list[str], files: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[float, tuple[int | None, ...]]:
         """One command: its wall time, without that of waiting for another run, and the size of each file it writes."""
         late = StageTimeout(
@@ -566,51 +539,43 @@ class CommandClient:
         )
         if left <= 0:
             raise late
-        limit, wait_s = math.ceil(left), math.ceil(self._wait_s)
-        environment = self._command.environment
-        whole = scripts.run(remote, files, argv, limit_s=limit, wait_s=wait_s, environment=environment)
-        start = time.monotonic()
-        try:
-            done = self._shell.run(whole, timeout=(limit + wait_s) * _SLOW + _GRACE_S, check=False)
-        except BoardLost as error:  # its own message shows the script
-            raise BoardLost("the link broke or the board hung during the run", detail=error.message) from error
-        wall = time.monotonic() - start
-        ended = scripts.ended(done.out.decode(errors="replace"))
-        if ended is None or ended.how == "gone":
-            raise BoardLost("the board ended the run without an answer", detail=done.err[-_DETAIL:])
+        limit_s, wait_s = math.ceil(left), math.ceil(self._wait_s)
+        ended, err, wall = run.command(
+            argv, files, limit_s=limit_s, wait_s=wait_s, environment=self._command.environment
+        )
         if ended.how == "busy":
             raise BoardBusy(
                 f"another run held the board for more than {wait_s} s", hint="wait for it to end, or raise --wait"
             )
         is_answer = argv[0] == program.command
         if is_answer:
-            self._logs.setdefault(program.program_id, []).extend(done.err.splitlines())
+            self._logs.setdefault(program.program_id, []).extend(err.splitlines())
         if ended.how == "late":
-            late.detail = done.err[-_DETAIL:]
+            late.detail = err[-_DETAIL:]
             raise late
         if ended.code:
             # A profile is taken of what has been run: the tool does not say how far it came.
-            raise scripts.failure(ended, done.err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
+            raise scripts.failure(ended, err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
         if len(ended.sizes) != len(files):
-            raise BoardError("the board's shell does not tell the size of a file", detail=done.err[-_DETAIL:])
+            raise BoardError("the board's shell does not tell the size of a file", detail=err[-_DETAIL:])
         return max(wall - ended.waited_s, 0.0), ended.sizes
 
     def _times(
-        self, program: _Program, argv: list[str], run: _RunFolder, timeout: float, left: float
+        self, program: _Program, argv: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[list[int], str]:
         """What each run took by the timing tool, in nanoseconds; or why that is not known: the answer is there."""
         try:
-            _, (size,) = self._once(program, argv, [TIMES_FILE], run.remote, timeout, left)
+            _, (size,) = self._once(program, argv, [TIMES_FILE], run, timeout, left)
             if not size:
                 return [], f"{PROFILE_TOOL} ended well but wrote nothing"
-            return times_ns(self._get(run, TIMES_FILE, size).read_bytes()), ""
+            return times_ns(run.get(TIMES_FILE, size).read_bytes()), ""
         except (StageError, BoardBusy) as error:
             return [], error.message
         except ValueError as error:
             return [], f"what {PROFILE_TOOL} wrote cannot be read: {error}"
 
     def _fetch(
-        self, program: _Program, run: _RunFolder, files: Sequence[str], sizes: Sequence[int | None]
+        self, program: _Program, run: RunFolder, files: Sequence[str], sizes: Sequence[int | None]
     ) -> dict[str, Array]:
         """The outputs, by name."""
         outputs: dict[str, Array] = {}
@@ -622,16 +587,8 @@ class CommandClient:
                 )
             if size > (most := expected_bytes([spec])):
                 raise broken(f"output {spec.name!r} has {size >> 20} MiB, and at most {most >> 20} are expected")
-            outputs[spec.name] = read_output(spec, self._get(run, file, size))
+            outputs[spec.name] = read_output(spec, run.get(file, size))
         return outputs
-
-    def _get(self, run: _RunFolder, file: str, size: int) -> Path:
-        """Fetch a file that a command wrote."""
-        local = run.local / file
-        self._shell.get(f"{run.remote}/{file}", local, size)
-        if local.stat().st_size != size:
-            raise BoardLost(f"{file} was damaged on its way from the board")
-        return local
 
     @contextlib.contextmanager
     def _seam(self, stage: str) -> Iterator[None]:
@@ -640,12 +597,3 @@ class CommandClient:
             yield
         except HilError as error:
             raise error.located(stage=stage, board=self._board) from error.__cause__
-
-
-@dataclass(frozen=True)
-class _RunFolder:
-    """A run's folder, here and on the board, and its inputs as the command's arguments."""
-
-    local: Path
-    remote: str
-    arguments: list[str]

@@ -1,16 +1,20 @@
-"""Programs on a board without an agent: files named by their content, pushed once."""
+"""hil's folder on a board without an agent: ``programs``, named by their content and pushed once, and ``runs``."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.agentless import scripts
 from hil.core.digest import digest_file
-from hil.errors import BoardError, BoardLost, LoadFailed
+from hil.core.scratch import temporary_folder
+from hil.errors import BoardError, BoardLost, LoadFailed, RunFailed
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -21,7 +25,13 @@ _CHECK_S = 120.0
 # On a full disk, programs that nobody has used for an hour make room; else those of a month ago go.
 _PRUNE_MINUTES = 30 * 24 * 60
 _FULL_PRUNE_MINUTES = 60
-_SPARE_BYTES = 1 << 20
+_SPARE_BYTES, _INPUTS_SPARE_BYTES = 1 << 20, 1 << 16
+_CALL_S = 60.0
+# Past its limit the board's side should have answered; then the board itself is given up. It counts seconds by
+# sleeping, and a slow board is late at each: 7 % where it is emulated.
+_GRACE_S = 15.0
+_SLOW = 1.25
+_DETAIL = 4000
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Item:
 
 
 class Store:
-    """The board's ``programs`` folder.
+    """hil's folder on the board.
 
     Args:
         shell: commands on the board.
@@ -136,6 +146,86 @@ class Store:
         """How many bytes are free in hil's folder; None where the board does not tell."""
         done = self._shell.run(scripts.room(self.folder, _PRUNE_MINUTES), timeout=_CHECK_S, check=False)
         return scripts.free_bytes(done.text)
+
+    @contextlib.contextmanager
+    def run_folder(self) -> Iterator[RunFolder]:
+        """A folder for a run, here and on the board; both are gone at the end."""
+        remote = f"{self.folder}/runs/{secrets.token_hex(8)}"
+        with temporary_folder("hil-command-") as local:
+            try:
+                yield RunFolder(Path(local), remote, self._shell, self)
+            finally:
+                with contextlib.suppress(BoardError):
+                    self._shell.run(scripts.remove(remote), timeout=_CALL_S, check=False)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder, ``local`` here and ``remote`` on the board."""
+
+    local: Path
+    remote: str
+    _shell: Shell
+    _store: Store
+
+    def send(self, files: Sequence[str]) -> None:
+        """Make the folder on the board, with inputs in it that lie in the local one.
+
+        Raises:
+            RunFailed: the board has no room for them.
+            BoardLost: the link broke.
+        """
+        size = sum((self.local / name).stat().st_size for name in files)
+        try:
+            self._shell.run(["mkdir", "-m", "700", self.remote], timeout=_CALL_S)
+            for name in files:
+                self._shell.put(self.local / name, f"{self.remote}/{name}")
+        except BoardLost:
+            raise
+        except BoardError as error:
+            free = self._store.free_bytes()
+            if free is None or free > size + _INPUTS_SPARE_BYTES:
+                raise
+            raise RunFailed(f"the board has no room for the inputs: {size} bytes, and {free} are free") from error
+
+    def command(
+        self, argv: Sequence[str], files: Sequence[str], *, limit_s: int, wait_s: int, environment: Mapping[str, str]
+    ) -> tuple[scripts.Ended, str, float]:
+        """Run a command in the folder; returns its end, what it wrote to stderr, and its wall time in seconds.
+
+        Args:
+            argv: the program and its arguments.
+            files: those that it writes.
+            limit_s: whole seconds until it is killed.
+            wait_s: whole seconds to wait while another run holds the board.
+            environment: variables for the program.
+
+        Raises:
+            BoardLost: the link broke, or the board did not answer.
+        """
+        whole = scripts.run(self.remote, files, argv, limit_s=limit_s, wait_s=wait_s, environment=environment)
+        start = time.monotonic()
+        try:
+            done = self._shell.run(whole, timeout=(limit_s + wait_s) * _SLOW + _GRACE_S, check=False)
+        except BoardLost as error:  # its own message shows the script
+            raise BoardLost("the link broke or the board hung during the run", detail=error.message) from error
+        wall = time.monotonic() - start
+        ended = scripts.ended(done.out.decode(errors="replace"))
+        if ended is None or ended.how == "gone":
+            raise BoardLost("the board ended the run without an answer", detail=done.err[-_DETAIL:])
+        return ended, done.err, wall
+
+    def get(self, file: str, size: int) -> Path:
+        """Fetch a file that a command wrote, of so many bytes.
+
+        Raises:
+            BoardLost: the link broke, or the file has another size.
+        """
+        local = self.local / file
+        self._shell.get(f"{self.remote}/{file}", local, size)
+        if local.stat().st_size != size:
+            raise BoardLost(f"{file} was damaged on its way from the board")
+        return local
 
 
 def _is_same(item: Item, found: tuple[int, str] | None) -> bool:

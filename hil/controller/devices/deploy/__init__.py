@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.deploy.ensure import AgentPlace, ensure_agent
+from hil.controller.devices.deploy.errors import STAGE, NoAgentHere, NoPython, NoWheels
 from hil.controller.devices.deploy.probe import Seen, ask, ask_text
-from hil.controller.devices.deploy.trouble import STAGE, NoAgentHere, NoPython, NoWheels
 from hil.errors import BoardBusy, BoardError
 
 if TYPE_CHECKING:

@@ -12,42 +12,27 @@ import io
 import json
 import tarfile
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-# What is left out of a wheel: tests, what only building against it needs, IREE's tools and the second copy of it, made
-# for the Tracy profiler, and the certificates for clients that gRPC brings. Patterns of paths in the wheel.
+from hil.core.installation import own_version
+from hil.core.runtimes import RUNTIMES
+
+# What is left out of a wheel: tests, what only building against it needs, and the certificates for clients that gRPC
+# brings; of a runtime's, what its entry says. Patterns of paths in the wheel.
 # (numpy imports numpy.random only for whoever asks for it, and nothing of an agent or a runtime does.)
 _LEFT_OUT = {
     "numpy": (
         *("*/tests/*", "*/include/*", "*/f2py/*", "*/distutils/*", "*/_core/lib/*", "*.pyi", "*.pxd"),
         *("*/_core/_*_tests.*.so", "*/_core/_simd.*.so", "*/linalg/lapack_lite.*.so", "numpy/random/*"),
     ),
-    "iree-base-runtime": ("*/_runtime_libs_tracy/*", "*/_runtime_libs/iree-*", "*/_runtime_libs/share/*", "*.pyi"),
     "grpcio": ("*/_credentials/roots.pem",),
     "ml-dtypes": ("*/include/*", "*.pyi"),
-    # The interpreter is one module and one library: no converter, no other accelerators, no second LiteRT beside it.
-    "ai-edge-litert": (
-        *(f"ai_edge_litert/{part}/*" for part in "aot tflite tools vendors".split()),
-        *("*/libLiteRt*.so", "*_pb2.py", "*/schema_py_generated.py", "*/_pywrap_[!l]*", "*/pywrap_genai_ops.so"),
-    ),
-    # To load a program takes the library alone; what exports one, and other backends' tools, stay on the host.
-    "executorch": (
-        *(f"executorch/{part}/*" for part in "backends codegen data devtools examples exir export include".split()),
-        *(f"executorch/{part}/*" for part in "kernels runtime schema share util extension/[!p]*".split()),
-        "*.pyi",
-    ),
-    # Importing it runs most of its Python; its compilers, headers, tests and tools are for others. (It wants to see
-    # bin/torch_shm_manager.)
-    "torch": (
-        *(f"torch/{part}/*" for part in "_dynamo _inductor include onnx share test".split()),
-        *("torch/bin/[!t]*", "torch/bin/test_*", "functorch/*", "torchgen/packaged/*", "torch/lib/*.a", "*.pyi"),
-    ),
-    # The library is for C programs: the Python module has all of it in itself.
-    "onnxruntime": ("*/transformers/*", "*/quantization/*", "*/tools/*", "*/datasets/*", "*/libonnxruntime.so.*"),
+    **{wheel.name: wheel.left_out for info in RUNTIMES.values() for wheel in info.wheels},
 }
 # Of every wheel: its `.data` folder holds scripts and headers, which are for installing; so is the list of its files.
 _LEFT_OUT_ALWAYS = (
@@ -214,3 +199,55 @@ def read_index(folder: Path) -> list[Package]:
     """The packages in a folder."""
     entries = json.loads((folder / "index.json").read_bytes())
     return [Package(**{**entry, "path": folder / entry["path"]}) for entry in entries]
+
+
+# The rooms of the package that are the controller's alone.
+_CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "py.typed", "sim", "testing"}
+# What only the controller asks of the rooms that it shares with the agent.
+_OF_CONTROLLER = {"core/boards.py", "core/config_files.py"}
+
+
+def own_title() -> str:
+    """hil's name and version."""
+    return f"hil {own_version()}"
+
+
+def own_files() -> dict[str, File]:
+    """The files of the package ``hil`` that an agent needs, and metadata that tell its version."""
+    root = Path(__file__).parents[3]
+    files = {}
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if inside.parts[0] not in _CONTROLLERS and inside.as_posix() not in _OF_CONTROLLER:
+            files[f"hil/{inside.as_posix()}"] = File(path.read_bytes())
+    metadata = f"Metadata-Version: 2.1\nName: hil\nVersion: {own_version()}\n"
+    files[f"hil-{own_version()}.dist-info/METADATA"] = File(metadata.encode())
+    return files
+
+
+_EVERY_S = 10.0
+
+
+class Progress:
+    """Tells how far something has come, every ten seconds: of what is done sooner nothing is heard.
+
+    Args:
+        say: told it, in a line.
+        what: what goes on, such as ``pushing``.
+    """
+
+    def __init__(self, say: Callable[[str], None], what: str) -> None:
+        self._say = say
+        self._what = what
+        self._told = time.monotonic()
+
+    def at(self, done: int, total: int) -> None:
+        """So many bytes of so many are done."""
+        if time.monotonic() - self._told >= _EVERY_S:
+            self._told = time.monotonic()
+            self._say(f"{self._what}: {megabytes(done)} of {megabytes(total)}")
+
+
+def megabytes(size: int) -> str:
+    """A size for messages, such as ``4.7 MB``."""
+    return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.deploy.platforms import Interpreter
-from hil.controller.devices.deploy.trouble import STAGE
+from hil.controller.devices.deploy.errors import STAGE
+from hil.controller.devices.deploy.wheels import Interpreter
 from hil.errors import BoardError
 
 if TYPE_CHECKING:

@@ -12,31 +12,74 @@ from functools import cache as once
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from hil.controller.devices.deploy.packages import FORMAT, Package, read_index, write_wheels
-from hil.controller.devices.deploy.platforms import Interpreter, pip_options, platform_tags
-from hil.controller.devices.deploy.progress import Progress
-from hil.controller.devices.deploy.trouble import COMMAND_HINT, STAGE, NoWheels
+from hil.controller.devices.deploy.errors import COMMAND_HINT, STAGE, NoWheels
+from hil.controller.devices.deploy.packages import FORMAT, Package, Progress, read_index, write_wheels
 from hil.controller.storage.cache import Cache
 from hil.core.installation import module_command
+from hil.core.runtimes import RUNTIMES, Wheel
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardError, StorageError, UsageError
 
-# ExecuTorch's library is linked against PyTorch's: of that, only what is built without CUDA can be loaded everywhere.
-_EXECUTORCH = ("executorch", "torch", "flatbuffers")
-_CPU_BUILDS = {"torch"}
+# The oldest glibc that manylinux tags speak of, and the tags' older names.
+_OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
+_NEWER_MACHINES_GLIBC = 17
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_LIBC = re.compile(r"(glibc|musl)-([0-9]{1,3})\.([0-9]{1,3})")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python on a board.
+
+    Attributes:
+        path: the executable, links followed.
+        version: (3, 11), say.
+        machine: the architecture that it was built for, as ``uname -m`` would say it.
+        libc: ``glibc-2.36`` or ``musl-1.2``; "" where it could not be told.
+        problem: why it cannot be used; "" where it can.
+    """
+
+    path: str
+    version: tuple[int, int]
+    machine: str
+    libc: str
+    problem: str = ""
+
+    @property
+    def text(self) -> str:
+        """It in a few words, such as ``Python 3.11 on aarch64, glibc 2.36``."""
+        name = f"Python {'.'.join(map(str, self.version))} on {self.machine}"
+        return f"{name}, {self.libc.replace('-', ' ')}" if self.libc else name
+
+
+def platform_tags(interpreter: Interpreter) -> list[str]:
+    """The platform tags of the wheels that it takes, the newest first; none where its C library is unknown."""
+    found = _LIBC.fullmatch(interpreter.libc)
+    if not found or found[2] != ("2" if found[1] == "glibc" else "1"):
+        return []
+    machine, newest = interpreter.machine, int(found[3])
+    if found[1] == "musl":
+        return [f"musllinux_1_{minor}_{machine}" for minor in range(newest, -1, -1)]
+    tags = []
+    for minor in range(newest, _OLDEST_GLIBC.get(machine, _NEWER_MACHINES_GLIBC) - 1, -1):
+        tags.append(f"manylinux_2_{minor}_{machine}")
+        if minor in _OLD_NAMES:
+            tags.append(f"{_OLD_NAMES[minor]}_{machine}")
+    return tags
+
+
+def pip_options(interpreter: Interpreter) -> list[str]:
+    """Options with which pip, on this machine, picks wheels for that interpreter."""
+    number = "".join(map(str, interpreter.version))
+    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={number}"]
+    options += [f"--abi={abi}" for abi in (f"cp{number}", "abi3", "none")]
+    return options + [f"--platform={tag}" for tag in platform_tags(interpreter)]
+
+
 _CPU_HINT = (
     "PyPI's torch needs CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds that PyTorch's "
     "installation page names"
 )
-# What each runtime adds. One that is not here, a vendor's, has to be on the board already.
-_RUNTIMES = {
-    "iree": ("iree-base-runtime",),
-    "onnxruntime": ("onnxruntime",),
-    "tflite": ("ai-edge-litert",),
-    "executorch": _EXECUTORCH,
-}
-# Compiler and runtime of IREE belong together: no other version than this machine's will do.
-_EXACT = {"iree-base-runtime"}
 # What a package of ours needs beside those that hil names itself.
 _BESIDES = ("typing-extensions",)
 # pip itself gives a dead connection up; this ends what hangs. PyTorch's wheel has 427 MB.
@@ -58,11 +101,15 @@ _UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A distribution that a board needs: the versions that will do, and the one that this machine has itself."""
+    """A distribution that a board needs: the versions that will do, and the one that this machine has itself.
+
+    ``pinned``: no other version than this machine's will do.
+    """
 
     name: str
     range: str
     here: str = ""
+    pinned: bool = False
 
     @property
     def exact(self) -> str:
@@ -72,7 +119,7 @@ class Wanted:
     @property
     def loose(self) -> str:
         """The requirement of any version that will do."""
-        return f"{self.name}=={self.here}" if self.name in _EXACT and self.here else f"{self.name}{self.range}"
+        return f"{self.name}=={self.here}" if self.pinned and self.here else f"{self.name}{self.range}"
 
 
 @dataclass(frozen=True)
@@ -88,16 +135,20 @@ class Group:
 
 def agent_group() -> Group:
     """What every agent needs."""
-    wanted = tuple(_wanted(name, allowed) for name, allowed in sorted(_requirements()["agent"].items()))
-    return Group("agent", wanted + tuple(_wanted(name, "") for name in _BESIDES))
+    wanted = (*sorted(_requirements()["agent"].items()), *((name, "") for name in _BESIDES))
+    return Group("agent", tuple(Wanted(name, allowed, _installed(name)) for name, allowed in wanted))
 
 
 def runtime_group(runtime: str) -> Group:
-    """What a runtime adds to an agent: nothing, where hil knows no package of it."""
+    """What a runtime adds to an agent: nothing, where hil knows no package of it.
+
+    A vendor's runtime, of which hil knows none, has to be on the board already.
+    """
     # A runtime's extra names the versions of what it brings; where several name a package, they say the same.
     allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
-    wanted = tuple(_wanted(name, allowed.get(name, "")) for name in _RUNTIMES.get(runtime, ()))
-    pins = [one.loose for one in wanted if one.name in _EXACT]
+    wheels = RUNTIMES[runtime].wheels if runtime in RUNTIMES else ()
+    wanted = tuple(_of_runtime(wheel, allowed.get(wheel.name, "")) for wheel in wheels)
+    pins = [one.loose for one in wanted if one.pinned]
     return Group("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
 
 
@@ -197,7 +248,7 @@ def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter, b
     where = {"board": board, "stage": STAGE, "detail": said.strip()[-4000:]}
     looked = _LOOKED.search(said)
     if name and looked and not _unreached(said):
-        hint = _CPU_HINT if name in _CPU_BUILDS else COMMAND_HINT
+        hint = _CPU_HINT if requirement.endswith("+cpu") else COMMAND_HINT
         return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, **where)
     if "No module named pip" in said:
         hint = "pip is missing beside hil: python -m ensurepip"
@@ -237,16 +288,20 @@ def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
         return code, "".join(searched) + said.read()
 
 
-def _wanted(name: str, allowed: str) -> Wanted:
-    try:
-        here = version(name)
-    except PackageNotFoundError:
-        here = ""
-    if name in _CPU_BUILDS:
+def _of_runtime(wheel: Wheel, allowed: str) -> Wanted:
+    here = _installed(wheel.name)
+    if wheel.cpu_build:
         least = _LEAST.search(allowed)
         release = here.partition("+")[0] or (least[1] if least else "")
-        return Wanted(name, f"=={release}+cpu", f"{release}+cpu")
-    return Wanted(name, allowed, here)
+        return Wanted(wheel.name, f"=={release}+cpu", f"{release}+cpu")
+    return Wanted(wheel.name, allowed, here, wheel.same_version)
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 @once

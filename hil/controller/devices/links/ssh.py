@@ -60,7 +60,7 @@ class _SshLink:
 
     def _tunnel_to(self, place: AgentPlace) -> Tunnel:
         from hil.controller.devices.deploy import NoAgentHere
-        from hil.controller.devices.deploy.trouble import COMMAND_HINT
+        from hil.controller.devices.deploy.errors import COMMAND_HINT
         from hil.controller.devices.ssh.tunnel import NoWay, open_any_tunnel
 
         try:

@@ -21,10 +21,9 @@ import paramiko
 import tenacity
 from paramiko.auth_strategy import AuthFailure, AuthSource
 
-from hil.controller.devices.ssh.address import Address
+from hil.controller.devices.ssh.address import Address, read_ssh_config, route, settings_for
 from hil.controller.devices.ssh.host_keys import KnownHosts, name_of, user_files
 from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, AgentKey, FileKey, Login
-from hil.controller.devices.ssh.ssh_config import read_ssh_config, route, settings_for
 from hil.controller.devices.ssh.transport import Transport
 from hil.core.boards import Connection
 from hil.errors import BoardUnreachable, UsageError

@@ -1,33 +1,339 @@
-"""A shell on a board: run commands, move files. A link that breaks ends in BoardLost, within a time that is bounded."""
+"""A shell on a board: run commands, move files. A link that breaks ends in BoardLost, within a time that is bounded.
+
+Files go by SFTP, or through ``cat`` where a board has no SFTP server.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import secrets
 import shlex
+import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Protocol
 
 import paramiko
 
+from hil.controller.devices.guard import Guard
 from hil.controller.devices.ssh import connect, openssh
 from hil.controller.devices.ssh.address import Address, parse_address
-from hil.controller.devices.ssh.command import MOST_OUT, TooMuch, execute
 from hil.controller.devices.ssh.connect import Hop
-from hil.controller.devices.ssh.files import Files
 from hil.core.boards import Connection
 from hil.core.files import replacing
 from hil.errors import BoardError, BoardLost, StorageError
 
+MOST_OUT = 16 << 20
+_LAST_OF_ERR = 64 << 10
+_PIECE = 1 << 20
+_LONGEST_GREETING = 1 << 20
+# Said before a command begins: what comes before it is the login's own, lines that a .bashrc prints.
+_BEGINS = b"hil: the command begins\n"
+
+
+class Sink(Protocol):
+    """What takes output."""
+
+    def write(self, data: bytes, /) -> int:
+        """Take a piece."""
+        ...
+
+
+class TooMuch(paramiko.SSHException):
+    """The command wrote more than was agreed."""
+
+    def __init__(self) -> None:
+        super().__init__("it wrote more than it may")
+
+
+def execute(
+    transport: paramiko.Transport,
+    command: str,
+    source: IO[bytes],
+    sink: Sink,
+    timeout: float,
+    most: int = MOST_OUT,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[int, str]:
+    """Run a command line; returns its exit code and the end of what it wrote to stderr.
+
+    Args:
+        transport: an open one.
+        command: for the login's shell.
+        source: what the command reads.
+        sink: takes what it writes to stdout.
+        timeout: seconds, for all of it.
+        most: bytes that it may write to stdout.
+        progress: told the bytes of each piece of the source that was sent.
+
+    Raises:
+        TimeoutError: it did not end in time.
+        TooMuch: it wrote too much.
+        EOFError: the link broke.
+        OSError, paramiko.SSHException: it could not be started.
+    """
+    deadline = time.monotonic() + timeout
+
+    def left() -> float:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        return seconds
+
+    try:
+        session = transport.open_session(timeout=timeout)
+    except paramiko.SSHException as error:
+        if transport.is_active() and "Timeout" in str(error):
+            raise TimeoutError from error
+        raise
+    with contextlib.closing(session) as channel:
+        begin(channel, command, timeout)
+        errors = _Tail(channel)
+        feed = (channel, source, progress)
+        threading.Thread(target=_feed, args=feed, daemon=True, name="hil-ssh-input").start()
+        taken = 0
+        for piece in own_output(channel, left):
+            taken += len(piece)
+            if taken > most:
+                raise TooMuch
+            sink.write(piece)
+        errors.thread.join(left())
+        if errors.thread.is_alive() or not channel.status_event.wait(left()):
+            raise TimeoutError
+        if channel.exit_status == -1:
+            raise EOFError("the channel was closed without an exit status")
+        return channel.exit_status, errors.text()
+
+
+def begin(channel: paramiko.Channel, command: str, timeout: float) -> None:
+    """Start a command line; what it writes is to be read by :func:`own_output`.
+
+    Raises:
+        TimeoutError: the far side does not say in time whether it did.
+        OSError, paramiko.SSHException: it could not be started.
+    """
+    guard = Guard(channel.close)  # paramiko itself waits for ever
+    guard.within(timeout)
+    try:
+        channel.exec_command(f"echo {shlex.quote(_BEGINS.decode().strip())}; {command}")
+    except (OSError, paramiko.SSHException) as error:
+        if guard.expired:
+            raise TimeoutError("it was not started in time") from error
+        raise
+    finally:
+        guard.close()
+
+
+def own_output(channel: paramiko.Channel, left: Callable[[], float | None]) -> Iterator[bytes]:
+    """What a command itself writes to stdout, piece by piece: without the lines that a login prints before.
+
+    Args:
+        channel: on which it was begun.
+        left: the seconds that the next piece may take; None is any time.
+
+    Raises:
+        TooMuch: the login itself writes without end.
+    """
+    before: bytes | None = b""
+    while True:
+        channel.settimeout(left())
+        if not (piece := channel.recv(_PIECE)):
+            break
+        if before is None:
+            yield piece
+            continue
+        before += piece
+        if _BEGINS in before:
+            own, before = before.partition(_BEGINS)[2], None
+            if own:
+                yield own
+        elif len(before) > _LONGEST_GREETING:
+            raise TooMuch
+    if before:  # what ran was not what we asked for, and these are its words
+        yield before
+
+
+class _Tail:
+    """The end of a channel's stderr, read as it comes so that the far side never waits for a reader."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._kept = b""
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while piece := self._channel.recv_stderr(_LAST_OF_ERR):
+                self._kept = (self._kept + piece)[-_LAST_OF_ERR:]
+
+
+def _feed(channel: paramiko.Channel, source: IO[bytes], progress: Callable[[int], None] | None) -> None:
+    # A command that ends before it has read everything closes the channel: what it made of it is told by its code. The
+    # source may be closed by then, too, which is a ValueError.
+    with contextlib.suppress(OSError, EOFError, ValueError):
+        while piece := source.read(_PIECE):
+            channel.sendall(piece)
+            if progress:
+                progress(len(piece))
+        channel.shutdown_write()
+
+
+# The longest that the board may take for one answer; the slowest link that is worth waiting for.
+_PATIENCE_S = 60.0
+_SLOWEST_BYTES_S = 10_000
+# What paramiko raises for answers that make no sense.
+_NONSENSE = (paramiko.SFTPError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error)
+# What OpenSSH's server takes in one request; every other must take 32 KiB.
+_SFTP_PIECE = 255 * 1024
+_SMALL_PIECE = 32 * 1024
+_AT_ONCE = 64
+Progress = Callable[[int], None]
+
+
+class Files:
+    """What moves files over a transport."""
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._channel: paramiko.Channel | None = None
+        self._client: paramiko.SFTPClient | None = None
+        self._by_cat = False
+        self._piece = _SFTP_PIECE if "OpenSSH" in transport.remote_version else _SMALL_PIECE
+
+    def put(self, source: IO[bytes], remote: str, part: str, mode: int, progress: Progress | None) -> None:
+        """Write a file under the name ``part``, then give it its own.
+
+        Raises:
+            TimeoutError, EOFError, OSError, paramiko.SSHException: it could not be done.
+        """
+        size = os.fstat(source.fileno()).st_size
+        with self._lock, self._in_time(size) as sftp:
+            if sftp is None:
+                script = 'umask 077 && cat > "$1" && chmod "$2" "$1" && mv -f "$1" "$3" || { rm -f "$1"; exit 1; }'
+                argv = ["sh", "-c", script, "sh", part, f"{mode:o}", remote]
+                return self._cat(argv, source, io.BytesIO(), size, MOST_OUT, progress)
+            try:
+                self._write(sftp, source, part, mode, progress)
+                sftp.posix_rename(part, remote)
+            except (OSError, KeyboardInterrupt):
+                with contextlib.suppress(OSError, EOFError):
+                    sftp.remove(part)
+                raise
+
+    def get(self, remote: str, sink: Sink, most: int) -> None:
+        """Read a file of at most so many bytes.
+
+        Raises:
+            TimeoutError, EOFError, OSError, paramiko.SSHException: it could not be done.
+        """
+        with self._lock, self._in_time(most) as sftp:
+            if sftp is None:
+                return self._cat(["cat", "--", remote], io.BytesIO(), sink, most, most)
+            with sftp.open(remote, "rb") as file:
+                file.MAX_REQUEST_SIZE = self._piece
+                size = file.stat().st_size or 0
+                if size > most:
+                    raise OSError(f"it has {size} bytes, at most {most} are expected")
+                file.prefetch(size, _AT_ONCE)
+                came = 0
+                while piece := file.read(self._piece):
+                    came += len(piece)
+                    if came > most:
+                        raise OSError(f"more than {most} bytes came")
+                    sink.write(piece)
+            if came < size:
+                raise OSError(f"{came} of {size} bytes came")
+
+    @contextlib.contextmanager
+    def _in_time(self, size: int) -> Iterator[paramiko.SFTPClient | None]:
+        """The one client, None where the board has no server for it; one that goes on and on is closed.
+
+        Raises:
+            TimeoutError: so many bytes were not moved in time.
+            OSError: the server's answers make no sense.
+        """
+        # paramiko itself notices silence, and that not everywhere.
+        guard = Guard(self._close)
+        guard.within(_patience_s(size))
+        try:
+            yield self._sftp()
+        except (EOFError, OSError, paramiko.SSHException, *_NONSENSE) as error:
+            if guard.expired:
+                self._client = None
+                raise TimeoutError(f"it took longer than {_patience_s(size):.0f} s") from error
+            if isinstance(error, _NONSENSE):
+                raise OSError(f"its SFTP server's answers make no sense: {error}") from error
+            raise
+        finally:
+            guard.close()
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def _write(
+        self, sftp: paramiko.SFTPClient, source: IO[bytes], part: str, mode: int, progress: Progress | None
+    ) -> None:
+        sent = 0
+        with sftp.open(part, "wb") as file:
+            file.chmod(mode)
+            file.MAX_REQUEST_SIZE = self._piece
+            file.set_pipelined(True)
+            while piece := source.read(self._piece):
+                file.write(piece)
+                sent += len(piece)
+                if progress:
+                    progress(len(piece))
+        # Answers to the last requests are dropped by paramiko, with the errors in them: this tells.
+        there = sftp.stat(part).st_size
+        if there != sent:
+            raise OSError(f"{there} of {sent} bytes arrived; is the disk full?")
+
+    def _sftp(self) -> paramiko.SFTPClient | None:
+        """The one client, None where the board has no server for it."""
+        if self._client is None and not self._by_cat:
+            channel = self._channel = self._transport.open_session(timeout=_PATIENCE_S)
+            channel.settimeout(_PATIENCE_S)
+            try:
+                channel.invoke_subsystem("sftp")
+                self._client = paramiko.SFTPClient(channel)
+            # SFTPError: what answers first is a line that the login prints, and no server.
+            except (paramiko.SSHException, EOFError, *_NONSENSE):
+                channel.close()
+                if not self._transport.is_active():
+                    raise
+                self._by_cat = True
+        return self._client
+
+    def _cat(
+        self, argv: list[str], source: IO[bytes], sink: Sink, size: int, most: int, progress: Progress | None = None
+    ) -> None:
+        line = shlex.join(argv)
+        code, err = execute(self._transport, line, source, sink, _patience_s(size), most=most, progress=progress)
+        if code:
+            raise OSError(err.strip() or f"code {code}")
+
+
+def _patience_s(size: int) -> float:
+    """The longest that moving so many bytes may take."""
+    return _PATIENCE_S + size / _SLOWEST_BYTES_S
+
+
 _LONGEST_NAME = 80
 _END_S = 3.0
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,255 @@
 """Tunnels: a Unix socket here that leads to one on a board, by OpenSSH's client or through our own connection.
 
-Where the board's sshd forwards no Unix sockets, a helper on the board carries the connection (``relay.py``).
+Where the board's sshd forwards no Unix sockets, a helper on the board (``board_relay.py``) carries the connection,
+reached by TCP or by a command's input and output. It lives as long as its command's input stays open: when this process
+ends, so does it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import re
+import secrets
+import shlex
 import signal
+import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import paramiko
 
+from hil.controller.devices.local_socket import LocalSocket, NotCarried
 from hil.controller.devices.ssh import openssh
-from hil.controller.devices.ssh.pump import FarSide, Pump, Streamlocal
-from hil.controller.devices.ssh.relay import NoAgent, NoRelay, StdioRelay, TcpRelay
-from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.shell import Shell, TooMuch, begin, own_output
+from hil.controller.devices.ssh.transport import Transport
 from hil.errors import BoardError, BoardLost, BoardUnreachable
+
+_OPEN_S = 10.0
+_PIECE = 1 << 20
+# A channel to the far side, and what comes from it.
+Carried = tuple[paramiko.Channel, Iterator[bytes]]
+
+
+class FarSide(Protocol):
+    """What leads to a socket on a board."""
+
+    def open(self) -> Carried:
+        """A connection to it."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether it still leads there."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Streamlocal:
+    """A Unix socket that sshd forwards."""
+
+    def __init__(self, transport: Transport, remote: str) -> None:
+        self._open: Callable[[], paramiko.Channel] = lambda: transport.open_streamlocal(remote, _OPEN_S)
+
+    def open(self) -> Carried:
+        """A connection to it."""
+        channel = self._open()
+        return channel, iter(lambda: channel.recv(_PIECE), b"")
+
+    def alive(self) -> bool:
+        """As long as the connection is up."""
+        return True
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Pump:
+    """Listens on a local socket, and carries what comes in to a socket on the far side and back.
+
+    Args:
+        transport: an open connection.
+        local: the socket to make here.
+        remote: the socket there.
+        far: leads to it.
+    """
+
+    def __init__(self, transport: Transport, local: Path, remote: str, far: FarSide) -> None:
+        self._transport = transport
+        self._remote = remote
+        self._far = far
+        self._socket = LocalSocket(local, self._carry, "hil-ssh-tunnel")
+
+    def alive(self) -> bool:
+        """Whether the connection is up."""
+        return self._transport.is_active() and self._socket.alive() and self._far.alive()
+
+    def log(self) -> str:
+        """Why connections were not carried."""
+        return self._socket.log()
+
+    def close(self) -> None:
+        """End it and all that it carries."""
+        self._socket.close()
+        self._far.close()
+
+    def _carry(self, near: socket.socket) -> None:
+        try:
+            channel, pieces = self._far.open()
+            with contextlib.closing(channel) as far:
+                back = threading.Thread(target=_copy_back, args=(far, pieces, near), daemon=True)
+                back.start()
+                with contextlib.suppress(OSError):
+                    while piece := near.recv(_PIECE):
+                        far.sendall(piece)
+                    far.shutdown_write()
+                back.join()
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise NotCarried(f"{self._remote}: {error}") from error
+
+
+def _copy_back(far: paramiko.Channel, pieces: Iterator[bytes], near: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        for piece in pieces:
+            near.sendall(piece)
+        near.shutdown(socket.SHUT_RDWR if far.closed else socket.SHUT_WR)
+
+
+_SCRIPT = Path(__file__).with_name("board_relay.py")
+_LOADER = (
+    "import sys; exec(compile(sys.stdin.buffer.read({size}), 'board_relay.py', 'exec'), {{'__name__': '__main__'}})"
+)
+_LOOPBACK = "127.0.0.1"
+# As board_relay.py says it.
+_NOBODY = "the agent's socket: "
+# Starting Python on a slow board takes its time.
+_RELAY_START_S = 60.0
+_LAST_OF_ERR = 4000
+_LONGEST_LINE = 4096
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+class NoRelay(NotCarried):
+    """The helper does not run on the board; its own words."""
+
+
+class NoAgent(NoRelay):
+    """The helper found nobody at the agent's socket."""
+
+
+class TcpRelay:
+    """A helper that listens on a loopback port of the board, for whoever has its token.
+
+    Args:
+        transport: an open connection.
+        python: the board's interpreter.
+        remote: the agent's socket there.
+
+    Raises:
+        NoRelay: it does not run.
+        paramiko.ChannelException: sshd does not forward TCP; the error has its words.
+        paramiko.SSHException, EOFError, OSError: the link broke.
+    """
+
+    def __init__(self, transport: Transport, python: str, remote: str) -> None:
+        self._transport = transport
+        self._token = secrets.token_hex(32)
+        self._helper, port, _ = _started(transport, python, remote, self._token)
+        try:
+            if not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
+                raise NoRelay(f"it tells no port but {port[:100]!r}")
+            self._port = int(port)
+            self._connection().close()
+        except BaseException:
+            self._helper.close()
+            raise
+
+    def open(self) -> Carried:
+        """A connection to the agent."""
+        channel = self._connection()
+        channel.sendall(self._token.encode())
+        return channel, _pieces(channel)
+
+    def alive(self) -> bool:
+        """Whether the helper runs."""
+        return not self._helper.closed and not self._helper.eof_received
+
+    def close(self) -> None:
+        """End the helper."""
+        self._helper.close()
+
+    def _connection(self) -> paramiko.Channel:
+        place = (_LOOPBACK, self._port)
+        return self._transport.open_channel("direct-tcpip", place, (_LOOPBACK, 0), timeout=_RELAY_START_S)
+
+
+class StdioRelay:
+    """A helper for each connection, which goes on over the helper's own input and output; as :class:`TcpRelay`."""
+
+    def __init__(self, transport: Transport, python: str, remote: str) -> None:
+        self._start: Callable[[], Carried] = lambda: _started(transport, python, remote, "")[::2]
+        self._first: list[Carried] = [self._start()]
+
+    def open(self) -> Carried:
+        """A connection to the agent: the one that showed that there are any, then new ones."""
+        return self._first.pop() if self._first else self._start()
+
+    def alive(self) -> bool:
+        """Each connection has a helper of its own."""
+        return True
+
+    def close(self) -> None:
+        """A helper ends with its connection."""
+        for channel, _ in self._first:
+            channel.close()
+
+
+def _started(
+    transport: Transport, python: str, remote: str, token: str
+) -> tuple[paramiko.Channel, str, Iterator[bytes]]:
+    """A helper that runs: its channel, its first line, and what follows that."""
+    script = _SCRIPT.read_bytes()
+    deadline: float | None = time.monotonic() + _RELAY_START_S
+
+    def left() -> float | None:
+        # Afterwards it is a connection, on which nothing may be said for any time.
+        return max(deadline - time.monotonic(), 0.01) if deadline else None
+
+    channel = transport.open_session(timeout=_RELAY_START_S)
+    try:
+        channel.settimeout(_RELAY_START_S)
+        begin(channel, shlex.join([python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]), _RELAY_START_S)
+        channel.sendall(script + json.dumps({"socket": remote, "token": token}).encode() + b"\n")
+        pieces = own_output(channel, left)
+        begun = b""
+        while b"\n" not in begun:
+            if len(begun) > _LONGEST_LINE:
+                raise TooMuch
+            if not (piece := next(pieces, b"")):
+                said = channel.recv_stderr(_LAST_OF_ERR).decode(errors="replace").strip()
+                last = said.rpartition("\n")[2]
+                raise NoAgent(last) if _NOBODY in last else NoRelay(last or "it ended at once")
+            begun += piece
+    except BaseException:
+        channel.close()
+        raise
+    deadline = None
+    channel.settimeout(None)
+    line, _, rest = begun.partition(b"\n")
+    return channel, line.decode(errors="replace"), itertools.chain([rest] if rest else [], pieces)
+
+
+def _pieces(channel: paramiko.Channel) -> Iterator[bytes]:
+    return iter(lambda: channel.recv(1 << 20), b"")
+
 
 Say = Callable[[str], None]
 

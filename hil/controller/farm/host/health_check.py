@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hil.controller.devices.health.power import recover, switch
+from hil.controller.devices.power import recover, switch
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.job_attempt import Told, failed
 from hil.controller.farm.messages import Grant, JobResult
@@ -14,11 +14,10 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
 from hil.controller.workloads.run_job import run_job
 from hil.core.files import write_atomic
+from hil.core.runtimes import RUNTIMES
 from hil.core.text import jsonable
 from hil.errors import HilError
 
-# What hil's tiny model can be compiled for.
-_TRIED = ("iree", "onnxruntime")
 _MODEL = "tiny.onnx"
 
 
@@ -48,7 +47,7 @@ def check(way: BoardConnection, board: Path, folder: Path, say: Callable[[str], 
         isolated: a pool of workers.
     """
     runtime = way.config.runtime
-    if runtime not in _TRIED:
+    if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
         return JobResult(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
     try:
         record = run_job(

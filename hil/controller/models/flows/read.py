@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
-from hil.controller.models.compiler_names import compiler_names
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.recipe import check_settings
-from hil.controller.storage.registry import pick
+from hil.controller.storage.registry import pick, points
 from hil.core.config_files import parse_toml
 from hil.core.files import read_text
+from hil.core.runtimes import NO_COMPILER, RUNTIMES
 from hil.errors import UsageError, did_you_mean
 
 _KEYS = tuple(one.name for one in fields(Flow) if one.name != "name")
@@ -53,7 +53,7 @@ def check_flow(flow: Flow, where: str) -> None:
         if not flow.runtime:
             raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')
         if flow.compiler:
-            pick("compiler", dict.fromkeys(compiler_names()), flow.compiler)
+            pick("compiler", dict.fromkeys(_compilers()), flow.compiler)
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
         if flow.quanta is not None and not 0 <= flow.quanta < math.inf:
@@ -66,6 +66,12 @@ def check_flow(flow: Flow, where: str) -> None:
             raise UsageError("min_sqnr_db without a recipe: there is no other model to be near to")
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _compilers() -> list[str]:
+    """Return the names of all compilers, of which none is loaded."""
+    own = {NO_COMPILER, *(info.compiler for info in RUNTIMES.values())}
+    return sorted(own | {point.name for point in points("hil.compilers")})
 
 
 def _flow(name: str, table: Any, where: str) -> Flow:

@@ -11,7 +11,6 @@ from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.cases import checked_inputs
 from hil.controller.backends.references import expected_result, refer, refer_with_fallback
 from hil.controller.backends.references.noise import measure_noise, telling_noise
-from hil.controller.backends.runtime_registry import runtime_for
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_pool import BoardSession
@@ -23,6 +22,7 @@ from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
 from hil.core.artifacts import Artifact, Model
 from hil.core.installation import own_version
+from hil.core.runtimes import runtime_for
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 

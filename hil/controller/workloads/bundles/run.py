@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hil.bundles.cases import untested
 from hil.bundles.signature import sealed
-from hil.bundles.verdicts import untested
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.pipeline.board_pool import BoardPool

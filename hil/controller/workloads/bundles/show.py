@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from hil.bundles import Bundle, Method
 from hil.bundles.signature import fingerprint
-from hil.bundles.verdicts import worst
+from hil.compare.stats import STATISTICS, worst_of
 from hil.core.digest import digest_of
 from hil.core.tensors import Array, dtype_name, to_bytes, type_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COLUMNS = ["case", "outcome", "mismatches", "max abs", "ULP", "SQNR dB", "device"]
+_STATISTICS = [one for one in STATISTICS if one.brief]
+_COLUMNS = ["case", "outcome", "mismatches", *(one.heading for one in _STATISTICS), "device"]
 
 
 def document_of(bundle: Bundle, path: Path) -> dict[str, Any]:
@@ -162,16 +163,11 @@ def _where(record: Mapping[str, Any]) -> str:
 
 
 def _statistics(case: Mapping[str, Any]) -> list[str]:
-    found = worst(output for verdict in case["verdicts"] for output in verdict["outputs"])
-    if found.mismatches is None:
-        return ["-", "-", "-", "-", _device(case)]
-    return [
-        f"{found.mismatches} of {found.elements}",
-        _number(found.max_abs),
-        _number(found.max_ulp),
-        _number(found.sqnr_db),
-        _device(case),
-    ]
+    found = worst_of(output for verdict in case["verdicts"] for output in verdict["outputs"])
+    if found["mismatches"] is None:
+        return ["-", *("-" for _ in _STATISTICS), _device(case)]
+    mismatches = f"{found['mismatches']} of {found['elements']}"
+    return [mismatches, *(_number(found[one.key]) for one in _STATISTICS), _device(case)]
 
 
 def _device(case: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hil.compare.verdict import OutputComparison, Verdict
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import device_statistics, verdict_record
@@ -18,7 +19,7 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, confirmed
-from hil.core.results import Outcome, OutputComparison, Verdict
+from hil.core.results import Outcome
 from hil.core.text import jsonable
 
 _DETAIL = 8 << 10  # characters

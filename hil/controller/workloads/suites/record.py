@@ -35,7 +35,7 @@ class CaseRecord:
         placement: where it ran: fields of :class:`hil.core.placement.Part`; None where the runtime did not tell.
         elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
         outputs: one comparison an output with the flow's own reference: fields of
-            :class:`hil.core.results.OutputComparison` and ``mismatch_share``; JSON has no inf or nan, they are texts.
+            :class:`hil.compare.verdict.OutputComparison` and ``mismatch_share``; inf and nan are texts, for JSON.
         against: who that reference was.
         plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
         expectation: what was expected to fail: {"outcome", "reason", "issue"}; empty where nothing was.

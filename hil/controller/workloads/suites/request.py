@@ -174,10 +174,10 @@ class Request:
     def of_json(cls, values: Mapping[str, Any]) -> Request:
         """The request of a stored run."""
         plain: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+            key: tuple(value) if isinstance(value, list) else value for key, value in dict(values).items()
         }
-        plain["settings"] = Settings(**stored_settings(values["settings"], Settings))
-        return cls(**plain)
+        settings = stored_settings(dict(plain.pop("settings")), Settings)
+        return cls(**plain, settings=Settings(**settings))
 
     @property
     def on_farm(self) -> bool:

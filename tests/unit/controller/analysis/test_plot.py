@@ -149,7 +149,7 @@ def test_the_title_carries_the_statistics(tmp_path: Path) -> None:
     found = compare_output("y", a, b)
     title = plot._title("y", found)
     assert title.startswith("FAIL   y   3 float64   1 of 3 out of tolerance (33.3 %)")
-    assert f"max abs 0.5   max rel 0.1667   max ulp {found.max_ulp:.4g}" in title and "dB" in title
+    assert f"max abs 0.5   max rel 0.1667   ULP {found.max_ulp:.4g}" in title and "dB" in title
     assert "<svg" in (tmp_path / "y.svg").read_text()
 
 

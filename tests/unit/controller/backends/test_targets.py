@@ -16,7 +16,7 @@ from hil.controller.backends.targets import (
     X86_FEATURES,
     X86_LEVELS,
     described,
-    iree_flags,
+    iree_target,
     likely_cause,
 )
 from hil.controller.models.iree_compiler import native_compiler
@@ -66,14 +66,14 @@ def features_of(tmp_path_factory):
 
 @pytest.mark.parametrize("cpu", ARM_CPUS, ids=lambda cpu: f"{cpu.part}={cpu.name}")
 def test_the_compiler_knows_each_arm_cpu_and_uses_no_more_than_it_needs(cpu, features_of):
-    target = iree_flags({"arch": "aarch64", "cpu_parts": [cpu.part], "cpu_features": sorted(cpu.needs)})
+    target = iree_target({"arch": "aarch64", "cpu_parts": [cpu.part], "cpu_features": sorted(cpu.needs)})
     assert target.cpu == cpu.name
     linux = {llvm: name for name, llvm in ARM_FEATURES.items()} | MORE_ARM
     assert {linux[feature] for feature in features_of(target.flags) if feature in linux} <= cpu.needs
 
 
 def test_the_compiler_takes_every_arm_feature(features_of):
-    target = iree_flags({"arch": "aarch64", "cpu_features": list(ARM_FEATURES)})
+    target = iree_target({"arch": "aarch64", "cpu_features": list(ARM_FEATURES)})
     assert target.cpu == "generic"
     assert set(ARM_FEATURES.values()) <= features_of(target.flags)
 
@@ -81,22 +81,22 @@ def test_the_compiler_takes_every_arm_feature(features_of):
 @pytest.mark.parametrize("level", X86_LEVELS)
 def test_the_compiler_takes_each_x86_level_and_feature(level, features_of):
     shown = X86_LEVELS[level]
-    target = iree_flags({"arch": "x86_64", "cpu_features": sorted(shown)})
+    target = iree_target({"arch": "x86_64", "cpu_features": sorted(shown)})
     assert target.cpu == level
     assert target.flags[-1].endswith(level)
     assert {X86_FEATURES[name] for name in shown & X86_FEATURES.keys()} <= features_of(target.flags)
-    more = iree_flags({"arch": "x86_64", "cpu_features": sorted({*shown, *X86_FEATURES} - {"movbe", "avx512f"})})
+    more = iree_target({"arch": "x86_64", "cpu_features": sorted({*shown, *X86_FEATURES} - {"movbe", "avx512f"})})
     assert {"avx2", "gfni", "fma"} <= features_of(more.flags)
 
 
 def test_the_compiler_takes_riscv(features_of):
     isa = ["rv64i" + RISCV_LETTERS, *RISCV_WORDS]
-    target = iree_flags({"arch": "riscv64", "cpu_features": isa})
+    target = iree_target({"arch": "riscv64", "cpu_features": isa})
     assert {*RISCV_LETTERS, *RISCV_WORDS} <= features_of(target.flags)
 
 
 def test_the_compiler_takes_a_mac(features_of):
-    assert "neon" in features_of(iree_flags({"arch": "arm64", "system": "Darwin"}).flags)
+    assert "neon" in features_of(iree_target({"arch": "arm64", "system": "Darwin"}).flags)
 
 
 # ---- the choice
@@ -104,14 +104,14 @@ def test_the_compiler_takes_a_mac(features_of):
 
 @pytest.mark.parametrize(("number", "cpu"), [(3, "cortex-a53"), (4, "cortex-a72"), (5, "cortex-a76")])
 def test_a_raspberry_pi_is_known_by_its_core(number, cpu):
-    target = iree_flags(pi(number))
+    target = iree_target(pi(number))
     assert option(target.flags, "cpu") == cpu
     assert option(target.flags, "triple") == "aarch64-unknown-linux-gnu"
     assert cpu in target.description
 
 
 def test_of_small_and_big_cores_the_big_ones_count():
-    target = iree_flags({**pi(3), "cpu_parts": ["0x41:0xd03", "0x41:0xd08"]})
+    target = iree_target({**pi(3), "cpu_parts": ["0x41:0xd03", "0x41:0xd08"]})
     assert target.cpu == "cortex-a72"
     assert "beside cortex-a53" in target.description
 
@@ -119,7 +119,7 @@ def test_of_small_and_big_cores_the_big_ones_count():
 def test_a_cpu_that_hides_a_feature_of_its_name_gets_generic_code_with_what_it_shows():
     board = pi(5)
     board["cpu_features"].remove("asimddp")
-    target = iree_flags(board)
+    target = iree_target(board)
     assert target.cpu == "generic"
     assert "cortex-a76, but does not show asimddp" in target.description
     features = option(target.flags, "cpu-features").split(",")
@@ -128,7 +128,7 @@ def test_a_cpu_that_hides_a_feature_of_its_name_gets_generic_code_with_what_it_s
 
 
 def test_a_core_without_a_name_gets_generic_code_with_what_it_shows():
-    target = iree_flags({**pi(3), "cpu_parts": ["0x99:0x001"]})
+    target = iree_target({**pi(3), "cpu_parts": ["0x99:0x001"]})
     assert (target.cpu, option(target.flags, "cpu-features")) == ("generic", "+fp-armv8,+neon")
     assert "0x99:0x001" in target.description
 
@@ -137,7 +137,7 @@ def test_an_emulators_host_is_not_taken_for_the_board():
     shown = (
         cpu_info("aarch64", Path("/proc/cpuinfo").read_text()) if Path("/proc/cpuinfo").exists() else cpu_info("", "")
     )
-    target = iree_flags({"arch": "aarch64", "cpu_features": shown.features, "cpu_parts": shown.parts})
+    target = iree_target({"arch": "aarch64", "cpu_features": shown.features, "cpu_parts": shown.parts})
     assert option(target.flags, "triple").startswith("aarch64")
     assert "avx" not in " ".join(target.flags)
 
@@ -152,13 +152,13 @@ def test_an_emulators_host_is_not_taken_for_the_board():
     ],
 )
 def test_an_x86_board_gets_the_highest_level_that_it_shows_in_full(shown, cpu, more):
-    target = iree_flags({"arch": "x86_64", "cpu_features": shown.split()})
+    target = iree_target({"arch": "x86_64", "cpu_features": shown.split()})
     assert (target.cpu, option(target.flags, "cpu-features")) == (cpu, more)
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64", "riscv64"])
 def test_a_board_that_shows_nothing_gets_what_every_such_cpu_runs(arch):
-    target = iree_flags({"arch": arch})
+    target = iree_target({"arch": arch})
     assert "does not show" in target.description
     assert target.cpu in ("x86-64", "generic", "generic-rv64")
 
@@ -166,13 +166,13 @@ def test_a_board_that_shows_nothing_gets_what_every_such_cpu_runs(arch):
 @pytest.mark.parametrize("machine", [{}, {"arch": "mips"}])
 def test_a_machine_without_a_target_is_told_what_to_name(machine):
     with pytest.raises(UsageError, match="does not know what to compile for") as caught:
-        iree_flags(machine)
+        iree_target(machine)
     assert "[compile_flags]" in caught.value.hint
 
 
 # ---- a wrong one
 
-A76 = described(iree_flags(pi(5)).flags)
+A76 = described(iree_target(pi(5)).flags)
 
 
 def test_an_illegal_instruction_is_laid_to_the_wrong_cpu():

@@ -3,10 +3,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 
 from hil.controller.devices.local_socket import LocalSocket, NotCarried
 
@@ -42,9 +42,7 @@ def test_the_log_says_why_connections_were_not_carried_and_keeps_the_last_hundre
     for _ in range(150):
         with connected(tmp_path / "s") as near:
             assert near.recv(1) == b""
-    deadline = time.monotonic() + 10
-    while "149" not in way.log() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: "149" in way.log())
     lines = way.log().splitlines()
     assert len(lines) == 100
     assert "nobody there: 149" in lines[-5:]

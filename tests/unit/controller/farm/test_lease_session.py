@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.agents import Program
 from support.fake_farm import FakeFarm
+from support.waiting import eventually
 
 from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm.lease_session import LeaseSession, lease_order, leased_config, machine_id
@@ -66,7 +67,7 @@ def test_it_waits_in_the_queue_and_tells_how_many_go_first(
     told: list[str] = []
     waiting = threading.Thread(target=second.wait_told, args=(60, told.append))
     waiting.start()
-    fake_farm.until(lambda: told)
+    eventually(lambda: told)
     first.close()
     waiting.join(60)
     assert told[0] == "waiting for a board of the farm: 3 ahead of you"
@@ -84,7 +85,7 @@ def test_who_leaves_the_queue_gets_no_board_later(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
     holding = hold()
-    fake_farm.until(lambda: fake_farm.leases)
+    eventually(lambda: fake_farm.leases)
     assert not holding.wait(0.5)
     holding.close()
     assert fake_farm.leases[0].over == "given back"
@@ -101,9 +102,9 @@ def test_a_broken_stream_is_taken_up_again_with_the_same_lease(
     assert holding.wait(60)
     for number in (1, 2):
         fake_farm.cut()
-        fake_farm.until(lambda number=number: fake_farm.leases[0].resumed == number)
+        eventually(lambda number=number: fake_farm.leases[0].resumed == number)
     beats = fake_farm.leases[0].beats
-    fake_farm.until(lambda: fake_farm.leases[0].beats > beats)
+    eventually(lambda: fake_farm.leases[0].beats > beats)
     assert [lease.number for lease in fake_farm.leases] == [1]
     assert holding.over == ""
 
@@ -129,7 +130,7 @@ def test_a_gateway_that_is_away_for_a_while_costs_no_lease(
     time.sleep(0.5)
     assert holding.over == ""
     fake_farm.start()
-    fake_farm.until(lambda: fake_farm.leases[0].resumed)
+    eventually(lambda: fake_farm.leases[0].resumed)
     assert holding.over == ""
 
 
@@ -223,7 +224,7 @@ def test_the_tunnel_carries_much_and_ends_with_the_lease(
         assert holding.ended(60)
         # What the tunnel carries ends a moment later.
         with pytest.raises(SessionEnded, match="the lease ended: it was cancelled"):
-            fake_farm.until(lambda: client.pings(1) is None)
+            eventually(lambda: client.pings(1) is None)
     finally:
         client.close()
 

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 
 PARENT = """
 import os, signal, sys, time
@@ -48,13 +48,6 @@ class Parent:
         return path.read_text() if path.exists() else ""
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
@@ -86,7 +79,7 @@ say("over")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_all_end_when_it_is_told_to_stop(start, number):
     parent = start(TWO)
-    until(lambda: parent.pids("a") and parent.pids("b"))
+    eventually(lambda: parent.pids("a") and parent.pids("b"))
     parent.process.send_signal(number)
     assert parent.process.wait(20) == 0 and parent.said == "over\n"
     assert all(gone(pid) for pid in parent.pids("a") + parent.pids("b"))
@@ -94,9 +87,9 @@ def test_all_end_when_it_is_told_to_stop(start, number):
 
 def test_all_end_when_it_is_killed(start):
     parent = start(TWO)
-    until(lambda: parent.pids("a") and parent.pids("b"))
+    eventually(lambda: parent.pids("a") and parent.pids("b"))
     parent.process.kill()
-    until(lambda: all(gone(pid) for pid in parent.pids("a") + parent.pids("b")))
+    eventually(lambda: all(gone(pid) for pid in parent.pids("a") + parent.pids("b")))
 
 
 def test_one_that_dies_is_started_again_later_and_later_and_the_others_go_on(start):
@@ -106,7 +99,7 @@ def weak():
     os._exit(3)
 PreforkSupervisor([ForkedProcess("a", steady("a")), ForkedProcess("weak", weak)], say).run()
 """)
-    until(lambda: parent.pids("a") and len(parent.pids("weak")) >= 4)
+    eventually(lambda: parent.pids("a") and len(parent.pids("weak")) >= 4)
     assert len(parent.pids("a")) == 1
     pauses = [
         float(line.split()[-2]) for line in parent.said.splitlines() if line.startswith("weak ended with exit code 3")
@@ -116,9 +109,9 @@ PreforkSupervisor([ForkedProcess("a", steady("a")), ForkedProcess("weak", weak)]
 
 def test_one_that_is_killed_is_told_of_and_comes_back(start):
     parent = start(TWO)
-    until(lambda: parent.pids("a"))
+    eventually(lambda: parent.pids("a"))
     os.kill(parent.pids("a")[0], signal.SIGKILL)
-    until(lambda: len(parent.pids("a")) == 2)
+    eventually(lambda: len(parent.pids("a")) == 2)
     assert "a was killed by SIGKILL; it starts again" in parent.said
 
 
@@ -133,10 +126,10 @@ def family():
     while True: time.sleep(60)
 PreforkSupervisor([ForkedProcess("family", family)], say).run()
 """)
-    until(lambda: parent.pids("family"))
+    eventually(lambda: parent.pids("family"))
     first = int((parent.folder / "sleep").read_text())
     os.kill(parent.pids("family")[0], signal.SIGKILL)
-    until(lambda: gone(first) and len(parent.pids("family")) == 2)
+    eventually(lambda: gone(first) and len(parent.pids("family")) == 2)
 
 
 def test_one_that_does_not_want_to_end_is_killed_and_those_of_a_higher_rank_outlive_it(start):
@@ -151,7 +144,7 @@ def last():
     while True: time.sleep(60)
 PreforkSupervisor([ForkedProcess("last", last, rank=1), ForkedProcess("stubborn", stubborn)], say, stop_s=8).run()
 """)
-    until(lambda: parent.pids("stubborn") and parent.pids("last"))
+    eventually(lambda: parent.pids("stubborn") and parent.pids("last"))
     parent.process.terminate()
     assert parent.process.wait(60) == 0
     assert parent.said.split() == ["no", "last"] and gone(parent.pids("stubborn")[0])
@@ -159,7 +152,7 @@ PreforkSupervisor([ForkedProcess("last", last, rank=1), ForkedProcess("stubborn"
 
 def test_one_that_is_frozen_is_ended_too(start):
     parent = start(TWO)
-    until(lambda: parent.pids("a"))
+    eventually(lambda: parent.pids("a"))
     os.kill(parent.pids("a")[0], signal.SIGSTOP)
     parent.process.terminate()
     assert parent.process.wait(20) == 0 and gone(parent.pids("a")[0])
@@ -172,5 +165,5 @@ def test_a_module_runs_as_by_the_command_line_with_a_log_of_its_own(start):
 sys.path.insert(0, str(folder))
 PreforkSupervisor([ForkedProcess("p", module_main("printer", ["--x", "1"]), folder / "log")], say).run()
 """)
-    until(lambda: (parent.folder / "log").exists() and (parent.folder / "log").read_text())
+    eventually(lambda: (parent.folder / "log").exists() and (parent.folder / "log").read_text())
     assert (parent.folder / "log").read_text().splitlines()[0] == "['--x', '1']"

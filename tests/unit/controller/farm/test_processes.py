@@ -7,22 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 
 from hil.controller.farm.processes import SupervisedProcess, born, end_noted, how_ended
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
-
-
-def eventually(what: Callable[[], object], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 
 from hil.controller.storage import isolated
 from hil.controller.storage.isolated import (
@@ -95,15 +95,6 @@ def alive(pid: int) -> bool:
     return not state.strip().startswith("Z") and bool(state.strip())
 
 
-def wait_until(condition: object, seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_a_result_comes_back_and_output_goes_to_the_log(pool: Isolated, functions: str, tmp_path: Path) -> None:
     log = tmp_path / "deep" / "log"
     assert pool.call(f"{functions}:echo", {"a": [1, None, "é"]}, timeout=60, log=log) == {"a": [1, None, "é"]}
@@ -152,7 +143,7 @@ def test_a_worker_that_dies_idle_costs_the_next_call_nothing(pool: Isolated, fun
     log = tmp_path / "next"
     caller = threading.Thread(target=lambda: found.append(pool.call(f"{functions}:pid", {}, timeout=30, log=log)))
     caller.start()
-    assert wait_until(lambda: bool(pool._busy))
+    eventually(lambda: bool(pool._busy))
     os.kill(first, signal.SIGKILL)
     caller.join(30)
     assert len(found) == 1 and found[0] != first
@@ -183,7 +174,7 @@ def test_a_timeout_kills_the_worker_and_its_children(pool: Isolated, functions: 
     with pytest.raises(IsolatedTimeout, match="5 s"):
         pool.call(f"{functions}:child", {"note": str(note)}, timeout=5, log=tmp_path / "log")
     worker, child = map(int, note.read_text().split())
-    assert wait_until(lambda: not alive(worker) and not alive(child))
+    eventually(lambda: not alive(worker) and not alive(child))
 
 
 def test_calls_of_several_threads_run_side_by_side(pool: Isolated, functions: str, tmp_path: Path) -> None:
@@ -208,7 +199,7 @@ def test_closing_ends_calls_that_still_run(functions: str, tmp_path: Path) -> No
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
+    eventually(lambda: note.exists() and len(note.read_text().split()) == 2)
     pool.close()
     thread.join(60)
     assert len(caught) == 1 and isinstance(caught[0], IsolatedCrash)
@@ -229,11 +220,11 @@ def test_no_process_outlives_the_controller(functions: str, tmp_path: Path, numb
     root = str(Path(__file__).parents[4])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ["PYTHONPATH"]])}
     controller = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
-    assert wait_until(lambda: note.exists() and len(note.read_text().split()) == 2)
+    eventually(lambda: note.exists() and len(note.read_text().split()) == 2)
     worker, child = map(int, note.read_text().split())
     controller.send_signal(number)
     controller.wait(60)
-    assert wait_until(lambda: not alive(worker) and not alive(child))
+    eventually(lambda: not alive(worker) and not alive(child))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
@@ -268,10 +259,7 @@ os.kill(os.getpid(), 9)
 """
     (tmp_path / "scratch").mkdir()
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path / "scratch")})
-    deadline = time.monotonic() + 20
-    while any((tmp_path / "scratch").glob("hil-*/*/*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not list((tmp_path / "scratch").glob("hil-*/*/*"))
+    eventually(lambda: not list((tmp_path / "scratch").glob("hil-*/*/*")))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.devices.health.check import Check
+from hil.controller.devices.health import Check
 from hil.controller.workloads.board_checks import of_info
 
 NOW_NS = 1_790_000_000_000_000_000

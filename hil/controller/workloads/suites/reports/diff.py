@@ -19,9 +19,9 @@ from hil.core.text import jsonable
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Below these a difference is taken for noise. Of device times that is not enough, so that how much they vary within a
-# run counts as well: of 314 cases, 20 iterations each, twice on a busy machine, 41 medians were further apart than the
-# ratio, and 3 of these further than that.
+# Smaller differences are noise. Device times must also exceed the variation within a run: of 314 cases with 20
+# iterations each, run twice on a busy machine, 41 medians differed by more than the ratio, and 3 of them by more than
+# that.
 ITERATIONS = 5
 _DEVICE_NS = 50_000.0
 _DEVICE_RATIO = 1.2
@@ -50,12 +50,12 @@ _CHANGES = {
 
 @dataclass(frozen=True)
 class Moved:
-    """A case whose outcome is worth a line.
+    """A case that is in one run only, or whose outcome is listed.
 
     Attributes:
-        id: the case.
-        before, after: outcomes without regard to what was expected; or ``absent``, ``not run``.
-        message: of the later run, or of the earlier one where the later has none.
+        id: of the case.
+        before, after: outcomes regardless of expectations; or ``absent``, ``not run``.
+        message: of the later run, or else of the earlier one.
         repeat: the command that repeats it.
     """
 
@@ -71,14 +71,14 @@ class Changed:
     """A number of a case that changed beyond noise.
 
     Attributes:
-        id: the case.
+        id: of the case.
         what: ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output). A
-            device time counts where both runs timed several iterations, and the slower median is beyond nine tenths of
-            the faster run's times.
+            device time counts if both runs timed several iterations and the slower median exceeds 90 % of the faster
+            run's times.
         before, after: the values.
-        ratio: after/before; None for SQNR, which is a logarithm, and where there is none.
-        worse: slower, larger, further from the reference.
-        cases: how many cases share the program whose size it is; the first of them is named.
+        ratio: after/before; None for SQNR, a logarithm, and for a division by zero.
+        worse: whether it is slower, larger, or further from the reference.
+        cases: number of cases that share the program whose size this is; the first of them is named.
     """
 
     id: str
@@ -92,20 +92,20 @@ class Changed:
 
 @dataclass(frozen=True)
 class RunDiff:
-    """What lies between two runs.
+    """The differences of two runs.
 
     Attributes:
         before, after: the runs.
-        notes: in what the two differ besides their results: flow, boards, versions, and what was not run.
-        broke: passed before, fails now, expected or not.
+        notes: on differences besides the results: flow, boards, versions, cases that were not run.
+        broke: passed before, fails now, whether expected or not.
         mended: failed before, passes now.
         still_failing: fails in both.
         new: in the later run only, those that fail first.
         gone: in the earlier run only.
         changed: numbers that changed beyond noise, the largest change of each kind first.
-        device_ratio: geometric mean of the device times' ratios, over the ``device_cases`` of which both runs timed
-            several iterations; None without.
-        device_few: how many cases have device times that are not compared: one run timed too few iterations.
+        device_ratio: geometric mean of the ratios of device times, over the ``device_cases`` for which both runs timed
+            several iterations; None without any.
+        device_few: number of cases whose device times are not compared, since a run timed too few iterations.
     """
 
     before: SuiteResults
@@ -123,11 +123,11 @@ class RunDiff:
 
     @property
     def is_worse(self) -> bool:
-        """Whether something fails that did not: a case broke, or a new one fails."""
+        """Whether a case broke, or a new one fails."""
         return bool(self.broke) or any(is_failing(one.after) for one in self.new)
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the comparison as a JSON document."""
         parts = ("broke", "mended", "still_failing", "new", "gone", "changed")
         found: dict[str, Any] = {
             **{name: _run_json(run) for name, run in (("before", self.before), ("after", self.after))},
@@ -190,7 +190,7 @@ def _moved(was: CaseRecord, now: CaseRecord) -> Moved:
 
 
 def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
-    """In what the runs differ besides their results."""
+    """Yield differences of the runs besides their results."""
     for what in ("suite", "flow", "runtime"):
         if (was := getattr(a, what)) != (now := getattr(b, what)):
             yield f"{what}: {was or '-'} before, {now or '-'} after"
@@ -223,7 +223,7 @@ def _slower_or_faster(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
 
 
 def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
-    """Program -> the cases that are in it, in the suite's order."""
+    """Return program -> its cases, in the suite's order."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for record in run.records:
         if record.program:
@@ -236,7 +236,7 @@ def _larger_or_smaller(
     before: Mapping[str, Sequence[str]],
     after: Mapping[str, Sequence[str]],
 ) -> Iterable[Changed]:
-    """Sizes of programs, each once, where the same cases are in them: what else was compiled along is no change."""
+    """Yield changed sizes of programs with the same cases: other cases in a program change its size."""
     for was, now in both:
         users = after.get(now.program, [now.id])
         if users[0] != now.id or set(users) != set(before.get(was.program, [was.id])):
@@ -257,8 +257,8 @@ def _nearer_or_further(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
 
 
 def _statistics(record: CaseRecord) -> Mapping[str, Any]:
-    place = worst(record.outputs)
-    return {} if place is None else record.outputs[place]
+    index = worst(record.outputs)
+    return {} if index is None else record.outputs[index]
 
 
 def _beyond(a: float, b: float, ratio: float) -> bool:
@@ -266,7 +266,7 @@ def _beyond(a: float, b: float, ratio: float) -> bool:
 
 
 def _size(change: Changed) -> float:
-    """How large a change is, to sort those of one kind."""
+    """Return how large a change is, to sort those of one kind."""
     if change.ratio:
         return abs(math.log(change.ratio)) if math.isfinite(change.ratio) else math.inf
     difference = abs(change.after - change.before)
@@ -279,7 +279,7 @@ def _run_json(run: SuiteResults) -> dict[str, Any]:
 
 
 def print_diff(console: Console, diff: RunDiff) -> None:
-    """What broke first, with the command that repeats it; at most 20 lines of a kind."""
+    """Print what broke first, with the commands that repeat it; at most 20 lines of a kind."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -312,7 +312,7 @@ def print_diff(console: Console, diff: RunDiff) -> None:
 
 
 def diff_markdown(diff: RunDiff) -> str:
-    """The same for a CI job's summary; at most 200 lines of a kind."""
+    """Return the comparison for a CI job's summary; at most 200 lines of a kind."""
     lines = [
         f"## {as_text(diff.before.id)} → {as_text(diff.after.id)}\n",
         *(f"- {as_text(note)}" for note in diff.notes),
@@ -345,13 +345,13 @@ def _more(count: int) -> list[str]:
 
 
 def _counts(diff: RunDiff) -> str:
-    told = [f"{len(getattr(diff, name))} {title}" for name, title in _TITLES.items()]
+    parts = [f"{len(getattr(diff, name))} {title}" for name, title in _TITLES.items()]
     if diff.device_ratio is not None:
         over = counted(diff.device_cases, "case")
-        told.append(f"device time {diff.device_ratio:.2f}x (geometric mean over {over})")
+        parts.append(f"device time {diff.device_ratio:.2f}x (geometric mean over {over})")
     if diff.device_few:
-        told.append(f"device times of {counted(diff.device_few, 'case')} not compared: under {ITERATIONS} iterations")
-    return ", ".join(told)
+        parts.append(f"device times of {counted(diff.device_few, 'case')} not compared: under {ITERATIONS} iterations")
+    return ", ".join(parts)
 
 
 def _better_worse(changed: Sequence[Changed]) -> str:

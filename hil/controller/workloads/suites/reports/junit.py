@@ -1,4 +1,4 @@
-"""JUnit XML, in the form that Jenkins, GitLab, GitHub's test reporters and Azure read."""
+"""Write a run as JUnit XML that Jenkins, GitLab, GitHub's test reporters and Azure read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResul
 
 
 def junit_xml(run: SuiteResults) -> str:
-    """The run as one test suite.
+    """Return the run as one test suite.
 
-    A wrong answer and an unexpected pass are failures, an expected failure and a case that was not run are skipped with
-    the reason, all else that did not pass is an error. A case's time is the sum over its stages on the host.
+    Wrong answers and unexpected passes are failures; expected failures and cases that were not run are skipped, with
+    the reason; all else that did not pass is an error. A case's time is the sum of its stages on the host.
     """
     suite = ElementTree.Element("testsuite", name=plain(f"{run.suite} {run.flow}"))
     if run.started is not None:
         suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(run.started)))
     properties = ElementTree.SubElement(suite, "properties")
     resume = {"resume": run.command} if run.missing else {}
-    told = {**resume, "boards": ", ".join(run.boards), "runtime": run.runtime, **run.versions}
-    for name, value in told.items():
+    facts = {**resume, "boards": ", ".join(run.boards), "runtime": run.runtime, **run.versions}
+    for name, value in facts.items():
         ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
     for record in run.records:
         _add(suite, record)
@@ -42,7 +42,7 @@ def junit_xml(run: SuiteResults) -> str:
     root = ElementTree.Element("testsuites", name="hil")
     for element in (root, suite):
         for name, count in counts.items():
-            # Jenkins' schema knows this one of a suite only.
+            # Jenkins' schema has this attribute for suites only.
             if name != "skipped" or element is suite:
                 element.set(name, str(count))
     root.append(suite)
@@ -64,8 +64,8 @@ def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
     elif kind != "pass":
         tag = "failure" if kind == "fail" else "error"
         message = line(record.message) or record.outcome
-        told = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
-        told.text = _told(record)
+        problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
+        problem.text = _problem_text(record)
     out = [f"board: {record.board}" if record.board else "", *_attempts(record)]
     if kind in ("fail", "error", "board"):
         out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]
@@ -76,13 +76,13 @@ def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
 def _why_quiet(record: CaseRecord) -> str:
     reason = " ".join(filter(None, (record.expectation.get("reason"), record.expectation.get("issue"))))
     if record.outcome == EXPECTED:
-        told = f"expected failure ({record.ended}): {reason or record.message}"
+        reason = f"expected failure ({record.ended}): {reason or record.message}"
     else:
-        told = record.message or record.outcome
-    return line(told)
+        reason = record.message or record.outcome
+    return line(reason)
 
 
-def _told(record: CaseRecord) -> str:
+def _problem_text(record: CaseRecord) -> str:
     where = f"stage {record.stage}" + (f", board {record.board}" if record.board else "")
     differing = [f"{one.get('name')}: {one.get('reason')}" for one in record.outputs if not one.get("passed")]
     parts = (
@@ -104,5 +104,5 @@ def _attempts(record: CaseRecord) -> list[str]:
 
 
 def _class(*parts: str) -> str:
-    """A class name: parsers make packages of its dots."""
+    """Return a class name; parsers split it into packages at its dots."""
     return ".".join(re.sub(r"[^\w+-]+", "_", plain(part)) or "_" for part in parts)

@@ -11,6 +11,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+from hil.compare.stats import STATISTICS
 from hil.controller.storage.texts import plain, shortened
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import (
@@ -28,6 +29,7 @@ from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
 
 _SCRIPTS = ("base.js", "plots.js", "details.js", "table.js")
+_STATISTICS = [one for one in STATISTICS if one.report]
 _SHOWN = (
     "name",
     "passed",
@@ -37,12 +39,7 @@ _SHOWN = (
     "tolerance",
     "elements",
     "mismatches",
-    "max_abs",
-    "max_rel",
-    "max_ulp",
-    "rmse",
-    "cosine",
-    "sqnr_db",
+    *(one.key for one in _STATISTICS),
     "worst_index",
     "worst_values",
 )
@@ -106,6 +103,9 @@ def _data(run: SuiteResults) -> Any:
         "kinds": {outcome: kind_of(outcome) for outcome in totals.outcomes},
         "stages": [one.value for one in Stage],
         "columns": [{"name": one.name, "title": one.title, "unit": one.unit} for one in columns],
+        "statistics": [
+            {"key": one.key, "title": one.title, "unit": one.unit, "digits": one.digits} for one in _STATISTICS
+        ],
         "cases": [_case(record, columns) for record in run.records],
     }
     return _clean(jsonable(whole))

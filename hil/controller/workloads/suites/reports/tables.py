@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
+from hil.compare.stats import STATISTICS
 from hil.controller.storage.spreadsheet import as_text
 from hil.controller.storage.texts import plain
 from hil.controller.workloads.suites.record import CaseRecord
@@ -21,13 +22,7 @@ _OUTPUT_STATISTICS = (
     "elements",
     "mismatches",
     "mismatch_share",
-    "max_abs",
-    "max_rel",
-    "max_ulp",
-    "mean_abs",
-    "rmse",
-    "cosine",
-    "sqnr_db",
+    *(one.key for one in STATISTICS),
     "first_index",
     "first_values",
     "worst_index",
@@ -87,10 +82,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
     *_fields("cached"),
     _of_worst_output("worst_output", "name"),
-    *(
-        _of_worst_output(name, name)
-        for name in ("max_abs", "max_rel", "max_ulp", "rmse", "cosine", "sqnr_db", "mismatches")
-    ),
+    *(_of_worst_output(one.key, one.key) for one in STATISTICS if one.report),
+    _of_worst_output("mismatches", "mismatches"),
     Column(
         "plain_sqnr_db",
         lambda record: _output_at(record.plain_outputs, worst(record.plain_outputs)).get("sqnr_db"),

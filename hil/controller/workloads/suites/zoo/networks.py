@@ -11,7 +11,7 @@ from hil.controller.workloads.suites.zoo.graph import Graph
 
 
 def _conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> str:
-    """A convolution that keeps the size (divided by its stride), with bias."""
+    """Return a convolution that keeps the size (divided by its stride), with bias."""
     return g.op(
         "Conv",
         x,
@@ -134,7 +134,7 @@ def siamese() -> Any:
 
 
 def quantised_cnn() -> Any:
-    """A quantised network as exporters write it: int8 weights per channel, QuantizeLinear and DequantizeLinear."""
+    """Build a quantised network as exporters write it: int8 weights per channel, QuantizeLinear, DequantizeLinear."""
     g = Graph("quantised_cnn")
     rng = np.random.RandomState(7)
 
@@ -201,7 +201,7 @@ def _gelu(g: Graph, x: str) -> str:
 
 
 def _block(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
-    """A transformer block, normalised before each half."""
+    """Return a transformer block, normalised before each half."""
     x = g.op("Add", x, _attention(g, _layer_norm(g, x, width), width, heads, mask))
     wide = _gelu(g, _dense(g, _layer_norm(g, x, width), width, width * 4))
     return g.op("Add", x, _dense(g, wide, width * 4, width))
@@ -224,7 +224,7 @@ def transformer() -> Any:
 
 
 def decoder() -> Any:
-    """A language model: embedded tokens and positions, a causal mask, logits by the embedding's own weights."""
+    """Return a language model: embedded tokens and positions, a causal mask, logits by the embedding's own weights."""
     g = Graph("decoder")
     table = g.weight(50, 24, scale=0.5)
     x = g.op("Add", g.op("Gather", table, g.input("tokens", 1, 12, dtype="int64")), g.weight(1, 12, 24, scale=0.5))
@@ -238,7 +238,7 @@ def decoder() -> Any:
 
 
 def dynamic_attention() -> Any:
-    """A block for any batch and any length: shapes are computed as the model runs."""
+    """Return a block for any batch and any length: shapes are computed as the model runs."""
     g = Graph("dynamic_attention")
     x = g.input("features", "batch", "time", 16)
     x = _block(g, x, 16, 2)
@@ -263,7 +263,7 @@ def mlp() -> Any:
 
 
 def mixer() -> Any:
-    """An MLP mixer: layer norm and GELU as operators of their own, across tokens and across channels in turn."""
+    """Return an MLP mixer: layer norm and GELU as operators of their own, across tokens and across channels in turn."""
     g = Graph("mixer", opset=20)
     x = g.input("tokens", 1, 8, 16)
     for _ in range(2):
@@ -295,7 +295,7 @@ def recommender() -> Any:
 def _recurrent(
     g: Graph, kind: str, x: str, ins: int, hidden: int, gates: int, out: tuple[str, ...], **more: Any
 ) -> str:
-    """A recurrent operator over [time, batch, ins]; its first output is [time, directions, batch, hidden]."""
+    """Return a recurrent operator over [time, batch, ins]; its first output is [time, directions, batch, hidden]."""
     ways = 2 if more.get("direction") == "bidirectional" else 1
     weight, again = g.weight(ways, gates * hidden, ins, scale=0.4), g.weight(ways, gates * hidden, hidden, scale=0.4)
     bias = g.weight(ways, 2 * gates * hidden, scale=0.2)
@@ -303,7 +303,7 @@ def _recurrent(
 
 
 def lstm() -> Any:
-    """An LSTM over a sequence, of which the last state is classified."""
+    """Return an LSTM over a sequence, of which the last state is classified."""
     g = Graph("lstm")
     _recurrent(g, "LSTM", g.input("sequence", 10, 1, 8), 8, 16, 4, ("states", "last", "cell"))
     x = g.op("Squeeze", "last", g.const([0]))
@@ -325,7 +325,7 @@ def gru() -> Any:
 
 
 def bidirectional_lstm() -> Any:
-    """A tagger: an LSTM both ways, and a label for each step."""
+    """Return a tagger: an LSTM both ways, and a label for each step."""
     g = Graph("bidirectional_lstm")
     embedded = g.op("Gather", g.weight(30, 8, scale=0.5), g.input("tokens", 9, 1, dtype="int64"))
     x = _recurrent(g, "LSTM", embedded, 8, 8, 4, ("", "", ""), direction="bidirectional")
@@ -357,7 +357,7 @@ def wavenet() -> Any:
 
 
 def branches() -> Any:
-    """An If whose branches differ in depth; which one runs depends on the input's mean."""
+    """Return an If whose branches differ in depth; which one runs depends on the input's mean."""
     g = Graph("branches")
     x = g.input("features", 2, 8)
     w1, w2, w3 = g.weight(8, 8), g.weight(8, 4), g.weight(8, 4)
@@ -393,7 +393,7 @@ def loop() -> Any:
 
 
 def scan() -> Any:
-    """A recurrent cell written as a Scan over time, with the mean of all before as its state."""
+    """Return a recurrent cell written as a Scan over time, with the mean of all before as its state."""
     g = Graph("scan")
     w, u = g.weight(5, 7), g.weight(7, 7)
     body = g.body("cell")
@@ -453,7 +453,7 @@ def integers() -> Any:
 
 
 def beam_step() -> Any:
-    """A step of beam search: scores joined with those so far, the best chosen, and where each came from."""
+    """Return a step of beam search: scores joined with those so far, the best chosen, and where each came from."""
     g = Graph("beam_step")
     so_far = g.op("Unsqueeze", g.input("so_far", 4), g.const([1]))
     total = g.op("Add", g.op("LogSoftmax", g.input("scores", 4, 20), axis=1), so_far)

@@ -63,7 +63,7 @@ def test_rows_of_iree_without_known_sites_keep_their_times_and_say_so(settings: 
     assert len(rows) == len(events)
     assert not [row for row in rows if row.onnx_nodes]
     (note,) = notes
-    assert note.startswith("6 dispatches, such as digits_cnn$async_dispatch_0_slow_memcpy, are at no known place")
+    assert note.startswith("6 dispatches, such as digits_cnn$async_dispatch_0_slow_memcpy, are called at no known site")
 
 
 def test_rows_of_onnxruntime_join_kernels_nodes_and_estimates(settings: dict[str, Any], tmp_path: Path) -> None:

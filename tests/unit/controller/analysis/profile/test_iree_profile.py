@@ -17,7 +17,7 @@ from hil.controller.analysis.profile.iree_profile import (
     IreeEvents,
     by_repetition,
     mapped_rows,
-    places_of,
+    ordinals_of,
     read_ireeprof,
     submissions_of,
     within,
@@ -76,7 +76,7 @@ def test_events_come_in_the_order_of_their_start_with_what_the_driver_tells(read
         assert event.duration_ns >= 0
         if event.op != "dispatch":
             assert event.key == ""
-            assert event.place is event.tiles is event.function is None
+            assert event.ordinal is event.tiles is event.function is None
             continue
         assert event.command is not None
         assert event.tiles == event.workgroups[0] * event.workgroups[1] * event.workgroups[2]
@@ -181,13 +181,13 @@ def test_dispatches_have_their_place_by_command_or_else_in_the_order_told(
     commands: list[int], expected: list[int]
 ) -> None:
     events = rows((ALLOCA, 7, NONE, 0), *((DISPATCH, 7, command, 1) for command in commands))
-    assert places_of(events, DISPATCH).tolist() == [-1, *expected]
+    assert ordinals_of(events, DISPATCH).tolist() == [-1, *expected]
 
 
 def test_submissions_that_do_the_same_are_of_one_kind() -> None:
     same = [(ALLOCA, 0, NONE, 5), (DISPATCH, 1, 2, 9), (DISPATCH, 1, 4, 8), (ALLOCA, 2, NONE, 20), (DISPATCH, 3, 2, 30)]
     events = rows(*same, (DISPATCH, 3, 4, 31))
-    numbers, kinds = submissions_of(events, places_of(events, DISPATCH))
+    numbers, kinds = submissions_of(events, ordinals_of(events, DISPATCH))
     assert numbers.tolist() == [0, 1, 1, 2, 3, 3]
     assert kinds[0] == kinds[2]
     assert kinds[1] == kinds[3]
@@ -197,7 +197,7 @@ def test_submissions_that_do_the_same_are_of_one_kind() -> None:
 def test_the_order_of_dispatches_makes_another_kind() -> None:
     events = rows((DISPATCH, 0, 1, 0), (DISPATCH, 0, 2, 1), (DISPATCH, 1, 1, 2), (DISPATCH, 1, 2, 3))
     events["key"] = [10, 11, 11, 10]
-    kinds = submissions_of(events, places_of(events, DISPATCH))[1]
+    kinds = submissions_of(events, ordinals_of(events, DISPATCH))[1]
     assert kinds[0] != kinds[1]
 
 

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jsonschema
 import pytest
 from click.testing import CliRunner
 from support.traces import HAS_QUERIES, trace_bytes, write_trace_file
+from support.waiting import eventually
 
 from hil.controller.analysis.profile.query import SqlError, Table, TraceProcessor, query, table_text
 from hil.controller.cli.profile import profile as command
@@ -197,7 +197,7 @@ def test_node_ends_with_the_command(trace, signal_number, code):
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
     assert told.strip() == ("hil: interrupted" if code == 130 else "")
-    wait_for(lambda: running(node) is None, f"node {node} is still there")
+    eventually(lambda: running(node) is None, f"node {node} is still there")
 
 
 @needs_node
@@ -241,13 +241,6 @@ def running(pid: int) -> int | None:
     return int(parent) if b"query.js" in command and state != "Z" else None
 
 
-def wait_for(condition, what: str) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def wait_for_node_of(parent: int) -> list[int]:
-    wait_for(lambda: nodes_of(parent), "node was not started")
+    eventually(lambda: nodes_of(parent))
     return nodes_of(parent)

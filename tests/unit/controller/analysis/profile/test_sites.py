@@ -182,7 +182,7 @@ def test_equal_submissions_of_two_loops_come_one_loop_after_the_other_and_that_i
     sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.3")], {})
     matched, doubts = sites.match([("a",)] * 4)
     assert nodes(matched) == [[("A1",)], [("A1",)], [("A2",)], [("A2",)]]
-    assert "turn equally often" in doubts[0]
+    assert "have equally many turns" in doubts[0]
 
 
 def test_what_cannot_be_told_apart_names_all_nodes_that_it_may_be() -> None:
@@ -196,7 +196,7 @@ def test_a_submission_of_no_region_is_known_by_its_dispatches_names_alone() -> N
     sites = Sites([region(("a", "A"), ("b", "B")), region(("b", "B2"))], {})
     matched, doubts = sites.match([("b", "a"), ("z",)])
     assert nodes(matched) == [[("B", "B2"), ("A",)], [()]]
-    assert ["several places" in doubts[0], "no known place" in doubts[1]] == [True, True]
+    assert ["several sites" in doubts[0], "no known site" in doubts[1]] == [True, True]
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.compiling import fake_compiler
+from support.waiting import eventually
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import Together, compile_together
@@ -301,18 +301,14 @@ def test_ctrl_c_ends_the_compilers_at_once(
     script = f"open({str(pid)!r} + '.tmp', 'w').write(str(os.getpid())); os.rename({str(pid)!r} + '.tmp', {str(pid)!r})"
 
     def interrupt() -> None:
-        while not pid.exists():
-            time.sleep(0.05)
+        eventually(pid.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     with fake_compiler(tmp_path, monkeypatch, f"{script}; time.sleep(600)") as pool:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             together(models, settings, isolated=pool)
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid.read_text()}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid.read_text()}").exists()
+    eventually(lambda: not Path(f"/proc/{pid.read_text()}").exists())
     assert not list(settings["cache"].root.glob("making-*/*/*"))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hil.controller.backends.compilers.tfcompile_build import glue_of, is_needed, needed_variants
 from hil.controller.backends.compilers.tfcompile_config import Node, assigned_variables, identifiers, make_config, split
-from hil.controller.backends.compilers.tfcompile_target import flags_for, target_of
+from hil.controller.backends.compilers.tfcompile_target import target_of, tfcompile_target
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
 from hil.formats.xla_program import Signature, read_signature, write_signature
@@ -125,10 +125,10 @@ def test_targets_are_this_machines_family_or_the_one_that_is_named():
     assert target_of([]).triple.split("-")[0] == machine
     arm = target_of(["--target-triple=aarch64-unknown-linux-gnu", "--target-cpu=cortex-a53", "--variables=outside"])
     assert (arm.zig, arm.cpu, arm.variables) == ("aarch64-linux-gnu.2.17", "cortex-a53", True)
-    assert flags_for({"arch": "arm64"}) == ("--target-triple=aarch64-unknown-linux-gnu",)
-    assert flags_for({}) == ()
+    assert tfcompile_target({"arch": "arm64"}).flags == ("--target-triple=aarch64-unknown-linux-gnu",)
+    assert tfcompile_target({}).flags == ()
     with pytest.raises(UsageError, match="cannot be linked for riscv64"):
-        target_of(flags_for({"arch": "riscv64"}))
+        target_of(tfcompile_target({"arch": "riscv64"}).flags)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from support.agents import ADD_MLIR
 from support.command_shell import LocalShell
+from support.waiting import eventually
 
 from hil.controller.devices.agentless import scripts
 from hil.controller.devices.agentless.scripts import machine, readings
@@ -189,13 +190,6 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 # ---- tensors
@@ -552,7 +546,7 @@ def test_all_that_a_command_started_ends_with_it(open_board, shell, functions):
     with pytest.raises(StageTimeout):
         run(board, artifact_of(functions, "none"), timeout=5)
     child = int((shell.home.parent / "child").read_text())
-    wait_until(lambda: not is_running(child))
+    eventually(lambda: not is_running(child))
 
 
 def test_a_command_whose_link_is_gone_ends_by_itself(open_board, shell, functions):
@@ -563,12 +557,12 @@ def test_a_command_whose_link_is_gone_ends_by_itself(open_board, shell, function
     argv = scripts.run(str(folder), ["o0.npy"], [program], limit_s=1000, wait_s=0, environment={})
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     pid = Path(board.client.folder) / "pid"
-    wait_until(lambda: pid.exists() and pid.read_text().strip())
+    eventually(lambda: pid.exists() and pid.read_text().strip())
     tool = int(pid.read_text())
     assert is_running(tool)
     assert process.stdout
     process.stdout.close()  # as sshd does when its connection is gone
-    wait_until(lambda: not is_running(tool))
+    eventually(lambda: not is_running(tool))
     process.wait(30)
     assert not folder.exists()
 
@@ -613,7 +607,7 @@ def test_a_board_that_stays_busy_says_so(open_board, shell, functions):
     thread = threading.Thread(target=hold)
     thread.start()
     pid = Path(first.client.folder) / "pid"
-    wait_until(lambda: pid.exists() and pid.read_text().strip())
+    eventually(lambda: pid.exists() and pid.read_text().strip())
     try:
         with pytest.raises(BoardBusy, match="another run"):
             run(second, artifact_of(functions, "none"))

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ from typing import Any
 
 import pytest
 from support.deploying import Small, accepts, put
+from support.waiting import eventually
 
 from hil.controller.devices import deploy
 from hil.controller.devices.client import AgentClient, Target
 from hil.controller.devices.deploy import ensure
-from hil.controller.devices.deploy.ensure import AgentPlace
-from hil.controller.devices.deploy.install import Plan, install
+from hil.controller.devices.deploy.ensure import AgentPlace, Plan, install
 from hil.controller.devices.deploy.packages import File, Package, write_package
 from hil.controller.devices.deploy.probe import ask
 from hil.errors import BoardBusy, BoardError
@@ -39,13 +38,6 @@ def is_gone(pid: int) -> bool:
 
 def pid_of(shell: Any) -> int:
     return deploy.status(shell, "").pid
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def plan_of(shell: Any, packages: list[Package]) -> Plan:
@@ -176,7 +168,7 @@ def test_an_agent_that_was_killed_is_started_again_from_what_is_there(shell: Any
     place = put(shell, small())
     old = pid_of(shell)
     os.kill(old, signal.SIGKILL)
-    wait_until(lambda: not pid_of(shell))
+    eventually(lambda: not pid_of(shell))
 
     again = put(shell, small())
 

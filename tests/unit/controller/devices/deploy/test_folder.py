@@ -13,8 +13,7 @@ from support.deploying import Small, accepts, put
 
 from hil.controller.devices import deploy
 from hil.controller.devices.deploy import ensure
-from hil.controller.devices.deploy.ensure import AgentPlace
-from hil.controller.devices.deploy.install import Plan, install
+from hil.controller.devices.deploy.ensure import AgentPlace, Plan, install
 from hil.errors import BoardBusy, BoardError, StorageError
 
 

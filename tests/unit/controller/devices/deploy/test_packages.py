@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.devices.deploy.agent_package import own_files
 from hil.controller.devices.deploy.packages import (
     File,
     archive_of,
+    own_files,
     read_index,
     wheel_files,
     write_package,

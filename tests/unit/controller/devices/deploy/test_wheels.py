@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from support.deploying import empty_index
 
-from hil.controller.devices.deploy import progress
+from hil.controller.devices.deploy import packages
+from hil.controller.devices.deploy.errors import NoAgentHere, NoWheels
 from hil.controller.devices.deploy.packages import Package
-from hil.controller.devices.deploy.platforms import Interpreter
-from hil.controller.devices.deploy.trouble import NoAgentHere, NoWheels
-from hil.controller.devices.deploy.wheels import Group, Wanted, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import Group, Interpreter, Wanted, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.errors import BoardError, StorageError
 
@@ -83,7 +82,7 @@ def test_a_runtime_that_must_be_this_machines_own_version_is_never_another(index
     publish(index, "iree_base_runtime", "3.12.0")
 
     with pytest.raises(NoWheels, match=r"iree-base-runtime==3\.13\.0") as caught:
-        fetch(Wanted("iree-base-runtime", ">=3.10", "3.13.0"))
+        fetch(Wanted("iree-base-runtime", ">=3.10", "3.13.0", pinned=True))
 
     assert isinstance(caught.value, NoAgentHere)
     assert 'runtime.kind = "command"' in caught.value.hint
@@ -119,7 +118,7 @@ def test_what_takes_long_to_fetch_tells_how_far_it_is(tmp_path: Path, monkeypatc
     wheel = publish(served, "large", "1.0")
     with zipfile.ZipFile(wheel, "a") as more:
         more.writestr("large/data", os.urandom(2_000_000))
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(packages, "_EVERY_S", 0.0)
     said: list[str] = []
     quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(served))) as server:

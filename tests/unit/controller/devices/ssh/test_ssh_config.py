@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.devices.ssh.address import Address
-from hil.controller.devices.ssh.ssh_config import read_ssh_config, route, settings_for
+from hil.controller.devices.ssh.address import Address, read_ssh_config, route, settings_for
 from hil.errors import UsageError
 
 

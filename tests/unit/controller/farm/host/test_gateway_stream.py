@@ -6,12 +6,13 @@ import concurrent.futures
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host import gateway_stream
@@ -142,15 +143,8 @@ def attending(gateway: Gateway, board: Board, monkeypatch: pytest.MonkeyPatch) -
     made.close()
 
 
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_board_is_presented_first_and_then_beats_as_often_as_it_is_told(gateway, board, attending):
-    until(lambda: len(gateway.of("beat")) >= 5)
+    eventually(lambda: len(gateway.of("beat")) >= 5)
     assert gateway.kinds()[0] == "hello" and gateway.kinds().count("hello") == 1
     (hello,) = gateway.of("hello")
     assert card_of(hello.card) == board.card()
@@ -159,73 +153,73 @@ def test_a_board_is_presented_first_and_then_beats_as_often_as_it_is_told(gatewa
 
 
 def test_what_the_farm_says_is_passed_on(gateway, board, attending):
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     gateway.say(grant=grant_message(GRANT))
     gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
     gateway.say(dial=pb.DialIn(id="d1", lease=5))
-    until(lambda: board.dials)
+    eventually(lambda: board.dials)
     assert (board.grants, board.over, board.dials) == ([GRANT], [(5, "cancelled")], ["d1"])
 
 
 def test_after_a_break_the_board_is_presented_again_with_what_has_started(gateway, board, attending):
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     attending.started(5, "unix:/agent.sock")
-    until(lambda: gateway.of("started"))
+    eventually(lambda: gateway.of("started"))
     gateway.stop()
-    until(lambda: board.told)
+    eventually(lambda: board.told)
     assert not attending.owner
     gateway.heard = []
     gateway.start()
-    until(lambda: gateway.of("started"))
+    eventually(lambda: gateway.of("started"))
     assert gateway.kinds()[:2] == ["hello", "started"] and gateway.of("started")[0].direct == "unix:/agent.sock"
 
 
 def test_what_is_over_is_not_told_to_have_started(gateway, board, attending):
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     attending.started(5, "")
     attending.started(6, "")
-    until(lambda: len(gateway.of("started")) == 2)
+    eventually(lambda: len(gateway.of("started")) == 2)
     gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
-    until(lambda: board.over)
+    eventually(lambda: board.over)
     attending.finished(6)
     gateway.stop()
     gateway.heard = []
     gateway.start()
-    until(lambda: len(gateway.of("beat")) > 1)
+    eventually(lambda: len(gateway.of("beat")) > 1)
     assert not gateway.of("started")
 
 
 def test_lines_are_sent_together_and_those_of_an_outage_afterwards(gateway, board, attending):
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     for number in range(50):
         attending.printed(5, f"line {number}")
     attending.finished(5)
-    until(lambda: "line 49" in "\n".join(one.text for one in gateway.of("printed")))
+    eventually(lambda: "line 49" in "\n".join(one.text for one in gateway.of("printed")))
     assert len(gateway.of("printed")) < 10
     gateway.stop()
-    until(lambda: board.told)
+    eventually(lambda: board.told)
     gateway.heard = []
     attending.printed(6, "said while nobody listened")
     gateway.start()
-    until(lambda: gateway.of("printed"))
+    eventually(lambda: gateway.of("printed"))
     assert (gateway.of("printed")[0].lease, gateway.of("printed")[0].text) == (6, "said while nobody listened\n")
 
 
 def test_a_gateway_that_says_nothing_more_is_left_for_another(gateway, board, attending, monkeypatch):
     monkeypatch.setattr(gateway_stream, "_SILENT_S", 1.0)
     # The next answer that comes sets it; none that is still on its way may set it back.
-    until(lambda: attending._silent_s == 1.0)
+    eventually(lambda: attending._silent_s == 1.0)
     gateway.answers_beats = False
-    until(lambda: gateway.streams > 1)
+    eventually(lambda: gateway.streams > 1)
     assert board.told == ["the gateway is silent; trying again"]
 
 
 def test_one_whose_token_is_refused_says_so_and_does_not_hammer(gateway, board, attending):
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     gateway.refuses = True
     gateway.stop()
     gateway.start()
-    until(lambda: any("refused" in text for text in board.told))
+    eventually(lambda: any("refused" in text for text in board.told))
     streams = gateway.streams
     time.sleep(1)
     assert gateway.streams == streams
@@ -234,19 +228,19 @@ def test_one_whose_token_is_refused_says_so_and_does_not_hammer(gateway, board, 
 def test_a_refusal_is_told_once_with_its_hint(gateway, board, attending, monkeypatch):
     monkeypatch.setattr(gateway_stream, "_REFUSED_S", 0.05)
     monkeypatch.setattr(gateway_stream, "_AGAIN_S", (0.1, 30.0))  # how long all of it may take
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     gateway.refuses = True
     gateway.stop()
     gateway.start()
     streams = gateway.streams
-    until(lambda: gateway.streams > streams + 3)
+    eventually(lambda: gateway.streams > streams + 3)
     (told,) = [text for text in board.told if "refused" in text]
     assert "; trying again\n  hint: HIL_FARM_TOKEN" in told
 
 
 def test_whoever_leaves_says_so_by_ending_its_side(gateway, board, attending):
     attending.printed(5, "the last word")
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     attending.close(wait_s=WAIT_S)
     assert gateway.hung_up.wait(WAIT_S)
     assert gateway.of("printed")[-1].text == "the last word\n"
@@ -254,11 +248,11 @@ def test_whoever_leaves_says_so_by_ending_its_side(gateway, board, attending):
 
 def test_it_begins_once_however_often_it_is_told_to(gateway, board, attending):
     assert attending.start() is False
-    until(lambda: len(gateway.of("beat")) > 2)
+    eventually(lambda: len(gateway.of("beat")) > 2)
     assert gateway.streams == 1
 
 
 def test_a_board_that_changed_is_presented_again(gateway, board, attending):
-    until(lambda: gateway.heard)
+    eventually(lambda: gateway.heard)
     attending.present()
-    until(lambda: len(gateway.of("hello")) == 2)
+    eventually(lambda: len(gateway.of("hello")) == 2)

@@ -18,6 +18,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.waiting import eventually
 
 from hil.controller.farm.store import embedded_database as module
 from hil.controller.farm.store.embedded_database import Embedded, binaries
@@ -59,19 +60,11 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
-def wait_for_none(folder: Path) -> None:
-    deadline = time.monotonic() + 60
-    while processes(folder):
-        assert time.monotonic() < deadline, processes(folder)
-        time.sleep(0.02)
-
-
 def kill(database: Embedded) -> None:
     """Its server is gone; what belonged to it goes by itself, or is ended at the next start."""
     assert database.pid is not None
     os.kill(database.pid, signal.SIGKILL)
-    while database.is_alive():
-        time.sleep(0.01)
+    eventually(lambda: not database.is_alive())
 
 
 @pytest.fixture
@@ -82,7 +75,7 @@ def database(tmp_path: Path) -> Iterator[Embedded]:
     ask(made.url, "insert into kept values (7)")
     yield made
     made.stop()
-    wait_for_none(tmp_path)
+    eventually(lambda: not processes(tmp_path))
 
 
 def test_it_keeps_its_data_and_leaves_no_process(database: Embedded) -> None:
@@ -136,7 +129,7 @@ def test_it_starts_after_a_crash_of_the_machine(database: Embedded) -> None:
     for pid in processes(database.folder):
         with contextlib.suppress(ProcessLookupError):  # it went with its postmaster
             os.kill(pid, signal.SIGKILL)
-    wait_for_none(database.folder)
+    eventually(lambda: not processes(database.folder))
     pid_file = database.folder / "data" / "postmaster.pid"
     pid_file.write_text(pid_file.read_text().replace(str(database.pid), str(os.getpid()), 1))
     assert ask(database.start(), "select n from kept") == 7
@@ -145,15 +138,13 @@ def test_it_starts_after_a_crash_of_the_machine(database: Embedded) -> None:
 @pytest.mark.parametrize("after_s", [0.15, 0.25, 0.35, 0.5])
 def test_a_starter_that_is_killed_while_it_makes_the_cluster(tmp_path: Path, after_s: float) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "lock").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually((tmp_path / "lock").exists, every_s=0.01)
     time.sleep(after_s)
     starter.kill()
     starter.communicate()
     with fast(tmp_path) as database:
         assert ask(database.url, "select count(*) > 0 from pg_class") is True
-    wait_for_none(tmp_path)
+    eventually(lambda: not processes(tmp_path))
 
 
 def test_it_ends_with_a_starter_that_is_killed_and_can_be_started_at_once(tmp_path: Path) -> None:
@@ -168,7 +159,7 @@ def test_it_ends_with_a_starter_that_is_killed_and_can_be_started_at_once(tmp_pa
         starter.communicate()
         with fast(tmp_path) as database:
             assert ask(database.url, "select n from kept") == 7
-    wait_for_none(tmp_path)
+    eventually(lambda: not processes(tmp_path))
 
 
 def test_it_ends_by_itself_when_its_starter_is_killed(tmp_path: Path) -> None:
@@ -178,7 +169,7 @@ def test_it_ends_by_itself_when_its_starter_is_killed(tmp_path: Path) -> None:
     assert processes(tmp_path)
     starter.kill()
     starter.communicate()
-    wait_for_none(tmp_path)
+    eventually(lambda: not processes(tmp_path))
 
 
 def test_it_does_not_end_with_the_thread_that_asked_for_it(tmp_path: Path) -> None:
@@ -249,7 +240,7 @@ def test_a_folder_behind_a_link(tmp_path: Path) -> None:
         kill(database)
         database.start()
         assert ask(database.url, "select 1") == 1
-    wait_for_none(tmp_path)
+    eventually(lambda: not processes(tmp_path))
 
 
 def test_a_parent_that_others_may_not_enter_is_left_as_it_is(tmp_path: Path) -> None:
@@ -301,7 +292,7 @@ def test_who_is_not_root_runs_it_as_itself(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("postgresql://")
-    wait_for_none(tmp_path)
+    eventually(lambda: not processes(tmp_path))
 
 
 def test_data_of_another_version_are_refused(tmp_path: Path) -> None:

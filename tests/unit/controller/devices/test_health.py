@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from hil.controller.devices.health.conditions import changed
+from hil.controller.devices.health import changed
 from hil.protocol.v1 import agent_pb2 as pb
 
 

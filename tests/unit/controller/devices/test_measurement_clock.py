@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hil.controller.devices.clocks import BoardClock
+from hil.controller.devices.measurement import BoardClock
 from hil.core.clock import Ping, now_ns
 
 SECOND = 10**9

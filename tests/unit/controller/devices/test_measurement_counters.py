@@ -5,8 +5,8 @@ import itertools
 import grpc
 import pytest
 
-from hil.controller.devices import counters
-from hil.controller.devices.counters import CounterWatch
+from hil.controller.devices import measurement
+from hil.controller.devices.measurement import CounterWatch
 from hil.core.timeline import Sample
 from hil.errors import BoardError
 from hil.protocol.v1 import agent_pb2 as pb
@@ -74,7 +74,7 @@ def test_a_board_without_an_agent_has_none():
 
 @pytest.mark.parametrize("count", [99, 101, 2500])
 def test_a_long_watch_is_thinned_and_still_spans_it_all(monkeypatch, count):
-    monkeypatch.setattr(counters, "_LOOKS_MOST", 100)
+    monkeypatch.setattr(measurement, "_LOOKS_MOST", 100)
     stamps = [sample.at_ns for sample in watched(Stream(count)).samples]
     assert 50 <= len(stamps) <= 100
     gaps = {later - earlier for earlier, later in itertools.pairwise(stamps)}

@@ -1,0 +1,192 @@
+"""What is known of a measurement beside its numbers: the board's clock, its counters, and on what it was made."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from hil.controller.devices import answers
+from hil.core import clock
+from hil.core.placement import Placement, Told
+from hil.core.results import RunResult
+from hil.core.timeline import Sample
+from hil.errors import BoardError, HilError, ProtocolBroken, RanElsewhere
+
+if TYPE_CHECKING:
+    from hil.controller.devices.ssh.shell import Shell
+
+# A clock runs evenly for some minutes, not for hours.
+_EVEN_NS = 600_000_000_000
+_MOST = 64
+
+
+class BoardClock:
+    """A session's pings, as many as fits need."""
+
+    def __init__(self) -> None:
+        self._pings: list[clock.Ping] = []
+
+    def add(self, pings: Sequence[clock.Ping]) -> None:
+        """More pings, taken after all others."""
+        kept = self._pings
+        if len(kept) > _MOST:
+            # The quicker one of two neighbours tells more.
+            kept = [min(pair, key=lambda ping: ping.round_trip_ns) for pair in zip(kept[::2], kept[1::2], strict=False)]
+        self._pings = [*kept, *pings]
+
+    def age_ns(self) -> float:
+        """How long ago the last ping was; infinite where there was none."""
+        return clock.now_ns() - self._pings[-1].received_ns if self._pings else float("inf")
+
+    def fit(self, since_ns: int, until_ns: int) -> clock.ClockFit:
+        """The line through the pings of that time on the host's clock, of the minutes before it, and one from before it
+        in any case, where there is one.
+
+        Raises:
+            ValueError: there were none.
+        """
+        before = max((ping.sent_ns for ping in self._pings if ping.sent_ns <= since_ns), default=since_ns)
+        first = min(before, until_ns - _EVEN_NS)
+        return clock.fit([ping for ping in self._pings if ping.sent_ns >= first], until_ns)
+
+
+# More looks than so many are thinned to half, and so is what comes after: all of a long run is seen, in bounded memory.
+_LOOKS_MOST = 10_000
+_READINGS_MOST = 1_000_000
+_END_S = 2.0
+
+
+class CounterWatch:
+    """Collects a board's counters in a thread of its own, from entering to leaving. It never fails what runs beside it.
+
+    Args:
+        start: opens the stream of ``pb.CounterSample``; raises what gRPC raises, or BoardError where there is none.
+
+    Attributes:
+        trouble: why there are no more samples; "" where nothing went wrong.
+    """
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start = start
+        self._stream: Any = None
+        self._thread: threading.Thread | None = None
+        self._looks: list[Any] = []
+        self._every = 1
+        self._leaving = False
+        self.trouble = ""
+
+    @property
+    def samples(self) -> list[Sample]:
+        """What was seen so far, in the order of time."""
+        return [
+            Sample(look.clock_ns, reading.name, reading.value, reading.unit)
+            for look in list(self._looks)
+            for reading in look.readings
+        ]
+
+    def __enter__(self) -> CounterWatch:
+        try:
+            self._stream = self._start()
+        except (grpc.RpcError, ValueError, BoardError) as error:  # ValueError: the channel is closed
+            self.trouble = f"the board tells no counters: {_text(error)}"
+        else:
+            self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leaving = True
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def _collect(self) -> None:
+        try:
+            readings = 0
+            for number, look in enumerate(self._stream):
+                answers.check_sample(look)
+                if number % self._every == 0:
+                    self._looks.append(look)
+                    readings += len(look.readings)
+                if len(self._looks) > _LOOKS_MOST or readings > _READINGS_MOST:
+                    self._looks = self._looks[::2]
+                    readings = sum(len(one.readings) for one in self._looks)
+                    self._every *= 2
+        except (grpc.RpcError, ProtocolBroken) as error:
+            self._stream.cancel()
+            if not self._leaving:
+                self.trouble = f"the board told no more counters: {_text(error)}"
+        else:
+            if not self._leaving:
+                self.trouble = "the board ended its counters"
+
+
+def _text(error: Any) -> str:
+    """An error in a line."""
+    return (
+        error.message if isinstance(error, HilError) else str(error.details() if hasattr(error, "details") else error)
+    )
+
+
+def provenance_of(
+    board: str,
+    info: Mapping[str, Any],
+    shell: Shell | None,
+    *,
+    runtime: str,
+    version: str,
+    device: str,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """What run.json has under ``provenance`` for every board; what else one can tell is added by it.
+
+    Args:
+        board: what results call it.
+        info: what it said of itself, in the words of an agent's Describe.
+        shell: the way to it, where that is SSH: its host key belongs to the result.
+        runtime, version, device: what ran the program.
+        notes: what happened to the board meanwhile.
+    """
+    return {
+        "board": board,
+        "board_id": info.get("board_id", ""),
+        "machine": info.get("machine", {}),
+        "readings": info.get("readings", []),
+        "simulated": info.get("simulated", []),
+        "agent_version": info.get("agent_version", ""),
+        "runtime": runtime,
+        "runtime_version": version,
+        "device": device,
+        "notes": list(notes),
+        "finished_at": time.time(),
+        **({"host_key": shell.fingerprint} if shell is not None else {}),
+    }
+
+
+def placed(result: RunResult, placement: Placement | None, told: Told, *, no_fallback: bool) -> RunResult:
+    """The result with where the program ran in its provenance: ``placement``, and a note on what ran ``elsewhere``.
+
+    Args:
+        result: of :func:`provenance_of` has its provenance.
+        placement: where the program ran; None where the board does not tell.
+        told: where it was told to run.
+        no_fallback: whether any node elsewhere is an error.
+
+    Raises:
+        RanElsewhere: it ran elsewhere. The error has the result, without times: they are another device's.
+    """
+    marked = None if placement is None else told.mark(placement)
+    parts = None if marked is None else [part.to_json() for part in marked]
+    provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
+    try:
+        note = told.check(marked, no_fallback=no_fallback)
+    except RanElsewhere as error:
+        error.result = replace(result, provenance=provenance, iterations_ns=())
+        raise
+    return replace(result, provenance={**provenance, "elsewhere": note})

@@ -1,0 +1,110 @@
+"""The table of statistics: guides and schema say what it says, and a statistic added to it is seen everywhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hil.compare.stats import STATISTICS, summary, worst_of
+from hil.compare.verdict import compare_output
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs" / "contributing.md").read_text()
+
+
+def test_the_guides_table_is_the_codes():
+    text = (ROOT / "docs" / "results.md").read_text()
+    rows = [f"| `{one.key}` | {one.heading if one.column else ''} | {one.meaning} |" for one in STATISTICS]
+    assert "\n".join(rows).replace("|  |", "| |") in text
+
+
+def test_the_schema_knows_every_key_of_an_output_or_takes_it_for_a_statistic():
+    output = json.loads((ROOT / "docs" / "run.schema.json").read_text())["$defs"]["output"]
+    keys = {*compare_output("y", np.ones(2), np.ones(2)).record(), "mismatch_share"}
+    assert set(output["properties"]) <= keys
+    assert keys - set(output["properties"]) <= {one.key for one in STATISTICS}
+    assert output["additionalProperties"] == {"$ref": "#/$defs/number"}
+
+
+def test_the_worst_of_several_outputs():
+    outputs = [
+        {"mismatches": 1, "elements": 4, "max_abs": 0.5, "cosine": 0.5, "sqnr_db": 3.0},
+        {"mismatches": 2, "elements": 4, "max_abs": 0.25, "cosine": None, "sqnr_db": 9.0, "max_ulp": 7},
+    ]
+    found = worst_of(outputs)
+    assert (found["mismatches"], found["elements"], found["max_abs"], found["max_ulp"]) == (3, 8, 0.5, 7)
+    assert (found["cosine"], found["sqnr_db"], found["rmse"]) == (0.5, 3.0, None)
+    assert summary(outputs) == "3 of 8 out of tolerance, max abs 0.5, 7 ULP, 3 dB"
+    assert summary([]) == summary([dict.fromkeys(outputs[0])]) == "nothing could be measured"
+
+
+# Reads a field from stdin, adds it after the table's last one, and shows what becomes of it. One suite's case is of
+# before: its record lacks the new statistic.
+ADDED = """
+import io, json, sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from support.mutants import Mutated
+last = "        brief=\\"{:.3g} dB\\",\\n    )\\n"
+sys.meta_path.insert(0, Mutated("hil.compare.stats", [(last, last + sys.stdin.read())]))
+import numpy as np
+from rich.console import Console
+from hil.compare.verdict import compare
+from hil.controller.pipeline.record import print_verdict, verdict_record
+from hil.controller.workloads.suites.reports.page import report_html
+from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
+from hil.core.results import RunResult
+from support.suite_runs import case, suite_run
+a, b = (RunResult(name, {"y": np.array(values, np.float32)}) for name, values in (("a", [3, 4.5]), ("b", [3, 4])))
+record = verdict_record(compare(a, b))
+screens = {}
+for width in (80, 200):
+    console = Console(file=io.StringIO(), width=width)
+    print_verdict(console, record)
+    screens[width] = console.file.getvalue()
+run = load_run(suite_run(Path(sys.argv[2]), [case("new", "FAIL", outputs=tuple(record["outputs"])), case("old")]))
+made = {"cases": cases_csv(run), "outputs": outputs_csv(run), "page": report_html(run)}
+print(json.dumps({"record": record["outputs"][0], "screens": screens, **made}))
+"""
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is shown and recorded with the guide's statistic in the table."""
+    section = GUIDE.split("## Add a statistic")[1].split("\n## ")[0]
+    (field,) = re.findall(r"^```\n(.*?)^```$", section, re.M | re.S)
+    command = [sys.executable, "-c", ADDED, str(ROOT / "tests"), str(tmp_path_factory.mktemp("added") / "run")]
+    done = subprocess.run(command, input=field, capture_output=True, text=True, cwd=ROOT)
+    assert not done.returncode, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_statistic_added_by_the_guide_is_in_every_verdict(added: dict[str, Any]):
+    keys = list(added["record"])
+    assert added["record"]["rel_l2"] == pytest.approx(0.5 / 5)
+    assert keys.index("rel_l2") == keys.index("sqnr_db") + 1 == keys.index("first_index") - 1
+
+
+def test_a_statistic_added_by_the_guide_is_on_the_terminal_if_there_is_room(added: dict[str, Any]):
+    heading, row = added["screens"]["200"].splitlines()[1:3]
+    assert heading.split()[-2:] == ["rel", "L2"] and row.split()[-1] == "0.1"
+    assert "SQNR dB" in added["screens"]["80"]
+
+
+def test_a_statistic_added_by_the_guide_is_in_a_suites_files(added: dict[str, Any]):
+    for name in ("cases", "outputs"):
+        new, old = csv.DictReader(io.StringIO(added[name]))
+        assert float(new["rel_l2"]) == pytest.approx(0.1) and old["rel_l2"] == "", name
+    assert '"key":"rel_l2","title":"rel L2"' in added["page"] and '"rel_l2":0.1' in added["page"]
