@@ -213,7 +213,7 @@ def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> No
             board.report(grant)
             board.leave()
         # What it waited for is told beside the sending.
-        counted = running.gateway.parts.metrics.registry.get_sample_value
+        counted = running.gateway.context.metrics.registry.get_sample_value
         eventually(lambda: counted("hil_farm_grants_total", {"kind": "run"}))
         running.stop()
     mine = [span for span in receiver.spans if span.trace_id.hex() == "a" * 32]
@@ -273,7 +273,7 @@ def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: 
             followed = farm.follow([job])
             next(followed)
             with LeaseSession(farm_address, lease_order("", "a test")) as waiting:
-                eventually(lambda: waiting._waiting)
+                eventually(lambda: waiting._waiting.name)
                 process.send_signal(signal.SIGSTOP)
                 begin = time.monotonic()
                 with pytest.raises(BoardBusy, match="no board for us within 3 s"):

@@ -261,5 +261,5 @@ def test_a_stream_that_only_says_that_it_is_there_goes_on(gateway, monkeypatch):
 
     there = gateway(Follow=quiet)
     with FarmClient(FarmAddress((there.address,), "t"), patience_s=0.0) as farm:
-        assert [one.job for one in farm.follow(["17"])] == ["{}"]
+        assert [one.job.name for one in farm.follow(["17"])] == ["17"]
     assert len(there.calls) == 1

@@ -86,7 +86,7 @@ def test_what_is_no_document_is_refused(kind: type[Document], values: dict[str, 
 def test_each_order_has_a_key_of_its_own_and_keeps_it():
     one, other = Submission("net", (SPEC,)), Submission("net", (SPEC,))
     assert one.key != other.key
-    assert Submission.of_json(one.to_json()).key == one.key
+    assert rpc.submission_of(rpc.submission_message(one)).key == one.key
 
 
 @pytest.mark.parametrize(

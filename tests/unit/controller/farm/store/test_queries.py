@@ -74,7 +74,7 @@ def test_jobs_are_listed_with_their_boards_and_results(farm: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ({"state": "queued"}, ["2"]),
+        ({"state": ["queued"]}, ["2"]),
         ({"state": ["queued", "done"]}, ["1.1", "2"]),
         ({"user": "bob"}, ["2"]),
         ({"user": "nobody"}, []),
