@@ -29,7 +29,7 @@ from benchmarks.ssh_layers import choice_for, make_layers, one_by_one, one_test,
 from benchmarks.ssh_rivals import Rival
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import BoardChoice
-from hil.testing.virtual_board import VirtualBoard, start
+from tools.virtual_board import VirtualBoard, start
 
 
 def choice_of(board: VirtualBoard) -> BoardChoice:

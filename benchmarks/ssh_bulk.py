@@ -19,7 +19,7 @@ from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 FILE_BYTES = 200_000_000
 SIZE = 128 << 20

@@ -15,7 +15,7 @@ from benchmarks import common
 from hil.controller.devices import deploy
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
-from hil.testing.virtual_board import VirtualBoard, start
+from tools.virtual_board import VirtualBoard, start
 
 DISK_BAR_MB = 75.0
 MEMORY_BAR_MB = 60.0

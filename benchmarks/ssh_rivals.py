@@ -20,7 +20,7 @@ from benchmarks.common import HERE
 from benchmarks.ssh_layers import DEVICE, Layer
 from hil.controller.devices.iree_tool import iree_tool
 from hil.controller.storage.cache import Cache
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 FOLDER = "/tmp/rival"
 RUNNER = f"{FOLDER}/iree-run-module"

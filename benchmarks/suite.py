@@ -25,7 +25,7 @@ from benchmarks.ssh_rivals import Rival
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import SuiteRun
-from hil.testing.virtual_board import VirtualBoard, start
+from tools.virtual_board import VirtualBoard, start
 
 
 class Quiet:

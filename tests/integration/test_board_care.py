@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from hil.controller.backends.targets import iree_target
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())["$defs"]
 F16_MATMUL = """

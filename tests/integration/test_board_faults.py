@@ -28,7 +28,7 @@ from support.accidents import (
 from support.models import DIGITS
 from support.waiting import eventually
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 

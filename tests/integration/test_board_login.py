@@ -9,7 +9,7 @@ from support.boards import MakeBoard
 from support.models import DIGITS
 from support.terminals import terminal
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 

@@ -11,7 +11,7 @@ import pytest
 from support.boards_checks import listening, world_readable
 from support.models import DIGITS
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 

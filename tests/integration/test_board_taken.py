@@ -13,7 +13,7 @@ from hil.controller.devices import deploy
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import choose
 from hil.errors import BoardUnreachable
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 

@@ -8,7 +8,7 @@ import pytest
 from support.boards import MakeBoard
 from support.boards_checks import listening, world_readable
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 

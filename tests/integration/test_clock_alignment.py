@@ -17,7 +17,7 @@ from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.power import answering
 from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.core.artifacts import Artifact
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 HOUR_NS = 3600 * 10**9
 A = np.arange(4096, dtype=np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hil.controller.storage.isolated import Isolated
-from hil.testing.check_foreign import FAILED, SUCCESS, check, node_tests
+from tools.check_foreign import FAILED, SUCCESS, check, node_tests
 
 TOOLS = Path(sys.executable).parent
 CPU = [

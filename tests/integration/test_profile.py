@@ -18,7 +18,7 @@ from support.waiting import eventually
 from hil.controller.analysis.profile.query import query
 from hil.controller.analysis.profile.store import read_profile
 from hil.core.timeline import OpRow, Profile
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 NODES = {"conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc1"}

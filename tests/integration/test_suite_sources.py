@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from support.commands import with_tools
 
 from hil.controller.workloads.suites import sources
 from hil.controller.workloads.suites.expected import Expectations
@@ -40,8 +41,8 @@ SAMPLE = [
 
 
 def check_operators(environment: dict[str, str], *args: object) -> tuple[int, dict]:
-    command = [sys.executable, "-m", "hil.testing.check_operators", "--json", *map(str, args)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000)
+    command = [sys.executable, "-m", "tools.check_operators", "--json", *map(str, args)]
+    done = subprocess.run(command, env=with_tools(environment), capture_output=True, text=True, timeout=3000)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.models import DIGITS
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytest.importorskip("ai_edge_litert")
 

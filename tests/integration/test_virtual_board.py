@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 from support.boards import MakeBoard
+from support.commands import with_tools
 from support.waiting import eventually
 
 from hil.errors import BoardError, BoardLost
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 
@@ -248,7 +249,7 @@ START = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
-from hil.testing.virtual_board import start
+from tools.virtual_board import start
 print(start(Path(sys.argv[1]), arch=sys.argv[2]).run(["readlink", "/proc/1/ns/net"]).stdout, flush=True)
 time.sleep(1000)
 """
@@ -310,10 +311,10 @@ class Command:
     """scripts/virtual-board, with a lab of its own."""
 
     def __init__(self, lab: Path) -> None:
-        self.environment = {**os.environ, "HIL_VIRTUAL_LAB": str(lab)}
+        self.environment = with_tools({**os.environ, "HIL_VIRTUAL_LAB": str(lab)})
 
     def __call__(self, *words: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        command = [*before, sys.executable, "-m", "hil.testing.virtual_board.cli", *words]
+        command = [*before, sys.executable, "-m", "tools.virtual_board.cli", *words]
         return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=5 * WAIT_S)
 
 

@@ -13,7 +13,7 @@ from support.boards import MakeBoard
 from support.waiting import eventually
 
 from hil.errors import BoardError
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = [pytest.mark.board, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.testing.virtual_board import VirtualBoard
 from support.models import save_model
+from tools.virtual_board import VirtualBoard
 
 FLOAT = TensorProto.FLOAT
 MB = 1_000_000

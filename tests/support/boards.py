@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.testing.virtual_board import VirtualBoard, start
+from tools.virtual_board import VirtualBoard, start
 
 MakeBoard = Callable[..., VirtualBoard]
 

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 # What a freshly booted board lets everybody read, in the folders that everybody uses.
 BASE = frozenset({"/dev/shm", "/home", "/run", "/run/mount", "/run/sshd", "/run/sshd.pid", "/tmp"})

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ class Ended:
     def case(self) -> dict[str, Any]:
         (case,) = self.document["cases"]
         return case
+
+
+def with_tools(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that imports `tools`, as the scripts give it."""
+    return {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from hil.controller.farm.messages import (
     JobSpec,
     Kind,
     Principal,
-    Priority,
     Role,
     Submission,
 )
@@ -79,7 +78,7 @@ class Desk:
 
     def submit(self, count: int = 1, who: Principal = ANNA, kind: Kind = Kind.RUN, **order: Any) -> list[str]:
         specs = order.pop("specs", (JobSpec(kind),) * count)
-        order = {"title": "a job", "specs": specs, **order, "priority": Priority(order.get("priority", "normal"))}
+        order = {"title": "a job", "specs": specs, **order}
         return self.do(submissions.submit, self.queue, who, Submission(**order), "", self.settings).jobs
 
     def cancel(self, name: str, who: Principal = ADMIN) -> list[str]:

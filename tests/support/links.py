@@ -14,9 +14,9 @@ from hil.agent.server import Agent, AgentConfig
 from hil.controller.devices.deploy import ensure_agent
 from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
-from hil.core.boards import Connection
-from hil.testing.virtual_board import VirtualBoard
+from hil.core.board_config import Connection
 from support.agents import start_process, stop_process
+from tools.virtual_board import VirtualBoard
 
 BOARDS = {"x86_64 board": "board_x86", "aarch64 board": "board_aarch64"}
 _LONG = [pytest.mark.board, pytest.mark.ci]

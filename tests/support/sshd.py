@@ -23,10 +23,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from hil.core.boards import Connection
-from hil.testing.virtual_board.packages import Apt, unpack
-from hil.testing.virtual_board.places import cache_folder, made
+from hil.core.board_config import Connection
 from support.waiting import eventually
+from tools.virtual_board.packages import Apt, unpack
+from tools.virtual_board.places import cache_folder, made
 
 LOOPBACK = "127.0.0.1"
 IS_ROOT = os.geteuid() == 0

@@ -168,6 +168,9 @@ class Submission:
     project: str = ""
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
+    def __post_init__(self) -> None:
+        _set(self, "priority", Priority(self.priority))
+
 
 @dataclass(frozen=True)
 class JobResult(Document):

@@ -14,7 +14,7 @@ from hil.controller.models.random_inputs import limits_of, random_tensor
 from hil.controller.storage.paths import exists
 from hil.controller.storage.tensor_files import load_pb
 from hil.core.files import read_file
-from hil.core.npy import Fits, Npz
+from hil.core.npy import Fits, Npz, is_raw, load_npy, typed
 from hil.core.tensors import (
     SUB_BYTE_BITS,
     Array,
@@ -22,11 +22,8 @@ from hil.core.tensors import (
     dtype_name,
     dtype_of,
     from_bytes,
-    is_raw,
-    load_npy,
     nbytes_of,
     type_text,
-    typed,
     unpack,
 )
 from hil.errors import UsageError

@@ -17,7 +17,8 @@ from typing import Any
 
 from hil.controller.storage.begun import seal
 from hil.core.files import read_file, write_atomic
-from hil.core.tensors import Array, load_npy, save_npy
+from hil.core.npy import load_npy, save_npy
+from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
 

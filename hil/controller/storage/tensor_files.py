@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from hil.core.files import read_file
-from hil.core.npy import Npz
-from hil.core.tensors import Array, typed
+from hil.core.npy import Npz, typed
+from hil.core.tensors import Array
 from hil.errors import UsageError
 
 # An ONNX tensor's elements take at least two bits each.

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hil.core.files import read_text, within
-from hil.core.tensors import Array, dtype_name, load_npy, save_npy
+from hil.core.npy import load_npy, save_npy
+from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 
 INDEX = "index.json"

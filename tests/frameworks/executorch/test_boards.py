@@ -15,7 +15,7 @@ pytest.importorskip("executorch")
 
 from support.executorch_programs import Linear, export, save_bpte, save_pt2
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the exporter's own, there are many

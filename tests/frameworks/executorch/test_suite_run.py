@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from support.commands import with_tools
 from support.plugin_runs import Project
 
 pytest.importorskip("executorch")
@@ -99,8 +100,8 @@ def test_quantised_programs_are_judged_beside_both_models(hil, tmp_path):
 
 
 def test_the_tester_finds_nothing_in_these_that_hil_does_not(environment, tmp_path):
-    command = [sys.executable, "-m", "hil.testing.check_executorch", *FILTERS, "--json"]
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tools.check_executorch", *FILTERS, "--json"]
+    ended = subprocess.run(command, env=with_tools(environment), cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {one["id"]: one["kind"] for one in json.loads(ended.stdout)["cases"]}
     assert set(found) == set(SAMPLE)

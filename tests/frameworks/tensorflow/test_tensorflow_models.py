@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.testing.virtual_board import VirtualBoard
+from tools.virtual_board import VirtualBoard
 
 tf = pytest.importorskip("tensorflow")
 

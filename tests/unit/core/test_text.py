@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 import hil
+import tools
 from hil.controller.storage.console import Console
 from hil.controller.storage.texts import plain
 from hil.core.text import VisibleStream, visible
@@ -96,7 +97,8 @@ def around(tree: ast.AST) -> list[int]:
 def test_nothing_goes_around_the_one_place():
     """Text comes to a terminal by sys.stdout and sys.stderr, which commands wrap, and by hil's own Console."""
     root = Path(hil.__file__).parent
-    sources = [path for path in root.rglob("*.py") if path.name not in APART and "virtual_board" not in path.parts]
+    checks = Path(tools.__file__).parent.glob("*.py")
+    sources = [path for path in (*root.rglob("*.py"), *checks) if path.name not in APART]
     found = {path.name: lines for path in sources if (lines := around(ast.parse(path.read_text())))}
     assert not found
     assert around(ast.parse("import sys\ndef f():\n  sys.stdout.buffer.write(b'')")) == [3]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hil.errors import UsageError
-from hil.testing.virtual_board.plan import card
+from tools.virtual_board.plan import card
 
 _TOOLS = ("ip", "unshare", "nsenter", "mount", "ssh-keygen")
 _SBIN = ":/usr/sbin:/sbin"
@@ -27,6 +27,8 @@ _GREETING_S = 10.0
 # Only once its users are mapped can it mount anything, and only a program started after that has root's powers there.
 _BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
 _NEW = "--user --net --mount --pid --fork --kill-child".split()
+# The folder that holds this package: no installation of hil has it.
+_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def require() -> None:
@@ -68,6 +70,7 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=messages,
             stderr=messages,
+            env={**os.environ, "PYTHONPATH": _ROOT},
             # What the terminal interrupts is the caller, who then ends this.
             start_new_session=True,
         )

@@ -19,7 +19,7 @@ def run(line: Path, argv: Sequence[str], *, stdin: str = "", timeout: float) -> 
     """Run a command on the board, one at a time; while it boots, this waits for it.
 
     Args:
-        line: the line's socket, :attr:`hil.testing.virtual_board.system.Machine.serial`.
+        line: the line's socket, :attr:`tools.virtual_board.system.Machine.serial`.
         argv: the command, which no shell looks at.
         stdin: its input.
         timeout: seconds until it is killed.

@@ -13,13 +13,13 @@ from typing import Literal
 
 from hil.core.installation import module_command
 from hil.errors import BoardError, UsageError
-from hil.testing.virtual_board import host, packages
-from hil.testing.virtual_board import netem as network
-from hil.testing.virtual_board import system as machine
-from hil.testing.virtual_board.board import VirtualBoard
-from hil.testing.virtual_board.places import made
-from hil.testing.virtual_board.plan import Plan
-from hil.testing.virtual_board.rootfs import SSHD_CONFIG, emulator, root_filesystem
+from tools.virtual_board import host, packages
+from tools.virtual_board import netem as network
+from tools.virtual_board import system as machine
+from tools.virtual_board.board import VirtualBoard
+from tools.virtual_board.places import made
+from tools.virtual_board.plan import Plan
+from tools.virtual_board.rootfs import SSHD_CONFIG, emulator, root_filesystem
 
 Arch = Literal["x86_64", "aarch64"]
 
@@ -60,7 +60,7 @@ def start(
         network.parse(netem)
         made(folder)
         plan = _provide(Plan(name, arch, disk_mb, netem, system, memory_mb, lifeline), folder)
-        keeper = host.new_namespaces(folder, *module_command("hil.testing.virtual_board.keeper", str(folder)))
+        keeper = host.new_namespaces(folder, *module_command("tools.virtual_board.keeper", str(folder)))
         gateway, ip = host.plug_in(keeper.pid)
         replace(plan, ip=ip, gateway=gateway).write(folder)
         host_key = (folder / "host_key.pub").read_text()

@@ -27,7 +27,7 @@ from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.torch_cases import TorchTest, torch_tests
 from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
-from hil.testing import stock_executorch
+from tools import stock_executorch
 
 TIMEOUT_S = 900.0
 _SHOWN = 100

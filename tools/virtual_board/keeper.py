@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import HilError, UsageError
-from hil.testing.virtual_board import netem
-from hil.testing.virtual_board.bodies import Body, Live, Namespaces, WholeMachine
-from hil.testing.virtual_board.plan import Plan
+from tools.virtual_board import netem
+from tools.virtual_board.bodies import Body, Live, Namespaces, WholeMachine
+from tools.virtual_board.plan import Plan
 
 _PR_SET_PDEATHSIG = 1
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")

@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from hil.errors import EXIT_INTERRUPTED, BoardLost, HilError, UsageError
-from hil.testing.virtual_board.board import VirtualBoard
-from hil.testing.virtual_board.launch import start
-from hil.testing.virtual_board.packages import DEBIAN
-from hil.testing.virtual_board.places import made, state_folder
+from tools.virtual_board.board import VirtualBoard
+from tools.virtual_board.launch import start
+from tools.virtual_board.packages import DEBIAN
+from tools.virtual_board.places import made, state_folder
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 

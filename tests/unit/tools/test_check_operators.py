@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.testing.by_hand import described
-from hil.testing.check_operators import CRASHED, EQUAL, REFUSED, same
+from tools.by_hand import described
+from tools.check_operators import CRASHED, EQUAL, REFUSED, same
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from hil.testing.virtual_board.plan import Plan, card
+from tools.virtual_board.plan import Plan, card
 
 _BOOT = Path(__file__).with_name("boot.sh")
 _NEW = "--net --mount --uts --ipc --pid --fork --kill-child".split()
@@ -134,7 +134,7 @@ class WholeMachine:
     """
 
     def __init__(self, plan: Plan, root: Path, folder: Path) -> None:
-        from hil.testing.virtual_board import system
+        from tools.virtual_board import system
 
         self._image = system.prepare()
         self._machine = system.Machine(
@@ -149,7 +149,7 @@ class WholeMachine:
 
     def boot(self, bridge: str, cable: str) -> Live:
         """Start the emulator."""
-        from hil.testing.virtual_board import system
+        from tools.virtual_board import system
 
         for words in ("tuntap add dev port mode tap", f"link set port master {bridge}", f"link set port {cable}"):
             subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
@@ -168,7 +168,7 @@ class WholeMachine:
         self, live: Live, argv: Sequence[str], stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Over its serial line."""
-        from hil.testing.virtual_board.system_serial import run
+        from tools.virtual_board.system_serial import run
 
         return run(self._machine.serial, argv, stdin=stdin or "", timeout=timeout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.suite_runs import case
 
-from hil.testing.check_executorch import (
+from tools.check_executorch import (
     CRASHED,
     DIFFERENT,
     NOT_RUN,

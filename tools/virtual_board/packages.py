@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hil.errors import HilError, UsageError
-from hil.testing.virtual_board.places import made
+from tools.virtual_board.places import made
 
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 SOURCES_VARIABLE = "HIL_DEBIAN_SOURCES"

@@ -21,11 +21,11 @@ from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedErr
 from hil.controller.storage.tensor_folder import save_tensors
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.boards import load_board
+from hil.core.npy import load_npy
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import load_npy
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
-from hil.testing import by_hand
-from hil.testing.by_hand import Test, node_tests
+from tools import by_hand
+from tools.by_hand import Test, node_tests
 
 TIMEOUT_S = 900.0
 BOARD = "sim"
@@ -59,7 +59,7 @@ Result = Mapping[str, Any]
 
 
 def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
-    """What hil came to, in the words of :mod:`hil.testing.by_hand`, by case."""
+    """What hil came to, in the words of :mod:`tools.by_hand`, by case."""
     found: dict[str, tuple[CaseRecord, Result]] = {}
     for line in (run / "results.jsonl").read_text().splitlines():
         record = CaseRecord.of_json(json.loads(line))

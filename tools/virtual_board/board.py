@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import BoardError, BoardLost
-from hil.testing.virtual_board.host import end, link_name, says_ssh, unplug
-from hil.testing.virtual_board.plan import Plan
+from tools.virtual_board.host import end, link_name, says_ssh, unplug
+from tools.virtual_board.plan import Plan
 
 _READY_S = 60.0
 _ANSWER_S = 30.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.errors import UsageError
-from hil.testing.virtual_board.netem import Netem, Way, parse
+from tools.virtual_board.netem import Netem, Way, parse
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ A **board** is a set of namespaces with a real sshd in it; a **keeper** is the p
 the board what happens to boards. :func:`start` starts one; ``scripts/virtual-board`` is the command.
 """
 
-from hil.testing.virtual_board.board import VirtualBoard
-from hil.testing.virtual_board.launch import start
+from tools.virtual_board.board import VirtualBoard
+from tools.virtual_board.launch import start
 
 __all__ = ["VirtualBoard", "start"]

@@ -19,10 +19,10 @@ from ipaddress import ip_interface
 from pathlib import Path
 
 from hil.errors import StorageError, UsageError
-from hil.testing.virtual_board.packages import Apt, host_arch, unpack
-from hil.testing.virtual_board.places import made
-from hil.testing.virtual_board.rootfs import cached, scratch_for
-from hil.testing.virtual_board.system_initrd import in_load_order, initrd
+from tools.virtual_board.packages import Apt, host_arch, unpack
+from tools.virtual_board.places import made
+from tools.virtual_board.rootfs import cached, scratch_for
+from tools.virtual_board.system_initrd import in_load_order, initrd
 
 # Never "max": what it emulates on top (pointer authentication) makes the boot five times slower.
 _CPU = "cortex-a53"
@@ -93,7 +93,7 @@ class Machine:
 
     @property
     def serial(self) -> Path:
-        """The socket that is the host's end of its serial line: see :mod:`hil.testing.virtual_board.system_serial`."""
+        """The socket that is the host's end of its serial line: see :mod:`tools.virtual_board.system_serial`."""
         return self.folder / "serial"
 
 

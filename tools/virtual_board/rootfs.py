@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hil.errors import UsageError
-from hil.testing.virtual_board import packages
-from hil.testing.virtual_board.places import cache_folder, made
+from tools.virtual_board import packages
+from tools.virtual_board.places import cache_folder, made
 
 # Its qemu shows the emulated CPU in /proc/cpuinfo; that of the boards' own release shows this machine's.
 _EMULATOR_RELEASE = "trixie"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hil.errors import UsageError
-from hil.testing.virtual_board.rootfs import cached, root_filesystem
+from tools.virtual_board.rootfs import cached, root_filesystem
 
 
 @pytest.fixture(autouse=True)
