@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hil.controller.models.random_inputs import random_tensor
 from onnx import TensorProto, helper
 from support.bundle_files import bundle, case, program
 from support.models import save_model
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.controller.models.random_inputs import random_tensor
+from hil.controller.models.inputs import random_tensor
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
