@@ -18,13 +18,8 @@ from hil.controller.models.tensorflow.graphs import (
     restore,
     words,
 )
-from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower, spec_of
-from hil.controller.models.tensorflow.lowered import LoweredFunction
+from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import spec_of
-from hil.controller.models.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
-from hil.controller.models.tensorflow.tflite import convert
-from hil.controller.models.tensorflow.variables import assigned
-from hil.controller.models.tensorflow.words import words
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
 from hil.controller.storage.run_context import RunContext

@@ -360,7 +360,7 @@ def _numbered(folder: Path) -> list[Path]:
 _TIMEOUT_S = 600.0
 
 
-def quantum_atols(flow: Flow, path: Path, shop: Workshop, log: Path) -> dict[str, float]:
+def quantum_atols(flow: Flow, path: Path, shop: RunContext, log: Path) -> dict[str, float]:
     """What a flow's ``quanta`` come to for each of a model's outputs: see
     :func:`hil.controller.models.flows.quantum_atol`.
 

@@ -25,7 +25,6 @@ from hil.controller.backends.references import expected_result
 from hil.controller.devices.agentless.signature import signature_of
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, tool_tolerance
-from hil.controller.storage.magnitude import largest
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.methods import (

@@ -21,7 +21,6 @@ from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import version
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.core.digest import digest_of
 from hil.core.npy import parse_npy, save_npy, typed

@@ -34,9 +34,7 @@ from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, Isol
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.storage.tensor_folder import load_tensors, save_tensors
 from hil.controller.storage.texts import first_line, import_hint
-from hil.controller.storage.versions import needed_version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import installed
 from hil.core.digest import digest_of

@@ -9,8 +9,6 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_npz
-from hil.controller.storage.versions import version
-from hil.controller.workloads.suites.model_cases import SuiteModel
 from hil.controller.workloads.suites.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hil.controller.models.random_inputs import random_tensor
 from onnx import TensorProto, helper
 from support.bundle_files import bundle, case, program
 from support.models import save_model
