@@ -14,7 +14,7 @@ from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates,
 from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
 from hil.controller.backends.compilers.iree import recipe_of
-from hil.controller.backends.compilers.iree_takes import as_iree_takes
+from hil.controller.backends.compilers.iree import as_iree_takes
 from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
@@ -215,7 +215,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
-    from hil.controller.backends.compilers.iree_build import check_target, fail
+    from hil.controller.backends.compilers.iree_program import check_target, fail
 
     phases: list[list[Any]] = []
     with temporary_folder("hil-phases-") as scratch:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hil.controller.analysis.profile.estimate import dispatch_estimate
 from hil.controller.backends.compilers.iree import recipe_of
-from hil.controller.backends.compilers.iree_takes import as_iree_takes
+from hil.controller.backends.compilers.iree import as_iree_takes
 from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache
@@ -249,7 +249,7 @@ def build(
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
-    from hil.controller.backends.compilers.iree_build import fail, run_compiler
+    from hil.controller.backends.compilers.iree_program import fail, run_compiler
 
     with temporary_folder("hil-sites-") as scratch:
         folder = Path(scratch)

@@ -41,7 +41,7 @@ def compute(
 ) -> None:
     """Compile the model for the host and run it in an isolated process."""
     from hil.controller.backends.compilers.iree import compile_iree
-    from hil.controller.backends.compilers.iree_build import PARAMETERS
+    from hil.controller.backends.compilers.iree_program import PARAMETERS
 
     artifact = compile_iree(
         model,

@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.compiling import fake_compiler
 
-from hil.controller.backends.compilers import compile_model, iree_build
+from hil.controller.backends.compilers import compile_model
+from hil.controller.backends.compilers import iree_program as iree_build
 from hil.controller.backends.compilers.iree import host_cpu, recipe_of
 from hil.controller.backends.references import refer
 from hil.controller.models.importers import import_model
