@@ -16,7 +16,7 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.bundles.formats import Format
 from hil.core.artifacts import Artifact, Model
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 
 __all__ = [
     "Artifact",

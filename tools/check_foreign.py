@@ -34,8 +34,9 @@ from hil.controller.storage.run_context import Progress
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.run_job import run_job
 from hil.core.boards import load_board
+from hil.core.npy import save_npy
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import NUMPY_DTYPES, Array, dtype_name, save_npy, spec_of
+from hil.core.tensors import NUMPY_DTYPES, Array, dtype_name, spec_of
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
 from hil.formats.iree_command import give, tool_type
 from tools.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool

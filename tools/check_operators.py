@@ -21,8 +21,8 @@ from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedErr
 from hil.controller.storage.tensor_files import save_tensors
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.boards import load_board
+from hil.core.npy import load_npy
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import load_npy
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
 from tools import by_hand
 from tools.by_hand import Test, node_tests

@@ -25,7 +25,7 @@ from hil.compare.stats import summary
 from hil.compare.verdict import Verdict, compare
 from hil.core import tensors
 from hil.core.artifacts import Artifact
-from hil.core.placement import Placement, Told
+from hil.core.placement import Placement, RequestedDevice
 from hil.core.results import Outcome, RunResult, exit_code_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
@@ -169,9 +169,9 @@ class _Desk:
 
     def _result(self, worker: Worker, case: BundledCase) -> CaseResult:
         outputs, device_ns = self._run(worker, case)
-        told = Told.by(self._program, self._device)
-        self._placement = None if self._placement is None else told.mark(self._placement)
-        elsewhere = told.check(self._placement, no_fallback=self._no_fallback)
+        asked = RequestedDevice.of(self._program.runtime, self._program.flags, self._device)
+        self._placement = None if self._placement is None else asked.mark(self._placement)
+        elsewhere = asked.check(self._placement, no_fallback=self._no_fallback)
         names = list(case.expected_outputs)
         if len(outputs) == len(names) == len(self._gives):
             triples = zip(outputs, case.expected_outputs.values(), self._gives, strict=True)

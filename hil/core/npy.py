@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.core.files import open_file
+from hil.core.tensors import ML_DTYPES, Array, dtype_of
 from hil.errors import UsageError
 
 _MAGIC = b"\x93NUMPY"
@@ -70,6 +71,48 @@ class Header:
     def nbytes(self) -> int:
         """What the array takes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def save_npy(path: Path, array: Array) -> None:
+    """Write a tensor as .npy, never pickled: strings become numpy's fixed-width text, bfloat16 and float8 raw bytes."""
+    if array.dtype.kind == "O":
+        array = array.astype(np.str_)
+    elif array.dtype.name in ML_DTYPES:
+        # numpy would write names of its own for some of these (float8_e5m2 as "<f1") that it cannot read back.
+        array = array.view(np.dtype(f"V{array.dtype.itemsize}"))
+    np.save(path, array, allow_pickle=False)
+
+
+def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | None = None) -> Array:
+    """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
+
+    Args:
+        path: the file.
+        dtype: the tensor's, where it is known.
+        mmap: map the file instead of reading it.
+        fits: as :func:`read_npy` asks it.
+
+    Raises:
+        UsageError: the file is missing, no plain file, cut off, pickled, or no .npy file.
+    """
+    return typed(read_npy(path, mmap=mmap, fits=fits), dtype)
+
+
+def typed(array: Array, dtype: str) -> Array:
+    """A tensor as it was before numpy's format forgot its dtype: raw bytes become ``dtype``, fixed-width text strings.
+
+    Args:
+        array: what was read.
+        dtype: the tensor's, "" where it is not known.
+    """
+    if is_raw(array.dtype, dtype):
+        return array.view(dtype_of(dtype))
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def is_raw(found: np.dtype[Any], dtype: str) -> bool:
+    """Whether a file's dtype is the raw bytes that :func:`save_npy` writes for a dtype that numpy does not know."""
+    return found.kind == "V" and bool(dtype) and dtype_of(dtype).itemsize == found.itemsize
 
 
 def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt.NDArray[Any]:

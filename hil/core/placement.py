@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.core.artifacts import Artifact
 from hil.errors import RanElsewhere
 
 MOST_NAMES = 200
@@ -53,7 +52,7 @@ Placement = tuple[Part, ...]
 
 
 @dataclass(frozen=True)
-class Told:
+class RequestedDevice:
     """The device that a program was told to run on.
 
     Attributes:
@@ -67,17 +66,18 @@ class Told:
     is_backend: bool = False
 
     @classmethod
-    def by(cls, artifact: Artifact, device: str) -> Told:
+    def of(cls, runtime: str, flags: Sequence[str], device: str) -> RequestedDevice:
         """What the board's config and the compiler's flags say together.
 
         Args:
-            artifact: the program.
-            device: of its runtime, as the board's config names it; "" where that names none.
+            runtime: the program's.
+            flags: of the compiler that made it.
+            device: as the board's config names it; "" where that names none.
         """
-        if artifact.runtime != "executorch":
+        if runtime != "executorch":
             return cls(device, bool(device))
         # It has one device, the CPU: what is asked for is a backend.
-        named = [flag.removeprefix(BACKEND_FLAG) for flag in artifact.flags if flag.startswith(BACKEND_FLAG)]
+        named = [flag.removeprefix(BACKEND_FLAG) for flag in flags if flag.startswith(BACKEND_FLAG)]
         first, _, rest = named[-1].partition(",") if named else ("", "", "")
         return cls(BACKENDS.get(first, first), bool(first) and not rest, is_backend=bool(first))
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, pack, save_npy, to_bytes
+from hil.core.npy import save_npy
+from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, pack, to_bytes
 from hil.errors import LoadFailed, UsageError
 from hil.formats.iree_values import SCALAR_PREFIX, mlir_type
 

@@ -16,7 +16,8 @@ from hil.agent.__main__ import config_of, parser, serve
 from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
-from hil.core.boards import BoardConfig, load_board
+from hil.core.board_config import BoardConfig
+from hil.core.boards import load_board
 from hil.core.runtimes import RUNTIMES
 from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError

@@ -20,7 +20,7 @@ from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.ssh import shell
 from hil.controller.devices.ssh.shell import Shell, open_shell
 from hil.core.artifacts import Artifact
-from hil.core.boards import BoardConfig, Connection, RuntimeCommand
+from hil.core.board_config import BoardConfig, Connection, RuntimeCommand
 from hil.errors import BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
 from tools.virtual_board import VirtualBoard
 

@@ -21,7 +21,7 @@ from hil.controller.devices.client import AgentClient, Target
 from hil.controller.devices.deploy import AgentPlace, NoPython, NoWheels, ensure, wheels
 from hil.controller.devices.ssh.shell import Shell, open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
-from hil.core.boards import BoardConfig, Connection
+from hil.core.board_config import BoardConfig, Connection
 from hil.core.runtimes import RuntimeInfo, Wheel
 from hil.errors import BoardBusy, BoardError, BoardLost
 from tools.virtual_board import VirtualBoard

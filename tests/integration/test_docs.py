@@ -337,7 +337,7 @@ def test_the_table_of_tolerances_is_the_table_of_the_code():
 def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
     from dataclasses import fields
 
-    from hil.core.boards import Connection, Simulator
+    from hil.core.board_config import Connection, Simulator
     from hil.core.results import Outcome
     from hil.sim import faults
 

@@ -18,7 +18,8 @@ from hil.controller.devices.power import switch
 from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.farm.labgrid import Place, borrowed
 from hil.core import boards
-from hil.core.boards import BoardConfig, load_board
+from hil.core.board_config import BoardConfig
+from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardUnreachable, UsageError
 
 

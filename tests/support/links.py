@@ -14,7 +14,7 @@ from hil.agent.server import Agent, AgentConfig
 from hil.controller.devices.deploy import ensure_agent
 from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from support.agents import start_process, stop_process
 from tools.virtual_board import VirtualBoard
 

@@ -25,7 +25,7 @@ from hil.controller.devices import client, connection, guard, streams
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.core.artifacts import Artifact
-from hil.core.boards import BoardConfig, Connection
+from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
 from hil.core.tensors import TensorSpec
 from hil.protocol import wire

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from support.waiting import eventually
 from tools.virtual_board.packages import Apt, unpack
 from tools.virtual_board.places import cache_folder, made

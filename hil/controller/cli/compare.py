@@ -90,8 +90,8 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
 def _results(name: str, out: Path | None) -> dict[str, Any]:
     """Return case name -> its result, of a stored run or a .npy file; None for a case without outputs."""
     from hil.controller.storage.runs import RunStore
+    from hil.core.npy import load_npy
     from hil.core.results import RunResult
-    from hil.core.tensors import load_npy
     from hil.errors import UsageError
 
     if name.endswith(".npy"):

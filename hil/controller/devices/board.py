@@ -25,7 +25,7 @@ from hil.controller.storage.cache import Cache
 from hil.core import clock
 from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file
-from hil.core.placement import Placement, Told
+from hil.core.placement import Placement, RequestedDevice
 from hil.core.results import RunResult
 from hil.core.tensors import Array
 from hil.errors import (
@@ -447,8 +447,8 @@ class LoadedProgram:
         source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, how)))}"
         peak_bytes = invocation.peak_memory_bytes or None
         result = RunResult(source, outputs, invocation.iterations_ns, peak_bytes, provenance, cold)
-        told = Told.by(self._artifact, device)
-        return placed(result, self._placement, told, no_fallback=self._no_fallback), invocation
+        asked = RequestedDevice.of(name, self._artifact.flags, device)
+        return placed(result, self._placement, asked, no_fallback=self._no_fallback), invocation
 
     def _provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
         """On what a call was measured: what every board tells, with its clock or its command where it has one."""

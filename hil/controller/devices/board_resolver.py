@@ -10,7 +10,8 @@ from typing import Any
 
 from hil.controller.devices.links.factory import is_address
 from hil.controller.devices.links.provider import is_lent
-from hil.core.boards import BoardConfig, load_board
+from hil.core.board_config import BoardConfig
+from hil.core.boards import load_board
 from hil.core.runtimes import RUNTIMES, resolve
 from hil.errors import UsageError
 

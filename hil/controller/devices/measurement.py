@@ -12,7 +12,7 @@ import grpc
 
 from hil.controller.devices import answers
 from hil.core import clock
-from hil.core.placement import Placement, Told
+from hil.core.placement import Placement, RequestedDevice
 from hil.core.results import RunResult
 from hil.core.timeline import Sample
 from hil.errors import BoardError, HilError, ProtocolBroken, RanElsewhere
@@ -169,23 +169,23 @@ def provenance_of(
     }
 
 
-def placed(result: RunResult, placement: Placement | None, told: Told, *, no_fallback: bool) -> RunResult:
+def placed(result: RunResult, placement: Placement | None, asked: RequestedDevice, *, no_fallback: bool) -> RunResult:
     """The result with where the program ran in its provenance: ``placement``, and a note on what ran ``elsewhere``.
 
     Args:
         result: of :func:`provenance_of` has its provenance.
         placement: where the program ran; None where the board does not tell.
-        told: where it was told to run.
+        asked: where it was to run.
         no_fallback: whether any node elsewhere is an error.
 
     Raises:
         RanElsewhere: it ran elsewhere. The error has the result, without times: they are another device's.
     """
-    marked = None if placement is None else told.mark(placement)
+    marked = None if placement is None else asked.mark(placement)
     parts = None if marked is None else [part.to_json() for part in marked]
     provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
     try:
-        note = told.check(marked, no_fallback=no_fallback)
+        note = asked.check(marked, no_fallback=no_fallback)
     except RanElsewhere as error:
         error.result = replace(result, provenance=provenance, iterations_ns=())
         raise

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import TypeVar
 
-from hil.core.boards import ACTIONS, Command, Http, Power
+from hil.core.board_config import ACTIONS, Command, Http, Power
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
 T = TypeVar("T")

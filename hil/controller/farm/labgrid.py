@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.core.boards import BoardConfig, Command, Labgrid
+from hil.core.board_config import BoardConfig, Command, Labgrid
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
 
 Resource = Mapping[str, Any]

@@ -30,7 +30,8 @@ from hil.controller.farm.client import SILENT_S, FarmClient, FarmTunnel, heard, 
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.paths import FarmAddress, farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY
-from hil.core.boards import BoardConfig, parse_board
+from hil.core.board_config import BoardConfig
+from hil.core.boards import parse_board
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded
 from hil.protocol.v1 import farm_pb2 as pb
 

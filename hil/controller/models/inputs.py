@@ -16,7 +16,7 @@ from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.artifacts import Model
 from hil.core.digest import digest_of
 from hil.core.files import read_file
-from hil.core.npy import Fits, Npz
+from hil.core.npy import Fits, Npz, is_raw, load_npy, typed
 from hil.core.tensors import (
     SUB_BYTE_BITS,
     Array,
@@ -24,12 +24,9 @@ from hil.core.tensors import (
     dtype_name,
     dtype_of,
     from_bytes,
-    is_raw,
-    load_npy,
     nbytes_of,
     to_bytes,
     type_text,
-    typed,
     unpack,
 )
 from hil.errors import UsageError

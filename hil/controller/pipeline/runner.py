@@ -22,7 +22,7 @@ from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
 from hil.core import clock
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.results import Stage
 from hil.core.timeline import Span
 

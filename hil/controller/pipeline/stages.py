@@ -31,7 +31,7 @@ from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.storage.runs import storing
 from hil.core import clock
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.results import Outcome, RunResult, Stage
 from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as

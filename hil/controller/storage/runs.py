@@ -19,7 +19,8 @@ from typing import Any
 
 from hil.core.config_files import user_folder
 from hil.core.files import read_file, write_atomic
-from hil.core.tensors import Array, load_npy, save_npy
+from hil.core.npy import load_npy, save_npy
+from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from hil.core.files import read_file, read_text, within
-from hil.core.npy import Npz
-from hil.core.tensors import Array, dtype_name, load_npy, save_npy, typed
+from hil.core.npy import Npz, load_npy, save_npy, typed
+from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 
 # An ONNX tensor's elements take at least two bits each.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, firmware_bits, way_to
-from hil.core.boards import Power
+from hil.core.board_config import Power
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
 

@@ -36,7 +36,7 @@ from hil.controller.workloads.suites.sources import EXPECTED
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
 from hil.testing.pytest_plugin.boards import Desk, Turns

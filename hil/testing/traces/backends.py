@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hil.controller.devices.board_resolver import BoardChoice, choose
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.errors import UsageError, did_you_mean
 
 TF = "tf"

@@ -14,7 +14,8 @@ import numpy as np
 from hil.controller.models.tensorflow.graphs import Structure, leaves
 from hil.controller.storage.runs import storing
 from hil.core.files import read_text, within
-from hil.core.tensors import Array, dtype_name, load_npy, save_npy, type_text
+from hil.core.npy import load_npy, save_npy
+from hil.core.tensors import Array, dtype_name, type_text
 from hil.errors import UsageError
 
 _PLAIN = (bool, int, float, str)

@@ -106,7 +106,7 @@ def test_who_and_where_we_are(shell: Shell, sshd: Sshd) -> None:
 TERMINAL = """
 import sys
 from pathlib import Path
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from hil.controller.devices.ssh.shell import open_shell
 address, identity, known_hosts, *argv = sys.argv[1:]
 with open_shell(address, Connection(identity=identity, known_hosts=known_hosts), board="b", base=Path("/")) as shell:

@@ -20,7 +20,7 @@ from hil.controller.devices.ssh import shell as files
 from hil.controller.devices.ssh import tunnel
 from hil.controller.devices.ssh.shell import Shell, open_shell
 from hil.controller.devices.ssh.tunnel import NoRelay, TcpRelay
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from hil.errors import BoardError
 
 Say = Callable[[paramiko.Channel, bytes], None]

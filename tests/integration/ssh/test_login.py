@@ -94,7 +94,7 @@ def test_a_password_from_the_environment(sshd: Sshd, log_in: LogIn, monkeypatch:
 ASKED = """
 import sys
 from pathlib import Path
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from hil.controller.devices.ssh.shell import open_shell
 connection = Connection(known_hosts=sys.argv[2])
 for attempt in range(2):

@@ -27,7 +27,7 @@ AT_ONCE_S = 10
 ASKED = """
 import sys
 from pathlib import Path
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from hil.controller.devices.ssh.shell import open_shell
 from hil.errors import BoardRefused
 connection = Connection(identity=sys.argv[2], known_hosts=sys.argv[3])

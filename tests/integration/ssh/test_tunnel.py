@@ -151,7 +151,7 @@ HOLDER = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from hil.controller.devices.ssh.shell import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 connection = Connection(identity=sys.argv[2], known_hosts=sys.argv[3])

@@ -20,8 +20,9 @@ from hil.compare.stats import Stats, measure
 from hil.compare.tolerance import DEFAULT_TOLERANCES, check_tolerance, refuse_vacuous, scale_of, tolerance_for
 from hil.compare.values import CHUNK, common_kind
 from hil.compare.verdict import Verdict, compare, compare_output, judge, too_far
+from hil.core.npy import load_npy, save_npy
 from hil.core.results import Outcome, RunResult, Tolerance
-from hil.core.tensors import DTYPES, dtype_name, dtype_of, load_npy, save_npy
+from hil.core.tensors import DTYPES, dtype_name, dtype_of
 from hil.errors import UsageError, VacuousTolerance
 
 FLOATS = [name for name in DTYPES if "float" in name]

@@ -6,18 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hil.core.tensors import (
-    DTYPES,
-    TensorSpec,
-    dtype_name,
-    dtype_of,
-    from_bytes,
-    load_npy,
-    save_npy,
-    spec_of,
-    to_bytes,
-    type_text,
-)
+from hil.core.npy import load_npy, save_npy
+from hil.core.tensors import DTYPES, TensorSpec, dtype_name, dtype_of, from_bytes, spec_of, to_bytes, type_text
 from hil.errors import UsageError
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hil.controller.devices.board_resolver import choose
-from hil.core.boards import BoardConfig, load_board, read_board, trust_digest
+from hil.core.board_config import BoardConfig
+from hil.core.boards import load_board, read_board, trust_digest
 from hil.core.config_files import distrust, trust, trusted_folders
 from hil.errors import UsageError
 

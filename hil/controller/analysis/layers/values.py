@@ -22,7 +22,8 @@ from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import INDEX, save_tensors
 from hil.core.artifacts import Model
 from hil.core.digest import digest_of
-from hil.core.tensors import Array, TensorSpec, dtype_name, load_npy, save_npy, spec_of, to_bytes
+from hil.core.npy import load_npy, save_npy
+from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of, to_bytes
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 
 MODES = ("real", "random")

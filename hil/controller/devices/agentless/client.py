@@ -41,7 +41,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import version
 from hil.core.artifacts import Artifact
-from hil.core.boards import BoardConfig, RuntimeCommand, fill
+from hil.core.board_config import BoardConfig, RuntimeCommand, fill
 from hil.core.clock import Ping, now_ns
 from hil.core.digest import digest_file
 from hil.core.placement import Part

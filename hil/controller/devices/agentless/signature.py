@@ -16,7 +16,8 @@ import numpy as np
 
 from hil.controller.storage.isolated import Isolated, IsolatedError
 from hil.core.artifacts import Artifact
-from hil.core.boards import RuntimeCommand, fill
+from hil.core.board_config import RuntimeCommand, fill
+from hil.core.npy import load_npy
 from hil.core.tensors import (
     NUMPY_DTYPES,
     SUB_BYTE_BITS,
@@ -26,7 +27,6 @@ from hil.core.tensors import (
     dtype_name,
     dtype_of,
     from_bytes,
-    load_npy,
     settled,
     type_text,
     unpack,

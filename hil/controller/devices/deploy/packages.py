@@ -204,7 +204,7 @@ def read_index(folder: Path) -> list[Package]:
 # The rooms of the package that are the controller's alone.
 _CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "py.typed", "sim", "testing"}
 # What only the controller asks of the rooms that it shares with the agent.
-_OF_CONTROLLER = {"core/boards.py", "core/config_files.py"}
+_OF_CONTROLLER = {"core/board_config.py", "core/boards.py", "core/config_files.py"}
 
 
 def own_title() -> str:

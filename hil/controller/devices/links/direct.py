@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hil.controller.devices.client import Target
 from hil.controller.devices.links.link import Link, LinkKind
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.errors import BoardUnreachable, UsageError
 
 _PROBE_S = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.client import AgentClient, BoardClient, Target
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hil.controller.devices.links.link import Link, LinkKind, LinkRequest, Say
 from hil.controller.storage.packages import points
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.errors import UsageError
 
 _GROUP = "hil.board_providers"

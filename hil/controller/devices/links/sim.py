@@ -8,7 +8,7 @@ import subprocess
 
 from hil.controller.devices.client import Target
 from hil.controller.devices.links.link import Link, LinkKind, Say
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.installation import module_command
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import BoardUnreachable, UsageError

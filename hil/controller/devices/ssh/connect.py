@@ -25,7 +25,7 @@ from hil.controller.devices.ssh.address import Address, read_ssh_config, route, 
 from hil.controller.devices.ssh.host_keys import KnownHosts, name_of, user_files
 from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, AgentKey, FileKey, Login
 from hil.controller.devices.ssh.transport import Transport
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from hil.errors import BoardUnreachable, UsageError
 
 # paramiko tells of every lost connection with a traceback: neither a terminal nor a test's report (pytest shows what

@@ -27,7 +27,7 @@ from hil.controller.devices.guard import Guard
 from hil.controller.devices.ssh import connect, openssh
 from hil.controller.devices.ssh.address import Address, parse_address
 from hil.controller.devices.ssh.connect import Hop
-from hil.core.boards import Connection
+from hil.core.board_config import Connection
 from hil.core.files import replacing
 from hil.errors import BoardError, BoardLost, StorageError
 

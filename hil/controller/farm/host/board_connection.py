@@ -20,7 +20,7 @@ from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_text,
 from hil.controller.farm.labgrid import borrowed
 from hil.controller.farm.lease_session import describe_lease, machine_id
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 
 _HOLD_S = 3.0

@@ -19,7 +19,8 @@ from typing import Any
 import tomlkit
 
 from hil.controller.farm.paths import FarmAddress
-from hil.core.boards import BoardConfig, find_board, is_file, is_trusted_place, known_boards, load_board, read_board
+from hil.core.board_config import BoardConfig
+from hil.core.boards import find_board, is_file, is_trusted_place, known_boards, load_board, read_board
 from hil.errors import UsageError
 
 SIMULATOR = "sim"

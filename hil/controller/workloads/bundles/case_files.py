@@ -18,8 +18,8 @@ from hil.controller.storage.tensor_files import load_pb
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
 from hil.core.files import read_file, within
-from hil.core.npy import Npz
-from hil.core.tensors import Array, TensorSpec, load_npy, save_npy, typed
+from hil.core.npy import Npz, load_npy, save_npy, typed
+from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 
 _FILE = re.compile(r"(?P<kind>input|output)_(?P<number>\d+)\.(npy|pb)")

@@ -19,7 +19,7 @@ from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFai
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.artifacts import Artifact, Model
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout
 from hil.formats.xla_program import VALUES as TFCOMPILE_VALUES

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.links.provider import BoardLoan, is_lent, provider_of
 from hil.controller.workloads.suites.tasks import Task
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.errors import BoardBusy, BoardError, FarmUnreachable
 
 

@@ -23,9 +23,9 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.core.digest import digest_of
-from hil.core.npy import parse_npy
+from hil.core.npy import parse_npy, save_npy, typed
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, dtype_name, save_npy, typed
+from hil.core.tensors import Array, dtype_name
 
 MAKE_TIMEOUT_S = 600.0
 # Increase this when what is kept of the tests changes.

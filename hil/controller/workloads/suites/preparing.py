@@ -18,7 +18,7 @@ from hil.controller.workloads.suites.request import Settings, begin_case
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.errors import HilError
 
 # So many cases are read before the first is compiled: small programs are compiled many at a time. And so many cases'

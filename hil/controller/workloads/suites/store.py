@@ -18,7 +18,8 @@ from hil.controller.storage.runs import safe_name, seal, storing, write_file, wr
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.files import read_file
 from hil.core.installation import own_version
-from hil.core.tensors import Array, save_npy
+from hil.core.npy import save_npy
+from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import UsageError
 

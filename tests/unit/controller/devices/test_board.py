@@ -15,7 +15,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.devices.client import Target
 from hil.controller.devices.links.link import Link
-from hil.core.boards import BoardConfig
+from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import (
     BlobDamaged,

@@ -15,7 +15,8 @@ import pytest
 from support.waiting import eventually
 
 from hil.controller.devices.power import recover, switch
-from hil.core.boards import Command, Http, Power, parse_power
+from hil.core.board_config import Command, Http, Power
+from hil.core.boards import parse_power
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, UsageError
 
 

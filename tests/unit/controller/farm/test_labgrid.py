@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hil.controller.farm.labgrid import Place, borrowed
-from hil.core.boards import Labgrid, load_board
+from hil.core.board_config import Labgrid
+from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
 
 SERVICE = """Acquired resource 'NetworkService' (shelf/rpi5/NetworkService/NetworkService):

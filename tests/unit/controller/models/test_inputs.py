@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from hil.controller.models.inputs import make_inputs, parse_input, random_tensor
-from hil.core.tensors import DTYPES, TensorSpec, dtype_name, save_npy
+from hil.core.npy import save_npy
+from hil.core.tensors import DTYPES, TensorSpec, dtype_name
 from hil.errors import UsageError
 
 X = TensorSpec("x", "float32", (2, 3))

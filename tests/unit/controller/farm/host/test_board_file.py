@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hil.controller.farm.host.inventory import lease_text, public_text, sim_text
-from hil.core.boards import BoardConfig, Power, known_boards, load_board
+from hil.core.board_config import BoardConfig, Power
+from hil.core.boards import known_boards, load_board
 
 FULL = """
 [board]

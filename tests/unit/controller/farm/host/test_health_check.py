@@ -12,7 +12,8 @@ from hil.controller.farm.host.health_check import check, revive
 from hil.controller.farm.messages import Grant, JobSpec, Kind
 from hil.controller.storage.isolated import Isolated
 from hil.controller.workloads.board_checks import tiny_model
-from hil.core.boards import BoardConfig, Command, Power, load_board
+from hil.core.board_config import BoardConfig, Command, Power
+from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardUnreachable
 
 
