@@ -13,8 +13,8 @@ from typing import Any
 from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
-from hil.controller.backends.compilers.iree import recipe_of
 from hil.controller.backends.compilers.iree import as_iree_takes
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache

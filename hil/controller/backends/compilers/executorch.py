@@ -7,18 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers.none import take_as_it_is
-from hil.controller.models.compiling import compiling
+from hil.controller.models.compiling import CompileOrder, compiling, keeping_log, make_debug_folder
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import first_line
 from hil.core.artifacts import Artifact, Model
 from hil.core.placement import BACKEND_FLAG
 from hil.errors import CompileFailed, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAIN = "main.pte"
 LOG = "compile.log"
@@ -32,77 +34,45 @@ _TOLD = 8
 _VERSION = 3
 
 
-def compile_executorch(
-    model: Model,
-    *,
-    runtime: str,
-    flags: Sequence[str],
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    debug_ir: Path | None,
-    timeout: float | None,
-    log: Path,
-) -> Artifact:
+def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """Lower a PyTorch program (.pt2) to a .pte. The one flag is ``--backend=`` and one of :data:`BACKENDS`.
 
     The artifact's notes say how long lowering took, how large the program is, and which operators were delegated:
-    :func:`hil.controller.backends.compilers.executorch.build`; ``text`` says it to people.
+    :func:`build`; ``text`` says it to people.
 
     Arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
     """
     if model.format == "pte":
-        return take_as_it_is(
-            model,
-            runtime=runtime,
-            flags=flags,
-            cache=cache,
-            isolated=isolated,
-            recompute=recompute,
-            debug_ir=debug_ir,
-            timeout=timeout,
-            log=log,
-        )
-    if model.format != "pt2" or runtime != "executorch":
+        return take_as_it_is(model, **order)
+    if model.format != "pt2" or order["runtime"] != "executorch":
         raise UsageError(
             f"the executorch compiler makes programs for the runtime executorch of PyTorch's .pt2 files, not for "
-            f"{runtime} of {model.format}",
+            f"{order['runtime']} of {model.format}",
             hint="torch.export.save(torch.export.export(module, inputs), 'model.pt2')",
         )
-    backend = _backend(flags)
+    backend = _backend(order["flags"])
     versions = [needed_version(package, "executorch") for package in _PACKAGES]
     partitioner = backend.partition(",")[0]
     by = f"executorch {versions[0]} {partitioner}"
     key = Cache.key("executorch", model=model.digest, versions=versions, backend=partitioner, version=_VERSION)
-    if debug_ir is not None:
-        try:
-            debug_ir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"{debug_ir} cannot be made: {error.strerror}", hint="--debug-ir names a folder"
-            ) from error
+    debug_ir, log = order["debug_ir"], order["log"]
+    make_debug_folder(debug_ir)
 
     def make(folder: Path) -> None:
-        start = log.stat().st_size if log.exists() else 0
         arguments = {
             "model": str(model.path.absolute()),
             "backend": partitioner,
             "output": str(folder / MAIN),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
         }
-        with compiling(
-            "lowering", died="ExecuTorch's compiler died", failed=f"ExecuTorch cannot lower {model.path.name}"
-        ):
-            notes = isolated.call(build, arguments, timeout=timeout, log=log)
+        failed = f"ExecuTorch cannot lower {model.path.name}"
+        with keeping_log(log, folder / LOG), compiling("lowering", died="ExecuTorch's compiler died", failed=failed):
+            notes = order["isolated"].call(build, arguments, timeout=order["timeout"], log=log)
         (folder / NOTES).write_text(json.dumps(notes))
-        with log.open("rb") as file:
-            file.seek(start)
-            (folder / LOG).write_bytes(file.read())
 
     began = time.monotonic()
-    entry, cached = cache.get_or_make(
-        key, {"model": model.name, "compiler": by}, make, recompute or debug_ir is not None
-    )
+    meta = {"model": model.name, "compiler": by}
+    entry, cached = order["cache"].get_or_make(key, meta, make, order["recompute"] or debug_ir is not None)
     notes = json.loads((entry / NOTES).read_bytes())
     return Artifact(
         runtime="executorch",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hil.controller.backends.compilers.iree_program import compile_program
+from hil.controller.backends.compilers.iree_program import VIA, compile_program
 from hil.controller.backends.compilers.none import take_as_it_is
 from hil.controller.models.compiling import CompileOrder, Work, work_of
 from hil.controller.models.conversions import can_convert, convert
@@ -16,9 +16,6 @@ from hil.errors import CompileFailed, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-# The format that a model of another framework is converted to first; no flag of iree-compile.
-VIA = "--via="
 
 
 def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:

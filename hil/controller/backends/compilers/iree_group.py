@@ -18,8 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.backends.compilers.iree import FUNCTION, LOG, Recipe, declaration_of, recipe_of
-from hil.controller.backends.compilers.iree_program import MAIN, check_target, fail, run_compiler
+from hil.controller.backends.compilers.iree_program import (
+    FUNCTION,
+    LOG,
+    MAIN,
+    Recipe,
+    check_target,
+    declaration_of,
+    fail,
+    recipe_of,
+    run_compiler,
+)
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch

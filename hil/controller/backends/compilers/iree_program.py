@@ -6,10 +6,10 @@ import functools
 import json
 import mmap
 import platform
-import time
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -45,6 +45,8 @@ _SHOWN_ERRORS = 3
 MAIN = "main.vmfb"
 PARAMETERS = "params.irpa"
 LOG = "compile.log"
+# The format that a model of another framework is converted to first; no flag of iree-compile.
+VIA = "--via="
 # In the cache's note of a program: what it calls the model's function, where that is not the model's own name for it.
 FUNCTION = "function"
 # IREE narrows float64 to float32 unless told not to; a test of a model keeps the model's own dtypes.
@@ -135,6 +137,7 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
         UsageError: the compiler is not installed.
     """
     compiler_version = compiler_version_or_fail()
+    flags = [flag for flag in flags if not flag.startswith(VIA)]
     given = {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
     parts: dict[str, Any] = {

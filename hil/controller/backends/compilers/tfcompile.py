@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
 from hil.controller.backends.compilers.tfcompile_command import HEADER
@@ -24,6 +24,11 @@ from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 from hil.formats.xla_program import LIBRARY, VALUES, Argument, Signature, write_signature
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hil.controller.models.compiling import CompileOrder
 
 RUNTIME = "xla-aot"
 FORMATS = ("tf", "keras")
@@ -80,18 +85,7 @@ class Workplace:
         self.isolated.call(function, arguments, timeout=self.timeout, log=self.log)
 
 
-def compile_tfcompile(
-    model: Model,
-    *,
-    runtime: str,
-    flags: Sequence[str],
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    debug_ir: Path | None,
-    timeout: float | None,
-    log: Path,
-) -> Artifact:
+def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """Compile a SavedModel's or a Keras model's function to a shared library.
 
     Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), and ``--variables=outside``,
@@ -100,6 +94,7 @@ def compile_tfcompile(
 
     Other arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
     """
+    runtime, flags, log, debug_ir = order["runtime"], order["flags"], order["log"], order["debug_ir"]
     if model.format not in FORMATS or runtime != RUNTIME:
         raise UsageError(
             f"tfcompile makes programs for the runtime {RUNTIME} of TensorFlow's and Keras's models, not {runtime} "
@@ -109,7 +104,9 @@ def compile_tfcompile(
     by = compiler()
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
-    place = Workplace(cache, isolated, recompute or debug_ir is not None, timeout, log, {})
+    place = Workplace(
+        order["cache"], order["isolated"], order["recompute"] or debug_ir is not None, order["timeout"], log, {}
+    )
     graph = generate(model, place)
     program = compile_graph(model, graph, target, place)
     library = link(model, graph, program, target, place)
