@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.compiling import fake_compiler
 
 from hil.controller.backends.compilers import compile_model, iree_program
-from hil.controller.backends.compilers.iree import host_cpu, recipe_of
+from hil.controller.backends.compilers.iree_program import host_cpu, recipe_of
 from hil.controller.backends.references import refer
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
