@@ -201,7 +201,7 @@ class CaseRun:
         from hil.controller.analysis.profile.collect import write_profiles
 
         try:
-            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.bench.shop)
+            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.bench.context)
             for profile in profiles:
                 for note in profile["notes"]:
                     print(visible(f"hil: {profile['folder']}: {note}"))

@@ -98,7 +98,7 @@ class ModuleTraces:
         self.folder = options.artifacts_dir.absolute() / self._subject.name
         self._expectations = Expectations.load(expected)
         self._isolated = Isolated()
-        self._shop = RunContext(Cache(), self._isolated)
+        self._context = RunContext(Cache(), self._isolated)
         self._runners: dict[str, Runner] = {}
         self._traced: dict[str, str] = {}
 
@@ -151,7 +151,7 @@ class ModuleTraces:
     def _trace(self, function: TraceFunction, backend: Backend) -> Traced:
         runner = self._runners.get(backend.id)
         if runner is None:
-            runner = self._runners[backend.id] = self._subject.runner(backend, self._shop, self.folder)
+            runner = self._runners[backend.id] = self._subject.runner(backend, self._context, self.folder)
         traced = run_trace(function, runner, self._subject.name, lambda: self._subject.methods, backend.name)
         if self._is_shared(backend):
             runner.close()  # the next backend wants the same board

@@ -89,7 +89,7 @@ def _named(cases: Sequence[Case]) -> list[Case]:
 
 
 def _run(
-    job: Job, choice: BoardChoice, title: str, cases: Sequence[Case], shop: RunContext, screen: Progress
+    job: Job, choice: BoardChoice, title: str, cases: Sequence[Case], context: RunContext, screen: Progress
 ) -> dict[str, Any]:
     stored = RunStore(job.out).create(title, jsonable(asdict(job)))
     cases = [replace(case, folder=stored.case_folder(case.name)) for case in cases]
@@ -101,7 +101,7 @@ def _run(
     def opened(board: Board) -> None:
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
 
-    runner = Runner(shop, sink=ProgressSink(watch, recorder.keep, recorder.write))
+    runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
     # All cases of a method run in the worker that has it.
     pool = BoardPool(f"hil bundle run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=1)
     try:

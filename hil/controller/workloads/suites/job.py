@@ -69,7 +69,7 @@ def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated:
         BoardRefused, BoardUnreachable: no board was ever reached; nothing ran there.
         KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
     """
-    return _with_workers(request, lambda shop: _start(request, out, shop, screen), isolated)
+    return _with_workers(request, lambda context: _start(request, out, context, screen), isolated)
 
 
 def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
@@ -89,7 +89,7 @@ def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
             f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
             hint="it is another version's, or damaged: start a new run",
         ) from error
-    return _with_workers(request, lambda shop: _resume(run, request, shop, screen))
+    return _with_workers(request, lambda context: _resume(run, request, context, screen))
 
 
 def select(
@@ -107,12 +107,12 @@ def select(
     return found
 
 
-def suite_of(request: Request, flow: Flow, shop: RunContext) -> Suite:
+def suite_of(request: Request, flow: Flow, context: RunContext) -> Suite:
     """The suite that a request names."""
     return open_suite(
         request.source,
         flow,
-        shop,
+        context,
         layers=request.layers,
         group=request.group,
         layer_inputs=request.layer_inputs,
@@ -148,9 +148,9 @@ def _with_workers(
         return work(RunContext(Cache(), workers))
 
 
-def _start(request: Request, out: Path | None, shop: RunContext, screen: Progress) -> SuiteRun:
+def _start(request: Request, out: Path | None, context: RunContext, screen: Progress) -> SuiteRun:
     flow, choices = _checked(request)
-    suite = suite_of(request, flow, shop)
+    suite = suite_of(request, flow, context)
     expectations = Expectations.load(suite.expected)
     specs = select(suite, request, flow, expectations, choices)
     folder = out or default_folder(suite.name, flow.name)
@@ -174,7 +174,7 @@ def _start(request: Request, out: Path | None, shop: RunContext, screen: Progres
     run = SuiteRun.create(folder, head)
     try:
         with run.writing():
-            return _run(run, request, flow, choices, suite, specs, expectations, shop, screen)
+            return _run(run, request, flow, choices, suite, specs, expectations, context, screen)
     except (FarmError, BoardRefused, BoardUnreachable):
         # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
         if is_new and all(record.outcome in NEVER_IN for record in run.records()):
@@ -185,9 +185,9 @@ def _start(request: Request, out: Path | None, shop: RunContext, screen: Progres
         raise
 
 
-def _resume(run: SuiteRun, request: Request, shop: RunContext, screen: Progress) -> SuiteRun:
+def _resume(run: SuiteRun, request: Request, context: RunContext, screen: Progress) -> SuiteRun:
     flow, choices = _checked(request)
-    suite = suite_of(request, flow, shop)
+    suite = suite_of(request, flow, context)
     by_id = {spec.id: spec for spec in suite.cases}
     if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
         raise UsageError(
@@ -202,7 +202,7 @@ def _resume(run: SuiteRun, request: Request, shop: RunContext, screen: Progress)
             screen.note(f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same")
         run.head.update(interrupted=False, finished=None, exit_code=None)
         run.save()
-        return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), shop, screen)
+        return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), context, screen)
 
 
 def _checked(request: Request) -> tuple[Flow, list[BoardChoice]]:
@@ -236,7 +236,7 @@ def _run(
     suite: Suite,
     specs: Sequence[CaseSpec],
     expectations: Expectations,
-    shop: RunContext,
+    context: RunContext,
     screen: Progress,
 ) -> SuiteRun:
     if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
@@ -262,7 +262,7 @@ def _run(
     )
     try:
         if todo:
-            engine = Engine(plan, choices, suite_runner(shop), run, prepared)
+            engine = Engine(plan, choices, suite_runner(context), run, prepared)
             # Filled as boards are opened; those that an earlier part of the run had are kept.
             engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
             for task in engine.run(todo):
