@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from hil.controller.workloads.suites.record import CaseRecord
+    from hil.controller.workloads.suites.store import CaseRecord
 
 # Wider than any line of a table, if no terminal limits it.
 _UNLIMITED = 2000

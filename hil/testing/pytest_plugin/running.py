@@ -21,8 +21,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import begin_case
-from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Outcome, RunResult, Stage

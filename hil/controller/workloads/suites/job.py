@@ -22,12 +22,11 @@ from hil.controller.workloads.suites.engine import Engine, Plan
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import prepared, suite_runner
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseSpec, Suite
-from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
     EXIT_INTERRUPTED,

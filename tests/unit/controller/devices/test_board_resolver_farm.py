@@ -14,8 +14,7 @@ from hil.controller.devices.links.factory import is_address
 from hil.controller.devices.links.provider import is_lent
 from hil.controller.farm.selector import parse
 from hil.controller.storage.packages import pick
-from hil.controller.workloads.suites.board_slots import LentSeat, Seat, seats_of
-from hil.controller.workloads.suites.tasks import TaskQueue
+from hil.controller.workloads.suites.tasks import LentSeat, Seat, TaskQueue, seats_of
 from hil.core import boards
 from hil.core.boards import parse_board
 from hil.errors import UsageError
