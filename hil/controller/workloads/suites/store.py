@@ -1,4 +1,4 @@
-"""A suite run in its folder: ``suite.json``, ``results.jsonl`` with a line for each case that ended, ``cases/<id>/``."""
+"""A suite run in its folder: ``suite.json``, ``results.jsonl`` with a line for each ended case, ``cases/<id>/``."""
 
 from __future__ import annotations
 
