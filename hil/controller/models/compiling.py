@@ -57,7 +57,6 @@ def compiling(
     Args:
         what: is done, for the message of a time limit: "compiling gave no result within 60 s".
         died: how that of a crash begins.
-        failed: how that of any other error begins.
 
     Raises:
         StageTimeout, CompileCrashed, CompileFailed: ``detail`` is the compiler's own words.

@@ -71,11 +71,7 @@ class IsolatedTimeout(IsolatedError):
 
 
 class Isolated:
-    """A pool of warm worker processes. They are started when needed; calls from many threads run side by side.
-
-    Args:
-        workers: how many calls may run at once, more of them wait; None is one for each CPU, and two at least.
-    """
+    """A pool of warm worker processes. They are started when needed; calls from many threads run side by side."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers if workers is not None else max(2, os.cpu_count() or 1)
@@ -94,12 +90,8 @@ class Isolated:
 
         Args:
             function: of an importable module, or its name (see :func:`function_name`).
-            args: anything JSON can say.
             timeout: seconds, or None for no limit; waiting for a free worker does not count.
             log: what the function and its children print is appended here.
-
-        Returns:
-            What the function returned, which must be something that JSON can say.
 
         Raises:
             HilError: the function raised it; class, message, hint and detail are the function's own.

@@ -49,7 +49,6 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
     """Make a program of a model, or take the one made before.
 
     Args:
-        model: what was imported.
         compiler: ``iree``, ``none``, or the name of one that a package registered.
         order: ``runtime``, which will load the program; ``flags``, the compiler's own, those of the target included;
             ``debug_ir``, a folder for the compiler's intermediate forms (the cache is not asked then), or None; and

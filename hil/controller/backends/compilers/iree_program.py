@@ -62,8 +62,6 @@ class Recipe:
     Attributes:
         key: the program's, in the cache.
         flags: of iree-compile, hil's defaults included.
-        compiler: its name and version.
-        meta: what the cache notes of the program.
     """
 
     key: str
@@ -81,10 +79,7 @@ def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, w
     """Compile ONNX or MLIR to a .vmfb, with large weights beside it in an .irpa file.
 
     Args:
-        model: of the format ``onnx`` or ``mlir``.
-        flags: of iree-compile.
         debug_ir: a folder for what the compiler works on; the cache is not asked then.
-        work: how it is done.
 
     Raises:
         UsageError: the compiler is not installed, knows no such flag, or the folder cannot be made.
@@ -230,13 +225,8 @@ def build(
     """Write main.vmfb, and params.irpa for large weights, into a folder.
 
     Args:
-        model: the ONNX or MLIR file.
-        format: ``onnx`` or ``mlir``.
-        dims: sizes of symbolic dimensions (ONNX).
         declaration: the function's signature to store in the program (ONNX), or None.
-        flags: for iree-compile.
         parameters: an archive of large weights that came with the model (MLIR), or None.
-        folder: an empty one.
         debug_ir: where the imported module is written as text, or None.
         log: the file that standard error goes to.
 
@@ -278,9 +268,6 @@ def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, lo
 def check_target(said: str) -> None:
     """Refuse a target that iree-compile did not know: it warns, leaves that part out and compiles for another CPU.
 
-    Args:
-        said: what the compiler printed.
-
     Raises:
         CompileFailed: there was such a warning.
     """
@@ -301,7 +288,6 @@ def fail(code: int, said: str) -> None:
 
     Args:
         code: its exit code, not 0.
-        said: what it printed.
 
     Raises:
         StorageError: the disk is full.
@@ -354,10 +340,6 @@ def _errors(said: str) -> list[str]:
 
 def declare(source: Path, out: Path) -> Path:
     """Write a module with declarations as bytecode.
-
-    Args:
-        source: the module.
-        out: the file to write.
 
     Returns:
         ``out`` or, where there was nothing to declare, ``source``.

@@ -28,9 +28,7 @@ def convert(
 
     Args:
         path: the ONNX file, its external data beside it.
-        dims: sizes of symbolic dimensions.
         declaration: stored as the function's ``iree.abi.declaration``, which IREE itself leaves out for ONNX.
-        out: the bytecode.
         parameters: where large weights go, if the model has any; scope ``model``.
         text: also write the module as text here.
 
@@ -59,9 +57,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
     Args:
         module: an ``ir.Module``; unchanged where an error is raised.
         path: the ONNX file; its weights go into the module.
-        dims: sizes of symbolic dimensions.
         function: what to call it; unique in the module.
-        declaration: stored as the function's ``iree.abi.declaration``.
 
     Raises:
         CompileFailed: the model uses what IREE's importer does not know, or its weights are too large for a module.

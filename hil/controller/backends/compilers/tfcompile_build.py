@@ -108,10 +108,7 @@ def link(program: str, signature: str, objects: Sequence[str], target: str, libr
     Args:
         program: the folder that :func:`compile_graph` wrote.
         signature: what the library says of itself.
-        objects: of the runtime.
         target: as Zig calls it.
-        library: the file to write.
-        log: what the compiler prints.
 
     Raises:
         CompileFailed: the compiler or the linker refused it.

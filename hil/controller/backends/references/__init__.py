@@ -139,9 +139,6 @@ def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[W
     """What one reference makes of a model and its inputs, computed or from the cache.
 
     Args:
-        name: the reference's.
-        model: what was imported.
-        inputs: every input by name.
         work: how it is done; the cache keeps results by model, inputs and the reference's version.
 
     Raises:
@@ -198,10 +195,6 @@ def refer_each(
     names: Sequence[str], model: Model, inputs: Mapping[str, Array], **settings: Any
 ) -> tuple[list[RunResult], dict[str, StageError]]:
     """What each of several references makes of a model; one that fails hides no other's answer.
-
-    Args:
-        names: the references'.
-        model, inputs, settings: as for :func:`refer`.
 
     Returns:
         The answers, in order; and name -> error of the references that could not answer.
@@ -260,11 +253,8 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
     """Measure the noise of a reference's outputs.
 
     Args:
-        model: what the reference computed.
-        inputs: every input by name.
         result: what the reference made of them. Where no reference of hil's made it (it was given, as what is
             expected), the model's default one is asked in its place.
-        settings: as :func:`refer` takes them.
 
     Returns:
         Output name -> its noise. Empty where no input is a float that can be moved (nor, of an ONNX model, a weight),

@@ -44,7 +44,6 @@ class Importer:
     """How one format is read.
 
     Attributes:
-        suffixes: of its files, with the dot.
         recognises: whether a file that begins with these bytes is one, whatever its name.
         describe: a function (or ``module:function``), called in a process of its own with ``path`` (str), ``function``
             (str) and ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists
@@ -110,12 +109,8 @@ def import_model(
     """Read a model's entry point, inputs and outputs.
 
     Args:
-        path: the model's file, or the folder of a SavedModel.
-        function: its entry point; "" is the only one.
         dims: values for symbolic dimensions of its inputs.
         format: ``onnx``, ``mlir``, ``vmfb``, ...; None goes by the file's name and first bytes.
-        isolated: where it is parsed; None starts a process for it.
-        cache: where the finding is kept; None keeps nothing.
 
     Raises:
         UsageError: no such file, not a model's name, no such function or dimension.

@@ -373,7 +373,6 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
 
     Args:
         graph: a GraphProto with inferred shapes.
-        inputs: the names to look at.
     """
     look = _Look(graph)
     ranges: dict[str, tuple[float, float]] = {}

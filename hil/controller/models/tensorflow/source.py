@@ -30,8 +30,6 @@ class Source:
         structure: (positional, named) arguments; the leaves are ``tf.TensorSpec``, of fixed shape where ``--dim`` fixed
             it, or values that are passed as they are.
         inputs: the tensors among them: names, dtypes, shapes with symbols.
-        functions: the names of all functions there are.
-        model: what holds the variables.
     """
 
     name: str
@@ -122,7 +120,6 @@ def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
     Args:
         path: ``saved_model.pb`` of a SavedModel's folder, or a ``.keras`` file.
         function: its name; "" is ``serving_default`` of a SavedModel that has it, else the only one.
-        dims: sizes of symbolic dimensions.
 
     Raises:
         ImportFailed: it cannot be read, or its function takes what is no tensor.
@@ -318,7 +315,6 @@ def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, A
     """What a function returned, without None, each tensor with its name.
 
     Args:
-        returned: nested or not.
         names: what tensors are called that have no name of their own in the structure.
     """
     found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]
