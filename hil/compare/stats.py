@@ -156,7 +156,7 @@ def worst_of(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary(outputs: Iterable[Mapping[str, Any]]) -> str:
-    """Return the worst of several outputs in a few words: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``."""
+    """The worst of several outputs in a few words: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``."""
     found = worst_of(outputs)
     if found["mismatches"] is None:
         return "nothing could be measured"

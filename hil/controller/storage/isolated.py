@@ -18,14 +18,14 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.isolated_worker import SCRATCH
 from hil.core.installation import module_command
 from hil.core.scratch import new_folder, remove_tree
-from hil.errors import HilError, StageError
+from hil.errors import HilError, StageError, StageTimeout
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
@@ -68,6 +68,31 @@ class IsolatedCrash(IsolatedError):
 
 class IsolatedTimeout(IsolatedError):
     """The function outlived its time limit and was killed, with everything it had started."""
+
+
+@contextlib.contextmanager
+def naming_errors(
+    stage: str, what: str, *, crash: type[StageError], died: str, failure: type[StageError], failed: str
+) -> Iterator[None]:
+    """Turn the errors of a call into those of a stage.
+
+    Args:
+        stage: the stage, of a time limit's error.
+        what: is done, for the message of a time limit: "compiling gave no result within 60 s".
+        crash, died: the error of a crash, and how its message begins.
+        failure, failed: that of any other error, likewise.
+
+    Raises:
+        StageTimeout, StageError: ``detail`` is what the process itself said.
+    """
+    try:
+        yield
+    except IsolatedTimeout as error:
+        raise StageTimeout(f"{what} {error.message}", stage=stage, detail=error.detail) from error
+    except IsolatedCrash as error:
+        raise crash(f"{died}: {error.message}", detail=error.detail) from error
+    except IsolatedFailure as error:
+        raise failure(f"{failed}: {error.message}", detail=error.detail) from error
 
 
 class Isolated:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.models.compiling import CompileOrder
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import pick, registered
 from hil.core.artifacts import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
@@ -20,19 +16,7 @@ if TYPE_CHECKING:
 class Compiler(Protocol):
     """Makes a program of a model; the arguments and errors are those of :func:`compile_model`."""
 
-    def __call__(
-        self,
-        model: Model,
-        *,
-        runtime: str,
-        flags: Sequence[str],
-        cache: Cache,
-        isolated: Isolated,
-        recompute: bool,
-        debug_ir: Path | None,
-        timeout: float | None,
-        log: Path,
-    ) -> Artifact:
+    def __call__(self, model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         """Compile."""
 
 

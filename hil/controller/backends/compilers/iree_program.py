@@ -8,7 +8,6 @@ import mmap
 import platform
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import Work, compiling, keeping_log, make_debug_folder, native_compiler
+from hil.controller.models.compiling import Work, compiling, keeping_log, make_debug_folder, native_compiler, run_logged
 from hil.controller.models.importers.mlir import functions_in, parse
 from hil.controller.storage.cache import META, Cache, digests_in
 from hil.controller.storage.isolated import signal_name
@@ -257,12 +256,7 @@ def build(
 def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
     """Run iree-compile in a folder; its exit code (negative: a signal) and what it printed to the log."""
     command = [str(native_compiler()), str(source), "-o", str(out), *flags]
-    print("$", *command, flush=True)
-    start = log.stat().st_size
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
-    with log.open("rb") as file:
-        file.seek(start)
-        return code, file.read().decode(errors="replace")
+    return run_logged(command, log, folder)
 
 
 def check_target(said: str) -> None:

@@ -13,14 +13,7 @@ from typing import Any
 from hil.controller.models.importers import mlir, onnx, programs, pt2
 from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import (
-    Isolated,
-    IsolatedCrash,
-    IsolatedFailure,
-    IsolatedFunction,
-    IsolatedTimeout,
-    function_name,
-)
+from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_name, naming_errors
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.paths import is_file
 from hil.core.artifacts import Model
@@ -28,7 +21,7 @@ from hil.core.digest import digest_file, digest_of
 from hil.core.files import within
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, check_names
-from hil.errors import ImportFailed, LoadFailed, StageTimeout, UsageError
+from hil.errors import ImportFailed, LoadFailed, UsageError
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
@@ -225,13 +218,10 @@ def _describe(
             log = Path(stack.enter_context(temporary_folder("hil-import-"))) / "import.log"
             pool = isolated or stack.enter_context(Isolated(1))
             arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
-            try:
+            bad = f"cannot read {path.name}"
+            errors: dict[str, Any] = {"crash": ImportFailed, "died": bad, "failure": ImportFailed, "failed": bad}
+            with naming_errors("import", f"reading {path.name}", **errors):
                 said: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
-            except IsolatedTimeout as error:
-                text = f"reading {path.name} {error.message}"
-                raise StageTimeout(text, stage="import", detail=error.detail) from error
-            except (IsolatedCrash, IsolatedFailure) as error:
-                raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
             return said
 
     def keep(folder: Path) -> None:
