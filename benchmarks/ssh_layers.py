@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_resolver import choose
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hil.agent import descendants, ipc
 from hil.core.installation import module_command
+from hil.core.processes import signal_group, wait_or_kill
 from hil.core.runtimes import resolve
 from hil.errors import BoardError, HilError, LoadFailed
 
@@ -39,15 +40,6 @@ def adopt() -> None:
     fork servers."""
     global _adopts
     _adopts = descendants.adopt()
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait for one that has been told to end, but not for long."""
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _end_orphans(pid: int) -> None:
@@ -268,7 +260,7 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 channel.sock.shutdown(socket.SHUT_RDWR)
         if process is not None:
-            _wait(process)
+            wait_or_kill(process, _STOP_S)
 
     def _listen(self, channel: ipc.Channel, told: _Told, process: subprocess.Popen[bytes]) -> None:
         try:
@@ -295,9 +287,8 @@ class ForkServer:
             orphans, told.watching = told.watching, {}
             self._forked.notify_all()
         for pid in orphans:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-        _wait(process)
+            signal_group(pid)
+        wait_or_kill(process, _STOP_S)
         _end_orphans(process.pid)
         for on_exit in orphans.values():
             # Nobody else would ever tell: a worker that was kept ready would be taken for one that lives.

@@ -34,6 +34,7 @@ from hil.agent.ipc import Arena, aligned
 from hil.core import tensors
 from hil.core.clock import now_ns
 from hil.core.placement import Placement
+from hil.core.processes import signal_group
 from hil.core.runtimes import resolve
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import HilError, LoadFailed, RunFailed, UsageError
@@ -315,16 +316,15 @@ def _reap(control: ipc.Channel, workers: set[int], helpers: set[int]) -> None:
     for pid in workers & ended.keys():
         workers.discard(pid)
         # Where nobody tells of those that have left their parents: what is left of its group.
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+        signal_group(pid)
         control.send({"exited": pid, "status": os.waitstatus_to_exitcode(ended[pid])})
 
 
 def _kill(pid: int) -> None:
     # By its own number too: a worker that was forked just now has no group of its own yet.
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(OSError):
-            kill(pid, signal.SIGKILL)
+    signal_group(pid)
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], memory_limit: int) -> None:

@@ -18,6 +18,7 @@ from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
 from hil.agent.runtimes import is_light, lacking
 from hil.core import clock
+from hil.core.processes import exit_text, signal_group
 from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 
 _KEPT_LINES = 2000
@@ -185,9 +186,9 @@ class Worker:
         if self._exited.is_set():
             return  # its number may be another process's by now
         # By its own number too: one that was forked just now has no group of its own yet.
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(OSError):
-                kill(self.pid, signal.SIGKILL)
+        signal_group(self.pid)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the worker and give back what it held."""
@@ -223,15 +224,12 @@ class Worker:
         if code is None:
             how = "hung up without ending"
             self.kill()
-        elif code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            how = f"was killed by {name}"
-            if -code == signal.SIGKILL:
-                hint = "nobody here sent it: the system may have run out of memory"
-            elif -code == signal.SIGILL:
-                hint = "the program uses instructions this CPU lacks: check the compile target"
         else:
-            how = f"ended with exit code {code}"
+            how = exit_text(code)
+            if code == -signal.SIGKILL:
+                hint = "nobody here sent it: the system may have run out of memory"
+            elif code == -signal.SIGILL:
+                hint = "the program uses instructions this CPU lacks: check the compile target"
         return RunCrashed(f"the worker {how} during {stage}", stage=stage, hint=hint, detail=self._last_lines())
 
     def _last_lines(self) -> str:

@@ -15,6 +15,7 @@ from support.models import DIGITS
 import hil as library
 from hil import errors
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
 from hil.core.artifacts import Artifact
@@ -48,7 +49,7 @@ def artifact_of(program: Program) -> Artifact:
 @pytest.fixture
 def board(start_agent: Callable[..., str]):
     said: list[str] = []
-    with Board(choose(start_agent()), say=said.append) as connected:
+    with connect_board(choose(start_agent()), say=said.append) as connected:
         connected.take()
         connected.said = said
         yield connected

@@ -7,7 +7,8 @@ import pytest
 
 from hil import errors
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
 from hil.core.artifacts import Artifact
 from hil.core.boards import load_board
 from hil.core.digest import digest_file
@@ -23,7 +24,7 @@ def artifact(tmp_path):
 
 
 def board(*faults: str) -> Board:
-    return Board(BoardChoice(load_board("sim")), faults=faults)
+    return connect_board(BoardChoice(load_board("sim")), faults=faults)
 
 
 def test_an_upload_cut_at_60_percent_resumes_from_there(artifact):

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.controller.pipeline import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options

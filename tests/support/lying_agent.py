@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from hil import errors
 from hil.controller.devices import client, connection, guard, streams
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
 from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
@@ -371,7 +372,7 @@ def use(address: str, program: Artifact) -> list[str]:
     told: list[str] = []
     config = BoardConfig("liar", "liar", runtime="onnxruntime", connection=Connection(address=address))
     try:
-        board = Board(BoardChoice(config, address), runtime="onnxruntime", purpose="a test", wait_s=0.5)
+        board = connect_board(BoardChoice(config, address), runtime="onnxruntime", purpose="a test", wait_s=0.5)
     except errors.HilError as error:
         return [told_of(error)]
     with board:

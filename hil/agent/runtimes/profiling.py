@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hil.core.clock import CLOCK_FILE, now_ns
+from hil.core.processes import signal_name
 from hil.errors import RunFailed
 
 _LOOKS = 5
@@ -64,7 +64,7 @@ def run_command(argv: Sequence[str], folder: Path, wanted: Path) -> None:
     lines = said.read_text(errors="replace").splitlines()[-_DETAIL_LINES:]
     if done.returncode < 0:
         raise RunFailed(
-            f"the profiling command {name} was killed by {_signal(-done.returncode)}", detail="\n".join(lines)
+            f"the profiling command {name} was killed by {signal_name(-done.returncode)}", detail="\n".join(lines)
         )
     if done.returncode:
         raise RunFailed(
@@ -86,7 +86,3 @@ def executable(tool: Path, folder: Path, name: str) -> Path:
     shutil.copyfile(tool, copy)
     copy.chmod(0o700)
     return copy
-
-
-def _signal(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

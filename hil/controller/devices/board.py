@@ -13,14 +13,13 @@ import tenacity
 
 from hil.controller.devices.agentless.signature import Signature, check_inputs, fits
 from hil.controller.devices.answers import expected_bytes
-from hil.controller.devices.board_resolver import BoardChoice, with_target
-from hil.controller.devices.client import BoardClient, Loaded
+from hil.controller.devices.board_choice import BoardChoice, with_target
+from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
+from hil.controller.devices.client import AgentClient
 from hil.controller.devices.health import changed
 from hil.controller.devices.iree_tool import iree_tool
-from hil.controller.devices.links.factory import open_link
 from hil.controller.devices.links.link import Link, Say
 from hil.controller.devices.measurement import BoardClock, CounterWatch, placed, provenance_of
-from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.controller.storage.cache import Cache
 from hil.core import clock
 from hil.core.artifacts import Artifact
@@ -54,12 +53,11 @@ class Board:
 
     Args:
         choice: which board.
+        link: the open way to it; closed with it.
         runtime: the runtime that is going to be used, where an agent has to be put on the board; "" is the config's.
         purpose: told to others who wait for it.
-        faults: for a simulator: faults to switch on.
         wait_s: how long to wait while somebody else has it.
         say: told what goes on while waiting, and once what a board without an agent does not measure.
-        without_agent: why the board is to be served by command, through SSH; "" leaves it to its config.
 
     Attributes:
         name: how results and errors call it.
@@ -77,13 +75,12 @@ class Board:
     def __init__(
         self,
         choice: BoardChoice,
+        link: Link,
         *,
         runtime: str = "",
         purpose: str = "",
-        faults: tuple[str, ...] = (),
         wait_s: float = 60.0,
         say: Say = lambda text: None,
-        without_agent: str = "",
     ) -> None:
         self.closed = False
         self._purpose = purpose
@@ -93,16 +90,7 @@ class Board:
         self._clock = BoardClock()
         self._there: set[str] = set()
         self._profiler: tuple[Path, str] | None = None
-        self._link: Link = open_link(
-            choice.address,
-            choice.config,
-            faults=faults,
-            runtime=runtime,
-            purpose=purpose,
-            wait_s=wait_s,
-            say=say,
-            without_agent=without_agent,
-        )
+        self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
         self._client = self._connected()
@@ -130,7 +118,9 @@ class Board:
             )
 
     def _connected(self) -> BoardClient:
-        return self._link.client(self.name)
+        if self._link.connect is not None:
+            return self._link.connect(self.name)
+        return AgentClient(self._link.target, self.name, over=self._link.over)
 
     def _describe(self) -> dict[str, Any]:
         found = self._client.info()

@@ -5,14 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.health import changed
+from hil.controller.devices.links.factory import open_link
 from hil.controller.devices.links.link import Say
 from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
 _RECONNECT_S = 20.0
+
+
+def connect_board(
+    choice: BoardChoice,
+    *,
+    runtime: str = "",
+    purpose: str = "",
+    faults: tuple[str, ...] = (),
+    wait_s: float = 60.0,
+    say: Say = lambda text: None,
+    without_agent: str = "",
+) -> Board:
+    """Connect to a board, once; arguments and errors are those of :func:`open_board`.
+
+    Args:
+        without_agent: why the board is to be served by command, through SSH; "" leaves it to its config.
+    """
+    link = open_link(
+        choice.address,
+        choice.config,
+        faults=faults,
+        runtime=runtime,
+        purpose=purpose,
+        wait_s=wait_s,
+        say=say,
+        without_agent=without_agent,
+    )
+    return Board(choice, link, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say)
 
 
 def open_board(
@@ -40,8 +69,8 @@ def open_board(
         BoardError: the board refuses us, or can run nothing.
     """
 
-    def connect(without_agent: str = "") -> Board:
-        return Board(
+    def once(without_agent: str = "") -> Board:
+        return connect_board(
             choice,
             runtime=runtime,
             purpose=purpose,
@@ -52,10 +81,10 @@ def open_board(
         )
 
     def connect_anyhow() -> Board:
-        from hil.controller.devices.deploy.errors import COMMAND_HINT, NoAgentHere
+        from hil.controller.devices.deploy.platform import COMMAND_HINT, NoAgentHere
 
         try:
-            return connect()
+            return once()
         except BoardError as error:
             wanted = runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
@@ -65,7 +94,7 @@ def open_board(
             if not (served and isinstance(error, NoAgentHere)):
                 raise
             say(f"{error.message}: going on without an agent")
-            return connect(error.message)
+            return once(error.message)
 
     return recover(connect_anyhow, choice.config.power, board=choice.name, say=say)
 

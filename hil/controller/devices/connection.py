@@ -10,8 +10,6 @@ import queue
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +17,7 @@ import tenacity
 
 from hil import errors
 from hil.controller.devices import answers
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.guard import Guard
 from hil.controller.devices.streams import SILENCE_S, Hold, InvokeStream
 from hil.core import clock
@@ -32,26 +31,6 @@ _CONNECT_S = 10.0
 _ANSWER_S = 60.0
 _WHOLE_S = 10.0
 _LOOK_S = 5.0
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where an agent is reached.
-
-    Attributes:
-        address: ``unix:PATH`` or ``HOST:PORT``.
-        token: presented to the agent, "" for none.
-        ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
-        faults: whether it is a simulator that was started here with faults. One that no program could meet is the
-            user's bad usage, and only the agent sees it; no other agent may say so.
-    """
-
-    address: str
-    token: str = ""
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    faults: bool = False
 
 
 class AgentConnection:

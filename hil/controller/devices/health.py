@@ -6,9 +6,10 @@ import socket
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.core.board_config import Connection
 from hil.errors import BoardError, UsageError
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ class Check:
 _CONNECT_S = 10.0
 
 
-def way_to(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | None]:
+def check_login(where: str, connection: Connection, *, board: str, base: Path) -> Generator[Check, None, Shell | None]:
     """Check name, port, host key and login.
 
     Args:
         where: the address.
-        choice: the board.
+        connection, board, base: as :func:`hil.controller.devices.ssh.connect.open_shell` takes them.
 
     Returns:
         A shell there, or None after a check that failed.
@@ -53,8 +54,8 @@ def way_to(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | No
         UsageError: the address, or a file for SSH, is wrong.
     """
     from hil.controller.devices.ssh.address import parse_address, read_ssh_config, settings_for
+    from hil.controller.devices.ssh.connect import open_shell
     from hil.controller.devices.ssh.host_keys import HostKeyRefused
-    from hil.controller.devices.ssh.shell import open_shell
 
     address = parse_address(where)
     config = read_ssh_config()
@@ -69,7 +70,7 @@ def way_to(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | No
         if not reached:
             return None
     try:
-        shell: Shell = open_shell(where, choice.config.connection, board=choice.name, base=choice.config.path.parent)
+        shell: Shell = open_shell(where, connection, board=board, base=base)
     except HostKeyRefused as error:
         yield Check("host key", FAIL, error.message, error.hint)
         return None

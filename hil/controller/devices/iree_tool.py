@@ -84,7 +84,7 @@ def _own(tool: str, wanted: str, arch: str) -> Path | None:
 
 
 def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:
-    from hil.controller.devices.deploy.wheels import Interpreter, pip_options
+    from hil.controller.devices.deploy.platform import Interpreter, pip_options
 
     # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
     python = Interpreter("", sys.version_info[:2], arch, libc)

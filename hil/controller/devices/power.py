@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
-import os
 import shlex
-import signal
 import subprocess
 import time
 import urllib.error
@@ -17,6 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hil.core.board_config import ACTIONS, Command, Http, Power
+from hil.core.processes import signal_group
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
 T = TypeVar("T")
@@ -155,8 +154,7 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
     try:
         said = process.communicate(timeout=timeout)[0]
     except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal_group(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):  # what it left behind elsewhere may hold its output open
             process.communicate(timeout=1)
         if isinstance(error, subprocess.TimeoutExpired):

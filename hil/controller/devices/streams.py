@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -15,81 +14,14 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
+from hil.controller.devices.board_client import Invocation
 from hil.controller.devices.guard import Guard
 from hil.core import clock
 from hil.core.ordered_executor import StreamHasher
 from hil.core.placement import Part, Placement
 from hil.core.tensors import Array
-from hil.core.timeline import Span
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
-
-
-@dataclass(frozen=True)
-class ProfilePass:
-    """What a profiling pass brought. Its outputs are nobody's: the run that is compared is another one.
-
-    Attributes:
-        files: name -> content, as the runtime wrote it: ``profile.ireeprof`` of IREE, ``onnxruntime.json`` of ONNX
-            Runtime.
-        clock_pairs: (time in the files, board clock) of moments before and after the runs, in nanoseconds. Time in the
-            files is, of IREE, CLOCK_MONOTONIC; of ONNX Runtime its ``ts``, counted from where they begin. Empty where
-            the board could not tell: then nothing is known of when on any other clock it was.
-        host: from sending to the last byte received, host clock.
-        board: from the last input byte to the files being ready, board clock; None where the board has no agent to
-            tell.
-        warmup: so many of the first runs in the files are warm-up.
-        iterations: so many runs follow them.
-    """
-
-    files: Mapping[str, memoryview]
-    clock_pairs: tuple[tuple[int, int], ...]
-    host: Span
-    board: Span | None
-    warmup: int
-    iterations: int
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """One call's answer. Stamps are of the board's clock, seconds of the host's.
-
-    Attributes:
-        outputs: name -> tensor.
-        iterations_ns: start and end of each.
-        warmup_ns: how long the warm-up took.
-        host_ns: from sending to the last byte received, host clock.
-        board_ns: from the last input byte to the outputs being ready to send; None where the board tells no times.
-        peak_memory_bytes: the worker's.
-        cpu_ns: what the worker's threads together computed during the iterations, 0 where nothing is known of that.
-        send_s: until the answer began.
-        fetch_s: for the outputs.
-        state: what Describe says of what changes, where it was asked for.
-        placement: where the program ran; None where the board does not tell, or has told before.
-        notes: what the board could not do, or did otherwise, a sentence each.
-        command: of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why``
-            there is no agent, and what is ``not_measured``; None of one with an agent.
-    """
-
-    outputs: dict[str, Array]
-    iterations_ns: tuple[tuple[int, int], ...]
-    warmup_ns: int
-    host_ns: tuple[int, int]
-    board_ns: tuple[int, int] | None
-    peak_memory_bytes: int
-    cpu_ns: int
-    send_s: float
-    fetch_s: float
-    state: dict[str, Any] = field(default_factory=dict)
-    placement: Placement | None = None
-    notes: tuple[str, ...] = ()
-    command: dict[str, Any] | None = None
-
-    @property
-    def busy_ns(self) -> int:
-        """The board's own part, 0 where it tells no times: the wall time less that is what moving the tensors cost."""
-        return self.board_ns[1] - self.board_ns[0] if self.board_ns else 0
-
 
 # An agent answers every keep-alive, and tells each second that somebody waits: after so long it is gone, or hangs.
 SILENCE_S = 15.0

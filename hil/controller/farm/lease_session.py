@@ -24,7 +24,7 @@ import grpc
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from hil.controller.devices.client import Target
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link, Say
 from hil.controller.farm.client import SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission

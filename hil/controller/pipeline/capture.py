@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.streams import Invocation, ProfilePass
+from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.core.clock import ClockFit, now_ns
 from hil.core.tensors import Array
 from hil.core.timeline import Call, Sample, Span

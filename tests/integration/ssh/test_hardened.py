@@ -12,7 +12,8 @@ from support.agents import Program
 from support.sshd import LOOPBACK, Sshd, running_sshd, started_with
 from support.waiting import eventually
 
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import NoWay, TcpRelay, Tunnel, open_any_tunnel
 from hil.core.digest import digest_file

@@ -15,7 +15,7 @@ from hil.controller.analysis.profile.rows import write_csv
 from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
-from hil.controller.devices.streams import ProfilePass
+from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
 from hil.controller.pipeline.case import Case, Workshop

@@ -8,7 +8,6 @@ import itertools
 import mmap
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from hil.controller.analysis.profile.viewer import ONLINE, perfetto_files
 from hil.controller.storage.texts import plain
+from hil.core.processes import signal_group
 from hil.errors import UsageError
 
 TIMEOUT_S = 120.0
@@ -147,7 +147,7 @@ class TraceProcessor:
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
         self._timed_out = True
-        _kill(process)
+        signal_group(process.pid)
 
     def _ask(self, **request: Any) -> list[Any]:
         """Send a TraceProcessorRpc and return its answers, of which a query has several."""
@@ -209,18 +209,13 @@ def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    _kill(process)
+    signal_group(process.pid)
     process.wait()
     for pipe in (process.stdin, process.stdout):
         # There is no reader for the rest.
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cells(batch: Any) -> Iterable[Value]:

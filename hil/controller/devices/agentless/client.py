@@ -34,9 +34,8 @@ from hil.controller.devices.agentless.signature import (
 )
 from hil.controller.devices.agentless.store import Item, RunFolder, Store, find_program
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
-from hil.controller.devices.client import Loaded
+from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass
 from hil.controller.devices.iree_tool import PACKAGE, iree_tool
-from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import version
@@ -109,7 +108,7 @@ class _Program:
 
 
 class CommandClient:
-    """Carries out the calls of :class:`hil.controller.devices.client.BoardClient` over a shell. It does not close that.
+    """Carry out the calls of :class:`BoardClient` over a shell, which stays open.
 
     Args:
         shell: commands on the board.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from hil.controller.storage.isolated import signal_name
 from hil.core.cpuinfo import cpu_info
+from hil.core.processes import signal_name
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 
 _MARK = "hil-command"

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.deploy.errors import COMMAND_HINT, STAGE, NoAgentHere, NoPython, NoWheels, at_home
 from hil.controller.devices.deploy.packages import (
     FORMAT,
     File,
@@ -31,8 +30,17 @@ from hil.controller.devices.deploy.packages import (
     package_id,
     write_package,
 )
+from hil.controller.devices.deploy.platform import (
+    COMMAND_HINT,
+    STAGE,
+    Interpreter,
+    NoAgentHere,
+    NoPython,
+    NoWheels,
+    at_home,
+)
 from hil.controller.devices.deploy.probe import Seen, ask
-from hil.controller.devices.deploy.wheels import Group, Interpreter, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
 from hil.core.scratch import temporary_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.client import BoardClient, Target
+from hil.controller.devices.board_client import BoardClient, Target
 from hil.controller.devices.links.link import Link, LinkKind, LinkRequest
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.errors import BoardError, UsageError
@@ -23,7 +23,7 @@ class _AgentlessLink:
         self.link = Link(Target(""), self._close, renew=self._renew, shell=self._shell, connect=self._client)
 
     def _opened(self) -> Shell:
-        from hil.controller.devices.ssh.shell import open_shell
+        from hil.controller.devices.ssh.connect import open_shell
 
         request, config = self._request, self._request.config
         return open_shell(request.address, config.connection, board=request.board, base=config.path.parent)

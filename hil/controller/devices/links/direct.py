@@ -8,7 +8,7 @@ import re
 import socket
 from pathlib import Path
 
-from hil.controller.devices.client import Target
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link, LinkKind
 from hil.core.board_config import BoardConfig
 from hil.errors import BoardUnreachable, UsageError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.client import AgentClient, BoardClient, Target
+from hil.controller.devices.board_client import BoardClient, Target
 from hil.core.board_config import BoardConfig
 
 if TYPE_CHECKING:
@@ -42,16 +42,6 @@ class Link:
     config: BoardConfig | None = None
     over: Callable[[], str] = field(default=lambda: "")
     connect: Callable[[str], BoardClient] | None = None
-
-    def client(self, board: str) -> BoardClient:
-        """A client of the board at the far end; nothing is sent yet.
-
-        Args:
-            board: how errors call it.
-        """
-        if self.connect is not None:
-            return self.connect(board)
-        return AgentClient(self.target, board, over=self.over)
 
 
 @dataclass(frozen=True)

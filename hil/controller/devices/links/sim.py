@@ -6,14 +6,15 @@ import json
 import select
 import subprocess
 
-from hil.controller.devices.client import Target
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link, LinkKind, Say
 from hil.core.board_config import BoardConfig
 from hil.core.installation import module_command
+from hil.core.processes import wait_or_kill
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import BoardUnreachable, UsageError
 
-_START_S = 30.0
+_START_S, _END_S = 30.0, 10.0
 
 
 def start(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda text: None) -> Link:
@@ -42,11 +43,7 @@ def start(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda t
         for stream in (process.stdin, process.stdout):
             if stream:
                 stream.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, _END_S)
         log.close()
         remove_tree(folder)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import tenacity
 
-from hil.controller.devices.client import Target
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link, LinkKind, LinkRequest
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.errors import BoardLost
 
 if TYPE_CHECKING:
-    from hil.controller.devices.deploy import AgentPlace
+    from hil.controller.devices.deploy.ensure import AgentPlace
     from hil.controller.devices.ssh.shell import Shell
     from hil.controller.devices.ssh.tunnel import Tunnel
 
@@ -36,9 +36,10 @@ class _SshLink:
         reraise=True,
     )
     def _open(self) -> None:
-        from hil.controller.devices.deploy import ensure_agent
-        from hil.controller.devices.ssh.login import FileKey, exposure
-        from hil.controller.devices.ssh.shell import open_shell
+        from hil.controller.devices.deploy.ensure import ensure_agent
+        from hil.controller.devices.ssh.connect import open_shell
+        from hil.controller.devices.ssh.login import exposure
+        from hil.controller.devices.ssh.transport import FileKey
 
         request = self._request
         config, settings, say = request.config, request.config.connection, request.say
@@ -59,8 +60,7 @@ class _SshLink:
         self.link.build = place.build
 
     def _tunnel_to(self, place: AgentPlace) -> Tunnel:
-        from hil.controller.devices.deploy import NoAgentHere
-        from hil.controller.devices.deploy.errors import COMMAND_HINT
+        from hil.controller.devices.deploy.platform import COMMAND_HINT, NoAgentHere
         from hil.controller.devices.ssh.tunnel import NoWay, open_any_tunnel
 
         try:

@@ -19,13 +19,15 @@ from pathlib import Path
 import fabric  # type: ignore[import-untyped]
 import paramiko
 import tenacity
-from paramiko.auth_strategy import AuthFailure, AuthSource
+from paramiko.auth_strategy import AuthFailure
 
-from hil.controller.devices.ssh.address import Address, read_ssh_config, route, settings_for
+from hil.controller.devices.ssh.address import Address, parse_address, read_ssh_config, route, settings_for
 from hil.controller.devices.ssh.host_keys import KnownHosts, name_of, user_files
-from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, AgentKey, FileKey, Login
-from hil.controller.devices.ssh.transport import Transport
+from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, Login
+from hil.controller.devices.ssh.shell import Shell
+from hil.controller.devices.ssh.transport import END_S, AgentKey, FileKey, Hop, Transport, close_hops
 from hil.core.board_config import Connection
+from hil.core.processes import wait_or_kill
 from hil.errors import BoardUnreachable, UsageError
 
 # paramiko tells of every lost connection with a traceback: neither a terminal nor a test's report (pytest shows what
@@ -36,7 +38,6 @@ logging.getLogger("paramiko").propagate = False
 _TRIES = 3
 # paramiko's words for a server, or for one behind a jump, that said nothing until the time was over.
 _SILENT = ("No existing session", "Timeout opening channel")
-_END_S = 2.0
 # What a shell says of a program that is not there, and of one that it cannot run.
 _NOT_FOUND, _NOT_RUN = 127, 126
 
@@ -47,38 +48,6 @@ class NoSuchHost(BoardUnreachable):
 
 class ProxyFailed(BoardUnreachable):
     """The ssh config's ProxyCommand did not lead to the board."""
-
-
-@dataclass(frozen=True)
-class Hop:
-    """A machine that we are logged in to: the board, or one on the way to it.
-
-    Attributes:
-        connection: fabric's, open.
-        source: what let us in.
-        host_key: what the machine showed.
-        proxy_command: the command that leads there in place of a TCP connection, or "".
-        proxy: that command, running.
-    """
-
-    connection: fabric.Connection
-    source: AuthSource
-    host_key: paramiko.PKey
-    proxy_command: str = ""
-    proxy: subprocess.Popen[bytes] | None = None
-
-    @property
-    def transport(self) -> Transport:
-        """The open transport."""
-        transport = self.connection.transport
-        assert isinstance(transport, Transport)
-        return transport
-
-    def close(self) -> None:
-        """Log out."""
-        self.connection.client.close()
-        if self.proxy:
-            _end(self.proxy)
 
 
 def connect(address: Address, settings: Connection, *, board: str, base: Path, timeout: float) -> tuple[Hop, ...]:
@@ -104,9 +73,28 @@ def connect(address: Address, settings: Connection, *, board: str, base: Path, t
         for machine in route(config, address):
             hops.append(_Door(machine, wish, config, hops, is_board=machine is address).open())
     except BaseException:
-        close(hops)
+        close_hops(hops)
         raise
     return tuple(hops)
+
+
+def open_shell(address: str, connection: Connection, *, board: str, base: Path, timeout: float = 10.0) -> Shell:
+    """Log in to a board.
+
+    Args:
+        address: as a user writes it: ``USER@HOST[:PORT]``, ``ssh:HOST``.
+        connection: the board config's: which key, which pinned host keys.
+        board: how errors call the board.
+        base: the folder that relative paths in the config are relative to.
+        timeout: seconds for each of: connecting, the server's greeting, logging in.
+
+    Raises:
+        UsageError: the address, or a file of the config, is wrong.
+        HostKeyRefused: the host key is not the pinned one, or none is pinned.
+        BoardUnreachable: nobody answers, or we are not let in.
+    """
+    place = parse_address(address)
+    return Shell(connect(place, connection, board=board, base=base, timeout=timeout), place, board)
 
 
 def _check_login() -> None:
@@ -119,12 +107,6 @@ def _check_login() -> None:
             "this login has no name or no home, which SSH needs for its keys and settings",
             hint="set HOME and USER in the environment",
         ) from error
-
-
-def close(hops: Sequence[Hop]) -> None:
-    """Log out everywhere, the nearest machine first: what waits for a farther one then ends."""
-    for hop in hops:
-        hop.close()
 
 
 @dataclass(frozen=True)
@@ -223,7 +205,8 @@ class _Door:
             if proxy:
                 if isinstance(translated, BoardUnreachable):
                     translated = self._proxy_failed(proxy) or translated
-                _end(proxy)
+                proxy.terminate()
+                wait_or_kill(proxy, END_S)
             if translated is error:
                 raise
             raise translated from error
@@ -276,7 +259,7 @@ class _Door:
     def _proxy_failed(self, proxy: subprocess.Popen[bytes]) -> ProxyFailed | None:
         """The error for a ProxyCommand that ended by itself; None for one that runs."""
         try:
-            code = proxy.wait(_END_S)
+            code = proxy.wait(END_S)
         except subprocess.TimeoutExpired:
             return None
         command = self._host.proxy_command
@@ -311,12 +294,3 @@ def _through(command: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
         end = its.fileno()
         process = subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], stdin=end, stdout=end, start_new_session=True)
     return process, ours
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -23,13 +23,12 @@ from paramiko.auth_strategy import (
     AuthFailure,
     AuthResult,
     AuthSource,
-    InMemoryPrivateKey,
     NoneAuth,
-    OnDiskPrivateKey,
     SourceResult,
 )
 from paramiko.pkey import UnknownKeyType
 
+from hil.controller.devices.ssh.transport import AgentKey, FileKey
 from hil.controller.storage import prompts
 from hil.errors import BoardRefused, UsageError
 
@@ -48,28 +47,6 @@ _worked: dict[str, str] = {}
 
 class LoginRefused(BoardRefused):
     """The board answers, but does not let us in."""
-
-
-class AgentKey(InMemoryPrivateKey):
-    """A key that the ssh agent holds."""
-
-    def __str__(self) -> str:
-        return f"the agent's key {self.pkey.fingerprint}"
-
-
-class FileKey(OnDiskPrivateKey):
-    """A key in a file.
-
-    Attributes:
-        plain: whether ssh's own client takes it as it is: without a passphrase, and nobody else can read it.
-    """
-
-    def __init__(self, username: str, path: Path, pkey: paramiko.PKey, *, plain: bool) -> None:
-        super().__init__(username, "python-config", path, pkey)
-        self.plain = plain
-
-    def __str__(self) -> str:
-        return f"the key {self.path}"
 
 
 class GivenPassword(AuthSource):

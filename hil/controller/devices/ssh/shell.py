@@ -24,10 +24,9 @@ from typing import IO, Protocol
 import paramiko
 
 from hil.controller.devices.guard import Guard
-from hil.controller.devices.ssh import connect, openssh
-from hil.controller.devices.ssh.address import Address, parse_address
-from hil.controller.devices.ssh.connect import Hop
-from hil.core.board_config import Connection
+from hil.controller.devices.ssh import openssh
+from hil.controller.devices.ssh.address import Address
+from hil.controller.devices.ssh.transport import Hop, close_hops
 from hil.core.files import replacing
 from hil.errors import BoardError, BoardLost, StorageError
 
@@ -377,7 +376,7 @@ class Shell:
         self.address = str(Address(address.host, self.user, board_hop.connection.port))
         self.fingerprint: str = board_hop.host_key.fingerprint
         self.transport = board_hop.transport
-        self.transport.watch(lambda: connect.close(hops))
+        self.transport.watch(lambda: close_hops(hops))
         self._files = Files(self.transport)
 
     def __enter__(self) -> Shell:
@@ -479,7 +478,7 @@ class Shell:
 
     def close(self) -> None:
         """Log out."""
-        connect.close(self.hops)
+        close_hops(self.hops)
 
     def is_alive(self) -> bool:
         """Whether the link is up, as far as is known: a broken one is noticed within 15 seconds."""
@@ -510,22 +509,3 @@ class _Stored:
             return self._file.write(data)
         except OSError as error:
             raise StorageError(f"cannot write {self._file.name}: {error.strerror}") from error
-
-
-def open_shell(address: str, connection: Connection, *, board: str, base: Path, timeout: float = 10.0) -> Shell:
-    """Log in to a board.
-
-    Args:
-        address: as a user writes it: ``USER@HOST[:PORT]``, ``ssh:HOST``.
-        connection: the board config's: which key, which pinned host keys.
-        board: how errors call the board.
-        base: the folder that relative paths in the config are relative to.
-        timeout: seconds for each of: connecting, the server's greeting, logging in.
-
-    Raises:
-        UsageError: the address, or a file of the config, is wrong.
-        HostKeyRefused: the host key is not the pinned one, or none is pinned.
-        BoardUnreachable: nobody answers, or we are not let in.
-    """
-    place = parse_address(address)
-    return Shell(connect.connect(place, connection, board=board, base=base, timeout=timeout), place, board)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import re
 import secrets
 import shlex
-import signal
 import socket
 import subprocess
 import threading
@@ -29,6 +27,7 @@ from hil.controller.devices.local_socket import LocalSocket, NotCarried
 from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.shell import Shell, TooMuch, begin, own_output
 from hil.controller.devices.ssh.transport import Transport
+from hil.core.processes import wait_or_kill
 from hil.errors import BoardError, BoardLost, BoardUnreachable
 
 _OPEN_S = 10.0
@@ -435,11 +434,7 @@ class _OpenSSH:
     def close(self) -> None:
         if self._process.stdin:
             self._process.stdin.close()
-        try:
-            self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # the sh and its ssh
-            self._process.wait()
+        wait_or_kill(self._process, _CLOSE_S, group=True)  # the sh and its ssh
 
     def _wait(self, socket: Path, shell: Shell) -> None:
         deadline = time.monotonic() + _START_S

@@ -12,7 +12,7 @@ from typing import Any
 from hil.controller.backends.compilers import tfcompile
 from hil.controller.backends.compilers.iree import compile_iree, compiler_version_or_fail
 from hil.controller.backends.compilers.tfcompile_target import target_of
-from hil.controller.devices.board_resolver import with_target
+from hil.controller.devices.board_choice import with_target
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout

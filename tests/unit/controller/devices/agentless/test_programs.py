@@ -25,7 +25,8 @@ from support.waiting import eventually
 from hil.controller.devices.agentless import scripts
 from hil.controller.devices.agentless.scripts import machine, readings
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.iree_tool import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.artifacts import Artifact
@@ -160,8 +161,8 @@ def open_board(shell: LocalShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         )
         first, reopen = options.pop("shell", shell), options.pop("reopen", lambda: shell)
         logins = itertools.chain([first], iter(reopen, None))
-        monkeypatch.setattr("hil.controller.devices.ssh.shell.open_shell", lambda *_, **__: next(logins))
-        boards.append(Board(BoardChoice(config), **options))
+        monkeypatch.setattr("hil.controller.devices.ssh.connect.open_shell", lambda *_, **__: next(logins))
+        boards.append(connect_board(BoardChoice(config), **options))
         return boards[-1]
 
     yield make
@@ -470,9 +471,9 @@ def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board,
 
 
 def test_the_target_is_what_the_board_shows(shell, monkeypatch):
-    monkeypatch.setattr("hil.controller.devices.ssh.shell.open_shell", lambda *_, **__: shell)
+    monkeypatch.setattr("hil.controller.devices.ssh.connect.open_shell", lambda *_, **__: shell)
     config = BoardConfig("bare", "bare", connection=Connection(address="root@bare"))
-    with Board(BoardChoice(config), without_agent="it has no Python") as board:
+    with connect_board(BoardChoice(config), without_agent="it has no Python") as board:
         assert any(flag.startswith("--iree-llvmcpu-target-triple=") for flag in board.config.compile_flags["iree"])
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links import direct
 from hil.core.boards import load_board
 from hil.errors import BoardUnreachable, UsageError

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.farm.host import board_connection as ways
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
