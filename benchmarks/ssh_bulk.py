@@ -18,8 +18,8 @@ from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy.ensure import ensure_agent
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from tools.virtual_board import VirtualBoard
 
 FILE_BYTES = 200_000_000

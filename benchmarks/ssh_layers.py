@@ -20,8 +20,8 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 
 WIDTH = 32
 DEVICE = "local-sync"

@@ -15,8 +15,8 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.tensor_folder import load_tensors, save_tensors
 from hil.controller.workloads.bundles.formats import Format
-from hil.core.artifacts import Artifact, Model
 from hil.core.board_config import BoardConfig
+from hil.core.results import Artifact, Model
 
 __all__ = [
     "Artifact",

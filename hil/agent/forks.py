@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hil.agent import descendants, ipc
-from hil.core.installation import module_command
-from hil.core.processes import signal_group, wait_or_kill
+from hil.core.processes import module_command, signal_group, wait_or_kill
 from hil.core.runtimes import resolve
 from hil.errors import BoardError, HilError, LoadFailed
 

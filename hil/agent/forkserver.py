@@ -33,8 +33,8 @@ from hil.agent.confinement import confine, enter_sandbox, seclude
 from hil.agent.ipc import Arena, aligned
 from hil.core import tensors
 from hil.core.clock import now_ns
-from hil.core.placement import Placement
 from hil.core.processes import signal_group
+from hil.core.results import Placement
 from hil.core.runtimes import resolve
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import HilError, LoadFailed, RunFailed, UsageError

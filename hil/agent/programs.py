@@ -25,7 +25,7 @@ from hil.bundles.layout import MAX_HEAD_BYTES, read_head
 from hil.bundles.manifest import program_files
 from hil.bundles.signature import SEAL, verify
 from hil.core import clock
-from hil.core.ordered_executor import StreamHasher
+from hil.core.digest import StreamHasher
 from hil.core.tensors import TensorSpec, check_names, nbytes_of
 from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.protocol import wire

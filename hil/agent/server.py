@@ -26,9 +26,8 @@ from hil.agent.programs import Policy, Programs
 from hil.agent.session import Journal, Session, Sessions
 from hil.agent.store import BlobStore, StoreLock
 from hil.agent.supervisor import Supervisor
-from hil.core import clock
-from hil.core.installation import own_version
-from hil.core.ordered_executor import StreamHasher
+from hil.core import clock, own_version
+from hil.core.digest import StreamHasher
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
 from hil.protocol.listening import HANDSHAKE, check_listen, listen_on

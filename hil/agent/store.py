@@ -23,7 +23,7 @@ from stat import S_ISREG
 from typing import NamedTuple
 
 from hil.core import digest as digests
-from hil.core.ordered_executor import Behind, StreamHasher
+from hil.core.digest import OrderedExecutor, StreamHasher
 from hil.core.scratch import remove_tree
 from hil.errors import BlobDamaged, LoadFailed, UsageError
 
@@ -318,7 +318,7 @@ class Upload:
         for start in range(0, offset, _HASH_PIECE):
             self._hasher.update(os.pread(self._fd, min(_HASH_PIECE, offset - start), start))
         os.lseek(self._fd, offset, os.SEEK_SET)
-        self._behind = Behind()
+        self._executor = OrderedExecutor()
 
     @property
     def missing(self) -> int:
@@ -336,7 +336,7 @@ class Upload:
             raise UsageError(f"more than the announced {self._size} bytes came for {self.digest}")
         self._at += data.nbytes
         self._hasher.update(data)
-        self._behind.do(self._take, data)
+        self._executor.do(self._take, data)
 
     def finish(self) -> None:
         """Verify the blob and put it in its place.
@@ -344,7 +344,7 @@ class Upload:
         Raises:
             BlobDamaged: its content is not what its digest says; it was dropped.
         """
-        self._behind.wait()
+        self._executor.wait()
         if self._hasher.digest() != self.digest:
             self._partial.unlink(missing_ok=True)
             raise BlobDamaged(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
@@ -365,7 +365,7 @@ class Upload:
     def __exit__(self, *_: object) -> None:
         # After a failure too: what is on its way into the file is written before anybody asks for its size.
         with contextlib.suppress(Exception):
-            self._behind.finish()
+            self._executor.finish()
         os.close(self._fd)
         self._store._release(self.digest)
 

@@ -24,9 +24,7 @@ from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.compare.stats import summary
 from hil.compare.verdict import Verdict, compare
 from hil.core import tensors
-from hil.core.artifacts import Artifact
-from hil.core.placement import Placement, RequestedDevice
-from hil.core.results import Outcome, RunResult, exit_code_of
+from hil.core.results import Artifact, Outcome, Placement, RequestedDevice, RunResult, exit_code_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError

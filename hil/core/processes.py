@@ -1,4 +1,4 @@
-"""Processes of ours: how they are ended, and how it is told how they ended."""
+"""Processes of ours: the command that starts one, how they are ended, and how it is told how they ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,25 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from typing import Any
+
+# For Python 3.10, which has no -P, and imports what runs a module with the working directory on the path already.
+_START = (
+    "import sys; sys.path.remove(''); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """``python -m MODULE WORDS``, which takes no module from the folder that it is called in.
+
+    Args:
+        module: of an installed package.
+        words: its arguments.
+    """
+    start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
+    return [sys.executable, *start, module, *words]
 
 
 def signal_name(number: int) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from hil.agent.runtimes import known, profiling
 from hil.core.clock import CLOCK_FILE
-from hil.core.placement import Part, Placement
+from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES, resolve
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError, one_of

@@ -18,9 +18,9 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
-from hil.core.artifacts import Artifact
 from hil.core.board_config import RuntimeCommand
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 
 MLIR = (
     ENDS

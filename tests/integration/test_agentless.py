@@ -21,8 +21,8 @@ from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.ssh import shell
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell
-from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand
+from hil.core.results import Artifact
 from hil.errors import BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
 from tools.virtual_board import VirtualBoard
 

@@ -18,9 +18,8 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file, digest_of
-from hil.core.results import Outcome
+from hil.core.results import Artifact, Outcome
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 

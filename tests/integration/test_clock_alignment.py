@@ -17,7 +17,7 @@ from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.power import answering
-from hil.core.artifacts import Artifact
+from hil.core.results import Artifact
 from tools.virtual_board import VirtualBoard
 
 HOUR_NS = 3600 * 10**9

@@ -21,10 +21,10 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.client import AgentClient
-from hil.core.artifacts import Artifact
 from hil.core.boards import load_board
 from hil.core.clock import by_pairs
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.formats.iree_command import PROFILE_TOOL
 from hil.formats.iree_values import mlir_type

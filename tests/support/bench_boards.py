@@ -13,8 +13,7 @@ from hil.controller.analysis.bench.measure import Side
 from hil.controller.devices.board_client import Invocation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
-from hil.core.artifacts import Artifact
-from hil.core.results import RunResult
+from hil.core.results import Artifact, RunResult
 
 
 @dataclass

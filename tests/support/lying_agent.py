@@ -25,9 +25,9 @@ from hil.controller.devices import client, connection, guard, streams
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_factory import connect_board
-from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb

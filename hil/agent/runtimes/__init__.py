@@ -35,7 +35,7 @@ class Program(Protocol):
 
     One that knows which device, provider or delegate runs its nodes has another::
 
-        def placement(self) -> hil.core.placement.Placement | None
+        def placement(self) -> hil.core.results.Placement | None
 
     It is called after runs, outside of what is timed, and tells of the last one; None is "not known". It returns the
     same tuple as long as nothing has changed. Parts are marked ``elsewhere`` that are not on the device which was given

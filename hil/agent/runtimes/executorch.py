@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.placement import PORTABLE, Part, Placement
+from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, RunFailed
 from hil.formats.executorch_file import Damaged, Method, Value, is_bundle, mapped, pick_method, program_in, read_methods

@@ -14,7 +14,7 @@ import iree.runtime as rt
 import numpy as np
 
 from hil.agent.runtimes import profiling
-from hil.core.placement import Part, Placement
+from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of, settled
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.iree_buffers import array_of, view_of

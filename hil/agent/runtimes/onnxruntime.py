@@ -11,7 +11,7 @@ from typing import Any
 import onnxruntime as ort
 
 from hil.agent.runtimes import profiling
-from hil.core.placement import Part, Placement
+from hil.core.results import Part, Placement
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed

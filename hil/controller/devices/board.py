@@ -22,10 +22,8 @@ from hil.controller.devices.links.link import Link, Say
 from hil.controller.devices.measurement import BoardClock, CounterWatch, placed, provenance_of
 from hil.controller.storage.cache import Cache
 from hil.core import clock
-from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file
-from hil.core.placement import Placement, RequestedDevice
-from hil.core.results import RunResult
+from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
 from hil.core.tensors import Array
 from hil.errors import (
     BlobDamaged,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.core import clock
-from hil.core.artifacts import Artifact
-from hil.core.placement import Placement
+from hil.core.results import Artifact, Placement
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
 

@@ -23,8 +23,8 @@ from hil.controller.devices.connection import AgentConnection
 from hil.controller.devices.guard import Guard
 from hil.controller.devices.streams import STALL_S, InvokeStream
 from hil.core import clock, digest, tensors
-from hil.core.artifacts import Artifact
-from hil.core.ordered_executor import StreamHasher
+from hil.core.digest import StreamHasher
+from hil.core.results import Artifact
 from hil.core.tensors import Array
 from hil.core.timeline import Span
 from hil.protocol import wire

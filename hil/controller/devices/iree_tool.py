@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from hil.controller.storage import versions
 from hil.controller.storage.cache import Cache
-from hil.core.installation import module_command
+from hil.core.processes import module_command
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardError, LoadFailed
 from hil.formats.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool

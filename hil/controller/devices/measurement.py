@@ -12,8 +12,7 @@ import grpc
 
 from hil.controller.devices import answers
 from hil.core import clock
-from hil.core.placement import Placement, RequestedDevice
-from hil.core.results import RunResult
+from hil.core.results import Placement, RequestedDevice, RunResult
 from hil.core.timeline import Sample
 from hil.errors import BoardError, HilError, ProtocolBroken, RanElsewhere
 

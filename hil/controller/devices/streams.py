@@ -17,8 +17,8 @@ from hil.controller.devices import answers
 from hil.controller.devices.board_client import Invocation
 from hil.controller.devices.guard import Guard
 from hil.core import clock
-from hil.core.ordered_executor import StreamHasher
-from hil.core.placement import Part, Placement
+from hil.core.digest import StreamHasher
+from hil.core.results import Part, Placement
 from hil.core.tensors import Array
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb

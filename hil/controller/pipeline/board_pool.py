@@ -11,7 +11,7 @@ from types import TracebackType
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice, pinned
 from hil.controller.devices.board_factory import open_board, reconnect
-from hil.core.artifacts import Artifact
+from hil.core.results import Artifact
 from hil.errors import BoardError, BoardLost, HilError
 
 Say = Callable[[str], None]

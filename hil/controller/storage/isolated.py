@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.isolated_worker import SCRATCH
-from hil.core.installation import module_command
-from hil.core.processes import signal_group, signal_name
+from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import HilError, StageError
 

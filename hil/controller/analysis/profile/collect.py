@@ -21,8 +21,8 @@ from hil.controller.pipeline.capture import PROFILED, Capture
 from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.runs import storing
-from hil.core.artifacts import Model
 from hil.core.clock import ClockFit
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError

@@ -9,7 +9,7 @@ from typing import Protocol
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.registry import pick, registered
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
 
 

@@ -15,8 +15,7 @@ from hil.controller.models.flows.notes import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import needed_version
-from hil.core.artifacts import Artifact, Model
-from hil.core.placement import BACKEND_FLAG
+from hil.core.results import BACKEND_FLAG, Artifact, Model
 from hil.errors import UsageError, did_you_mean
 
 MAIN = "main.pte"

@@ -20,8 +20,8 @@ from hil.controller.storage.cache import META, Cache, digests_in
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.versions import version
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.results import Artifact, Model
 from hil.errors import CompileFailed, UsageError
 
 LOG = "compile.log"

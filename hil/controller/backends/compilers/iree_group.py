@@ -24,7 +24,7 @@ from hil.controller.backends.compilers.iree_group_build import build_group
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.errors import CompileFailed, HilError, StorageError
 
 # A larger model takes longer to compile than the compiler to be set up.

@@ -11,7 +11,7 @@ from hil.controller.models.conversions import can_convert, convert
 from hil.controller.models.conversions.torch_program import ONNX_HINT
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.errors import UsageError
 
 # The format that a model of another framework is converted to first; no flag of iree-compile.

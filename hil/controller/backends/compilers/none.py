@@ -9,8 +9,8 @@ from typing import Any
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 

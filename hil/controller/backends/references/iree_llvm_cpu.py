@@ -11,7 +11,7 @@ import numpy as np
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.formats.iree_values import SCALAR_PREFIX
 

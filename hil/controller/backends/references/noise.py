@@ -19,9 +19,8 @@ import numpy as np
 from hil.compare.tolerance import DEFAULT_TOLERANCES, blindness, fitted
 from hil.compare.values import EXACT_DTYPES
 from hil.controller.backends.references import default_references, refer, refer_with_fallback, references
-from hil.core.artifacts import Model
 from hil.core.digest import digest_file
-from hil.core.results import Noise, RunResult
+from hil.core.results import Model, Noise, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name
 from hil.errors import StageError, UsageError

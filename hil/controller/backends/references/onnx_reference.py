@@ -8,7 +8,7 @@ from typing import Any
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 
 
 def source() -> str:

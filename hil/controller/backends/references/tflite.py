@@ -10,7 +10,7 @@ from pathlib import Path
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import needed_version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.formats.litert import PACKAGE
 
 

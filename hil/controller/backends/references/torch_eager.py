@@ -8,7 +8,7 @@ from typing import Any
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import needed_version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 
 # Sums are split among threads, so their number must not follow the machine: the same answer wherever it is asked for.
 _THREADS = 4

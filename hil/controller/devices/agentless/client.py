@@ -39,11 +39,10 @@ from hil.controller.devices.iree_tool import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import version
-from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, RuntimeCommand, fill
 from hil.core.clock import Ping, now_ns
 from hil.core.digest import digest_file
-from hil.core.placement import Part
+from hil.core.results import Artifact, Part
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.timeline import Span

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.storage.isolated import Isolated, IsolatedError
-from hil.core.artifacts import Artifact
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.npy import load_npy
+from hil.core.results import Artifact
 from hil.core.tensors import (
     NUMPY_DTYPES,
     SUB_BYTE_BITS,

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hil.core.installation import own_version
+from hil.core import own_version
 from hil.core.runtimes import RUNTIMES
 
 # What is left out of a wheel: tests, what only building against it needs, and the certificates for clients that gRPC

@@ -22,7 +22,7 @@ from hil.controller.devices.deploy.platform import (
     platform_tags,
 )
 from hil.controller.storage.cache import Cache
-from hil.core.installation import module_command
+from hil.core.processes import module_command
 from hil.core.runtimes import RUNTIMES, Wheel
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardError, StorageError, UsageError

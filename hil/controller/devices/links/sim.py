@@ -9,8 +9,7 @@ import subprocess
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link, LinkKind, Say
 from hil.core.board_config import BoardConfig
-from hil.core.installation import module_command
-from hil.core.processes import wait_or_kill
+from hil.core.processes import module_command, wait_or_kill
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import BoardUnreachable, UsageError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.paths import exists
 from hil.controller.storage.tensor_files import load_npz
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
+from hil.core.results import Model
 from hil.core.tensors import Array, dtype_name, to_bytes
 from hil.errors import UsageError
 

@@ -27,7 +27,7 @@ from hil.controller.storage.isolated import (
 from hil.controller.storage.registry import pick, registered
 from hil.controller.storage.tensor_folder import save_tensors
 from hil.controller.storage.versions import version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean

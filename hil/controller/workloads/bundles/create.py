@@ -20,8 +20,8 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
-from hil.core.artifacts import Artifact, Model
-from hil.core.installation import own_version
+from hil.core import own_version
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import runtime_for
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError

@@ -17,7 +17,7 @@ from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedError
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name
 from hil.errors import ImportFailed, LoadFailed, UsageError

@@ -18,8 +18,8 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.tensor_folder import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
-from hil.core.artifacts import Artifact, Model
 from hil.core.board_config import BoardConfig
+from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout
 from hil.formats.xla_program import VALUES as TFCOMPILE_VALUES

@@ -17,8 +17,8 @@ from hil.controller.storage.begun import seal
 from hil.controller.storage.runs import safe_name, storing, write_file, write_json
 from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.record import CaseRecord
+from hil.core import own_version
 from hil.core.files import read_file
-from hil.core.installation import own_version
 from hil.core.npy import save_npy
 from hil.core.tensors import Array
 from hil.core.text import jsonable

@@ -29,11 +29,10 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.iree_tool import iree_tool
 from hil.controller.storage.cache import Cache
-from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand, fill
 from hil.core.boards import parse_runtime
 from hil.core.digest import digest_file
-from hil.core.placement import Part
+from hil.core.results import Artifact, Part
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import (
     BoardBusy,
