@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from hil.controller.backends.compilers import Compiler
 from hil.controller.backends.references import Reference
-from hil.controller.devices.links.link import Link
-from hil.controller.devices.links.provider import BoardLoan, BoardProvider
+from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link
 from hil.controller.models.flows import Flow, Recipe
 from hil.controller.models.importers import Importer
 from hil.controller.storage.cache import Cache

@@ -20,7 +20,7 @@ from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy import ensure, probe, wheels
 from hil.controller.devices.deploy.ensure import AgentPlace
-from hil.controller.devices.deploy.platform import NoPython, NoWheels
+from hil.controller.devices.deploy.packages import NoPython, NoWheels
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import open_tunnel

@@ -76,8 +76,8 @@ def agent_at(choice: BoardChoice) -> Iterator[tuple[Link, AgentClient]]:
     Raises:
         BoardError: it cannot be reached, or no agent can be put there.
     """
+    from hil.controller.devices.board_resolver import open_link
     from hil.controller.devices.client import AgentClient
-    from hil.controller.devices.links.factory import open_link
 
     link = open_link(choice.address, choice.config, say=say)
     try:

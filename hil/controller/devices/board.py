@@ -16,8 +16,8 @@ from hil.controller.devices.answers import expected_bytes
 from hil.controller.devices.board_choice import BoardChoice, with_target
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
 from hil.controller.devices.client import AgentClient
+from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.devices.health import changed
-from hil.controller.devices.iree_tool import iree_tool
 from hil.controller.devices.links.link import Link, Say
 from hil.controller.devices.measurement import BoardClock, CounterWatch, placed, provenance_of
 from hil.controller.storage.cache import Cache

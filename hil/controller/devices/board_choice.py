@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.controller.devices.links.provider import is_lent
+from hil.controller.devices.links.link import is_lent
 from hil.core.board_config import BoardConfig
 from hil.core.runtimes import RUNTIMES, resolve
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.health import changed
-from hil.controller.devices.links.factory import open_link
 from hil.controller.devices.links.link import Say
 from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
@@ -81,7 +81,7 @@ def open_board(
         )
 
     def connect_anyhow() -> Board:
-        from hil.controller.devices.deploy.platform import COMMAND_HINT, NoAgentHere
+        from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
 
         try:
             return once()

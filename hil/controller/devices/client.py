@@ -19,9 +19,8 @@ from google.protobuf.json_format import MessageToDict
 from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass, Target
-from hil.controller.devices.connection import AgentConnection
+from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream
 from hil.controller.devices.guard import Guard
-from hil.controller.devices.streams import STALL_S, InvokeStream
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
 from hil.core.results import Artifact

@@ -392,7 +392,7 @@ _REASON_S = 5.0
 
 
 class FarmProvider:
-    """The lab farm as a provider of boards (:class:`hil.controller.devices.links.provider.BoardProvider`)."""
+    """The lab farm as a provider of boards (:class:`hil.controller.devices.links.link.BoardProvider`)."""
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
         """The link to a board of the farm, which it is given back to when the link is closed."""

@@ -99,7 +99,7 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
 def _python(seen: Seen, choice: BoardChoice) -> Check:
     """Whether a Python is there that the agent runs on."""
     from hil.controller.devices.deploy.ensure import usable_interpreters
-    from hil.controller.devices.deploy.platform import NoAgentHere
+    from hil.controller.devices.deploy.packages import NoAgentHere
 
     if choice.config.command.kind == "command":
         return Check("python", SKIP, "the config asks for no agent")

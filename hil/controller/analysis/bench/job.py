@@ -26,8 +26,7 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
-from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.links.factory import is_address
+from hil.controller.devices.board_resolver import choose, is_address
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.options import Job

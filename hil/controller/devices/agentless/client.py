@@ -35,7 +35,7 @@ from hil.controller.devices.agentless.signature import (
 from hil.controller.devices.agentless.store import Item, RunFolder, Store, find_program
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
 from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass
-from hil.controller.devices.iree_tool import PACKAGE, iree_tool
+from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.versions import version

@@ -19,25 +19,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.deploy.packages import (
+    COMMAND_HINT,
     FORMAT,
+    STAGE,
     File,
+    Interpreter,
+    NoAgentHere,
+    NoPython,
+    NoWheels,
     Package,
     Progress,
     archive_of,
+    at_home,
     megabytes,
     own_files,
     own_title,
     package_id,
     write_package,
-)
-from hil.controller.devices.deploy.platform import (
-    COMMAND_HINT,
-    STAGE,
-    Interpreter,
-    NoAgentHere,
-    NoPython,
-    NoWheels,
-    at_home,
 )
 from hil.controller.devices.deploy.probe import Seen, ask
 from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.deploy.platform import STAGE, Interpreter
+from hil.controller.devices.deploy.packages import STAGE, Interpreter
 from hil.errors import BoardBusy, BoardError
 
 if TYPE_CHECKING:

@@ -1,21 +1,77 @@
-"""A board that is reached by SSH alone: an agent is put there where none is, and gRPC goes through a tunnel to it."""
+"""Boards that are reached by SSH: an agent is put there and gRPC goes through a tunnel to it, or commands run there."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from typing import TYPE_CHECKING
 
 import tenacity
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import BoardClient, Target
 from hil.controller.devices.links.link import Link, LinkKind, LinkRequest
 from hil.controller.devices.ssh.address import is_ssh_address
-from hil.errors import BoardLost
+from hil.errors import BoardError, BoardLost, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.deploy.ensure import AgentPlace
     from hil.controller.devices.ssh.shell import Shell
     from hil.controller.devices.ssh.tunnel import Tunnel
+
+
+class _AgentlessLink:
+    """The shell, which is opened anew after a break."""
+
+    def __init__(self, request: LinkRequest) -> None:
+        self._request = request
+        self._shell = self._opened()
+        self.link = Link(Target(""), self._close, renew=self._renew, shell=self._shell, connect=self._client)
+
+    def _opened(self) -> Shell:
+        from hil.controller.devices.ssh.connect import open_shell
+
+        request, config = self._request, self._request.config
+        return open_shell(request.address, config.connection, board=request.board, base=config.path.parent)
+
+    def _client(self, board: str) -> BoardClient:
+        from hil.controller.devices.agentless.client import CommandClient
+
+        request = self._request
+        return CommandClient(
+            self._shell,
+            request.config,
+            board=board,
+            runtime=request.runtime,
+            why=request.without_agent or "its config asks for none",
+            wait_s=request.wait_s,
+        )
+
+    def _renew(self) -> Target:
+        self._close()
+        self._shell = self.link.shell = self._opened()
+        return self.link.target
+
+    def _close(self) -> None:
+        with contextlib.suppress(BoardError):
+            self._shell.close()
+
+
+def _connect_command(request: LinkRequest) -> Link:
+    if not is_ssh_address(request.address):
+        raise UsageError(
+            f"programs run by command over SSH only, and {request.address or 'no address'} is none for that",
+            board=request.board,
+            hint="--board USER@HOST, or an address in the config's [connection]",
+        )
+    return _AgentlessLink(request).link
+
+
+COMMAND_KIND = LinkKind(
+    "command",
+    _connect_command,
+    serves=lambda request: bool(request.without_agent) or request.config.command.kind == "command",
+)
+
 
 # A link that breaks while the agent is put there: what arrived is not sent again.
 _TRIES = 3
@@ -37,8 +93,7 @@ class _SshLink:
     )
     def _open(self) -> None:
         from hil.controller.devices.deploy.ensure import ensure_agent
-        from hil.controller.devices.ssh.connect import open_shell
-        from hil.controller.devices.ssh.login import exposure
+        from hil.controller.devices.ssh.connect import exposure, open_shell
         from hil.controller.devices.ssh.transport import FileKey
 
         request = self._request
@@ -60,7 +115,7 @@ class _SshLink:
         self.link.build = place.build
 
     def _tunnel_to(self, place: AgentPlace) -> Tunnel:
-        from hil.controller.devices.deploy.platform import COMMAND_HINT, NoAgentHere
+        from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
         from hil.controller.devices.ssh.tunnel import NoWay, open_any_tunnel
 
         try:
@@ -81,4 +136,4 @@ class _SshLink:
         return self._tunnel.log()
 
 
-KIND = LinkKind("SSH", lambda request: _SshLink(request).link, is_ssh_address)
+SSH_KIND = LinkKind("SSH", lambda request: _SshLink(request).link, is_ssh_address)

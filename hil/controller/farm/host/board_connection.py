@@ -13,8 +13,8 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.client import AgentClient
-from hil.controller.devices.links.factory import open_link
 from hil.controller.devices.links.link import Link, Say
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_text, public_text

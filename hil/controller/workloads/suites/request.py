@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.links.provider import is_lent
+from hil.controller.devices.links.link import is_lent
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.case import Case, Workshop
 from hil.controller.pipeline.options import CaseSettings, Options, flag_of, specs_of, stored_settings

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hil.controller.devices.deploy.ensure import usable_interpreters
-from hil.controller.devices.deploy.platform import Interpreter, NoAgentHere, NoPython, pip_options, platform_tags
+from hil.controller.devices.deploy.packages import Interpreter, NoAgentHere, NoPython, pip_options, platform_tags
 from hil.controller.devices.deploy.probe import parse
 
 RASPBERRY = """\

@@ -14,8 +14,7 @@ import pytest
 from support.deploying import empty_index
 
 from hil.controller.devices.deploy import packages
-from hil.controller.devices.deploy.packages import Package
-from hil.controller.devices.deploy.platform import Interpreter, NoAgentHere, NoWheels
+from hil.controller.devices.deploy.packages import Interpreter, NoAgentHere, NoWheels, Package
 from hil.controller.devices.deploy.wheels import Group, Wanted, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.errors import BoardError, StorageError

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.deploying import empty_index
 
-from hil.controller.devices.deploy.packages import wheel_files
-from hil.controller.devices.deploy.platform import Interpreter, NoWheels
+from hil.controller.devices.deploy.packages import Interpreter, NoWheels, wheel_files
 from hil.controller.devices.deploy.wheels import Group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 
