@@ -328,7 +328,8 @@ many_lies = st.lists(st.sampled_from(sorted(HONEST)), min_size=1, max_size=3, un
 def impatient(seconds: float = 1.0) -> Iterator[None]:
     """A controller that waits for nobody longer than this, so that tests of silence are short."""
     changes = [
-        (connection, "SILENCE_S"), (connection, "STALL_S"), (client, "STALL_S"), (client, "_CALL_S"), (client, "_GRACE_S"),
+        (connection, "SILENCE_S"), (connection, "STALL_S"),
+        (client, "STALL_S"), (client, "_CALL_S"), (client, "_GRACE_S"),
         (connection, "SILENCE_S"), (connection, "_ANSWER_S"), (connection, "_LOOK_S"),
     ]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name in changes]
