@@ -11,7 +11,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
 from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind, LinkRequest, Say, is_lent
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
-from hil.controller.storage.registry import points
+from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.errors import UsageError

@@ -21,7 +21,7 @@ def merge(methods: Mapping[str, str], output: str) -> None:
     """
     from iree.compiler import ir
 
-    from hil.controller.models.tensorflow.program import prepare
+    from hil.controller.models.conversions.tensorflow_program import prepare
 
     with ir.Context() as context, ir.Location.unknown(context):
         merged = ir.Module.create()

@@ -33,11 +33,10 @@ from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
-from hil.controller.storage.begun import is_sealed
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import Run, RunStore, safe_name
+from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable

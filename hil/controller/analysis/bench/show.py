@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.storage.screen_text import show, together, units
+from hil.controller.storage.texts import show, together, units
 from hil.core.results import placement_text
 
 if TYPE_CHECKING:

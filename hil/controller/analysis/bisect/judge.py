@@ -40,7 +40,7 @@ def quantum_atols(flow: Flow, path: Path, shop: Workshop, log: Path) -> dict[str
         return {}
     arguments = {"path": str(path.absolute())}
     try:
-        steps: list[dict[str, Any]] = shop.isolated.call(quanta.find, arguments, timeout=_TIMEOUT_S, log=log)
+        steps: list[dict[str, Any]] = shop.isolated.call(quanta.find_onnx, arguments, timeout=_TIMEOUT_S, log=log)
     except IsolatedError as error:
         raise ImportFailed(f"cannot read {path.name}: {error.message}", stage="import", detail=error.detail) from error
     return {one["name"]: one["step"] * min(flow.quanta, one["roundings"]) for one in steps}

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.conversions import as_onnx
-from hil.controller.models.random_inputs import random_tensor
+from hil.controller.models.inputs import random_tensor
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.packages import version
 from hil.controller.storage.runs import storing
-from hil.controller.storage.tensor_folder import INDEX, save_tensors
-from hil.controller.storage.versions import version
+from hil.controller.storage.tensor_files import INDEX, save_tensors
 from hil.core.digest import digest_of
 from hil.core.npy import load_npy, save_npy
 from hil.core.results import Model
@@ -319,7 +319,7 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
         path: the ONNX model.
         dims: sizes of symbolic dimensions.
         oracle: ``onnxruntime`` or ``onnx-reference``.
-        inputs, outputs: folders, as :mod:`hil.controller.storage.tensor_folder` writes them.
+        inputs, outputs: folders, as :mod:`hil.controller.storage.tensor_files` writes them.
 
     Returns:
         The names of the model's outputs, in order.
@@ -328,7 +328,7 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
         ReferenceFailed: the oracle cannot run the model.
     """
     from hil.controller.analysis.layers.graph import prepared
-    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.controller.storage.tensor_files import load_tensors, save_tensors
 
     model = prepared(Path(path), dims)
     own = [value.name for value in model.graph.output]

@@ -15,7 +15,7 @@ from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
 from hil.controller.backends.compilers.iree import recipe_of
 from hil.controller.backends.compilers.iree_takes import as_iree_takes
-from hil.controller.models.compile_errors import compiling
+from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

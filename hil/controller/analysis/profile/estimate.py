@@ -12,7 +12,7 @@ from typing import Any
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.core.results import Model
 from hil.errors import ImportFailed, StageTimeout
 

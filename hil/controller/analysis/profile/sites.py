@@ -14,7 +14,7 @@ from typing import Any
 from hil.controller.analysis.profile.estimate import dispatch_estimate
 from hil.controller.backends.compilers.iree import recipe_of
 from hil.controller.backends.compilers.iree_takes import as_iree_takes
-from hil.controller.models.compile_errors import compiling
+from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

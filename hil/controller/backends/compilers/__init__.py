@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.registry import pick, registered
+from hil.controller.storage.packages import pick, registered
 from hil.core.results import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from hil.controller.backends.compilers.executorch_build import build
 from hil.controller.backends.compilers.none import take_as_it_is
-from hil.controller.models.compile_errors import compiling
-from hil.controller.models.flows.notes import recipe_notes
+from hil.controller.models.compiling import compiling
+from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
 from hil.core.results import BACKEND_FLAG, Artifact, Model
 from hil.errors import UsageError, did_you_mean
 

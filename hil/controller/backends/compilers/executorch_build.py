@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.error_text import first_line
+from hil.controller.storage.texts import first_line
 from hil.errors import CompileFailed
 
 # What only carries values about.

@@ -15,11 +15,11 @@ from typing import Any
 from hil.controller.backends.compilers.iree_build import MAIN, PARAMETERS, build
 from hil.controller.backends.compilers.iree_takes import VIA, as_iree_takes
 from hil.controller.backends.compilers.none import take_as_it_is
-from hil.controller.models.compile_errors import compiling
+from hil.controller.models.compiling import compiling
 from hil.controller.storage.cache import META, Cache, digests_in
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.packages import version
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.versions import version
 from hil.core.digest import digest_file
 from hil.core.results import Artifact, Model
 from hil.errors import CompileFailed, UsageError

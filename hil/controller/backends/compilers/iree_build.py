@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hil.controller.models.iree_compiler import native_compiler
+from hil.controller.models.compiling import native_compiler
 from hil.core.processes import signal_name
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, StorageError, UsageError, did_you_mean

@@ -18,7 +18,7 @@ from hil.controller.backends.compilers.tfcompile_command import HEADER
 from hil.controller.backends.compilers.tfcompile_target import Target, target_of
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.controller.storage.versions import needed_version, version
+from hil.controller.storage.packages import needed_version, version
 from hil.core.digest import digest_file
 from hil.core.results import Artifact, Model
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hil.controller.models.tensorflow.variables import PASSING_ON, READING
+from hil.controller.models.tensorflow.graphs import PASSING_ON, READING
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
 

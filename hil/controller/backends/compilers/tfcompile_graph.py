@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.compilers.tfcompile_config import Config, Node, Port, make_config
-from hil.controller.models.tensorflow.lower import named_outputs, spec_of
-from hil.controller.models.tensorflow.source import open_model
-from hil.controller.models.tensorflow.words import words
+from hil.controller.models.tensorflow.graphs import words
+from hil.controller.models.tensorflow.source import named_outputs, open_model, spec_of
 from hil.core.tensors import TensorSpec, to_bytes
 from hil.errors import CompileFailed, HilError
 

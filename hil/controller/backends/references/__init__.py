@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from hil.controller.backends.references.expected import expected_result
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.controller.storage.registry import pick, registered
-from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+from hil.controller.storage.packages import pick, registered
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_of
 from hil.core.results import Model, RunResult
 from hil.core.scratch import temporary_folder
@@ -66,7 +66,7 @@ class Reference:
     Attributes:
         formats: of the models that it takes.
         source: who speaks, with version; the key of what is cached.
-        compute: does the work; folders as :mod:`hil.controller.storage.tensor_folder` writes them.
+        compute: does the work; folders as :mod:`hil.controller.storage.tensor_files` writes them.
     """
 
     formats: tuple[str, ...]

@@ -10,7 +10,7 @@ import numpy as np
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.formats.iree_values import SCALAR_PREFIX
@@ -86,7 +86,7 @@ def run(
     from iree import runtime
 
     from hil.controller.backends.compilers.onnx_to_mlir import PARAMETER_SCOPE
-    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.controller.storage.tensor_files import load_tensors, save_tensors
     from hil.errors import HilError, ReferenceFailed
     from hil.formats.iree_buffers import view_of
     from hil.formats.iree_command import is_number

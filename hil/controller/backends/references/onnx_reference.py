@@ -7,7 +7,7 @@ from typing import Any
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.core.results import Model
 
 
@@ -46,7 +46,7 @@ def run(model: str, inputs: str, outputs: str) -> None:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.controller.storage.tensor_files import load_tensors, save_tensors
     from hil.core.tensors import dtype_name
     from hil.errors import ReferenceFailed, UsageError
 

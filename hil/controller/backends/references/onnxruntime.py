@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.core.results import Model
 
 
@@ -45,7 +45,7 @@ def run(model: str, inputs: str, outputs: str) -> None:
     """
     import onnxruntime as ort
 
-    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.controller.storage.tensor_files import load_tensors, save_tensors
     from hil.errors import ReferenceFailed, UsageError
     from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 

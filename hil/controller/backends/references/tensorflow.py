@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
 from hil.core.results import Model
 
 
@@ -40,11 +40,9 @@ def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: s
     """
     import tensorflow as tf
 
-    from hil.controller.models.tensorflow.lower import array_of, named_outputs
-    from hil.controller.models.tensorflow.source import open_model
-    from hil.controller.models.tensorflow.variables import new_value
-    from hil.controller.models.tensorflow.words import words
-    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.controller.models.tensorflow.graphs import new_value, words
+    from hil.controller.models.tensorflow.source import array_of, named_outputs, open_model
+    from hil.controller.storage.tensor_files import load_tensors, save_tensors
     from hil.errors import ReferenceFailed
 
     opened = open_model(model, function, dims)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
 from hil.core.results import Model
 from hil.formats.litert import PACKAGE
 
@@ -68,7 +68,7 @@ def run(model: str, function: str, kernels: str, inputs: str, outputs: str) -> N
     Raises:
         ReferenceFailed: LiteRT cannot load or run it with these kernels.
     """
-    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.controller.storage.tensor_files import load_tensors, save_tensors
     from hil.errors import LoadFailed, ReferenceFailed, RunFailed
     from hil.formats.litert import open_signature
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
 from hil.core.results import Model
 
 # Sums are split among threads, so their number must not follow the machine: the same answer wherever it is asked for.
@@ -58,8 +58,8 @@ def run(model: str, inputs: str, outputs: str) -> None:
 
     from hil.controller.models.importers.pt2 import is_tensor, new_values, output_names, user_inputs
     from hil.controller.models.importers.pt2_archive import load_program
-    from hil.controller.storage.error_text import first_line
-    from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+    from hil.controller.storage.tensor_files import load_tensors, save_tensors
+    from hil.controller.storage.texts import first_line
     from hil.errors import ReferenceFailed
     from hil.formats.torch_values import from_torch, to_torch
 

@@ -38,7 +38,7 @@ from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.core.board_config import BoardConfig, RuntimeCommand, fill
 from hil.core.clock import Ping, now_ns
 from hil.core.digest import digest_file

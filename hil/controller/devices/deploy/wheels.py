@@ -29,7 +29,7 @@ from hil.controller.devices.deploy.packages import (
     read_index,
     write_wheels,
 )
-from hil.controller.storage import versions
+from hil.controller.storage import packages as installed
 from hil.controller.storage.cache import Cache
 from hil.core.processes import module_command
 from hil.core.runtimes import RUNTIMES, Wheel
@@ -317,7 +317,7 @@ def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache:
         raise LoadFailed(
             f"the {tool} of {PACKAGE} needs glibc, and the board has {libc}", board=board, hint=_BUILD_HINT
         )
-    wanted = version or versions.version(PACKAGE)
+    wanted = version or installed.version(PACKAGE)
     newest = libc.replace(" ", "-") or _LIBC
     key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, files=_TOOLS)
     meta = {"package": PACKAGE, "version": wanted, "arch": family}
@@ -346,7 +346,7 @@ def _own(tool: str, wanted: str, arch: str) -> Path | None:
     """This host's own, where the board's platform and IREE are the same."""
     if sys.platform != "linux" or _ARCHES.get(platform.machine().lower()) != arch or not platform.libc_ver()[0]:
         return None
-    return own_tool(tool) if versions.version(PACKAGE) == wanted else None
+    return own_tool(tool) if installed.version(PACKAGE) == wanted else None
 
 
 def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:

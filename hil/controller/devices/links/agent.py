@@ -1,5 +1,7 @@
-"""Agents that need no login: one that listens (a Unix socket, loopback, a TLS port), or a simulator that is started here
-and ends with the link."""
+"""Agents that need no login: one that listens (Unix socket, loopback, TLS port), or a simulator that is started here.
+
+The simulator ends with the link.
+"""
 
 from __future__ import annotations
 

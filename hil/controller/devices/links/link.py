@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.devices.board_client import BoardClient, Target
-from hil.controller.storage.registry import points
+from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
 from hil.errors import UsageError
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.models.compile_errors import compiling
+from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, function_name
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
 from hil.core.digest import digest_of
 from hil.core.results import Model
 from hil.errors import UsageError

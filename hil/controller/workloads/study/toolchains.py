@@ -16,7 +16,7 @@ from hil.controller.devices.board_choice import with_target
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model

@@ -13,7 +13,7 @@ from hil.controller.devices.board_choice import BoardChoice, knows_target, pinne
 from hil.controller.devices.board_resolver import choose, is_address
 from hil.controller.devices.links.link import is_lent
 from hil.controller.farm.selector import parse
-from hil.controller.storage.registry import pick
+from hil.controller.storage.packages import pick
 from hil.controller.workloads.suites.board_slots import LentSeat, Seat, seats_of
 from hil.controller.workloads.suites.tasks import TaskQueue
 from hil.core import boards
