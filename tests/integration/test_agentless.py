@@ -89,7 +89,7 @@ def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         through = options.pop("through", lambda shell: shell)
         with monkeypatch.context() as patch:
             patch.setattr(shell, "open_shell", lambda *given, **more: through(open_shell(*given, **more)))
-            opened.append(connect_board(BoardChoice(config, address), **options))
+            opened.append(connect_board(BoardChoice(config, address).request(**options)))
         return opened[-1]
 
     yield make

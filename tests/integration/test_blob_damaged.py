@@ -48,7 +48,7 @@ def artifact_of(program: Program) -> Artifact:
 @pytest.fixture
 def board(start_agent: Callable[..., str]):
     said: list[str] = []
-    with connect_board(choose(start_agent()), say=said.append) as connected:
+    with connect_board(choose(start_agent()).request(say=said.append)) as connected:
         connected.take()
         connected.said = said
         yield connected

@@ -79,7 +79,7 @@ def agent_at(choice: BoardChoice) -> Iterator[tuple[Link, AgentClient]]:
     from hil.controller.devices.board_resolver import open_link
     from hil.controller.devices.client import AgentClient
 
-    link = open_link(choice.address, choice.config, say=say)
+    link = open_link(choice.request(say=say))
     try:
         client = AgentClient(link.target, choice.name)
         try:

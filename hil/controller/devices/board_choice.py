@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.controller.devices.links.link import is_lent
+from hil.controller.devices.links.link import BoardRequest, is_lent
 from hil.core.board_config import BoardConfig
 from hil.core.runtimes import RUNTIMES, resolve
 
@@ -23,14 +23,13 @@ class BoardChoice:
         """How results and errors call the board."""
         return self.address or self.config.name
 
+    def request(self, **options: Any) -> BoardRequest:
+        """The request to open this board."""
+        return BoardRequest(self.address, self.config, **options)
+
 
 def pinned(choice: BoardChoice, board: str) -> BoardChoice:
-    """The choice once it is known which board it came to: another connection is to be to the same one.
-
-    Args:
-        choice: as it was made.
-        board: the board's name.
-    """
+    """The choice once it is known to which board, by name, it came: another connection is to be to the same one."""
     if not is_lent(choice.config.connection.address):
         return choice
     address = f'farm:name="{board}"'
@@ -51,16 +50,7 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
 
 
 def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
-    """A config that names what to compile for: its own flags, or those for the machine that the board shows.
-
-    Args:
-        config: the board's.
-        runtime: the one that is going to be used; "" is the config's own.
-        machine: what the board said of itself.
-
-    Returns:
-        The config, and what was chosen in words; "" where the config says it itself.
-    """
+    """A config that names what to compile for, and in words what was chosen; "" where the config's own flags hold."""
     if knows_target(config, runtime):
         return config, ""
     info = RUNTIMES[runtime or config.runtime]

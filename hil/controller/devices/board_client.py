@@ -63,12 +63,8 @@ class Invocation:
     """One call's answer. Stamps are of the board's clock, seconds of the host's.
 
     Attributes:
-        outputs: name -> tensor.
-        iterations_ns: start and end of each.
-        warmup_ns: how long the warm-up took.
         host_ns: from sending to the last byte received, host clock.
         board_ns: from the last input byte to the outputs being ready to send; None where the board tells no times.
-        peak_memory_bytes: the worker's.
         cpu_ns: what the worker's threads together computed during the iterations, 0 where nothing is known of that.
         send_s: until the answer began.
         fetch_s: for the outputs.
@@ -104,9 +100,6 @@ class Loaded:
     """A program that is loaded on the board.
 
     Attributes:
-        program_id: names it in further calls.
-        function: the one that is run.
-        inputs, outputs: of that, in order.
         load_ns: how long loading took, by the board's clock; 0 where that is not known.
         worker_pid: the process that has it; 0 where none does.
         device: the device that it runs on; "" is the runtime's default.

@@ -9,10 +9,9 @@ from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
-from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind, LinkRequest, Say, is_lent
+from hil.controller.devices.links.link import LENT_KIND, BoardRequest, Link, LinkKind, is_lent
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
 from hil.controller.storage.packages import points
-from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.errors import UsageError
 
@@ -21,9 +20,9 @@ def _of_package(address: str) -> bool:
     return any(address.startswith(f"{entry.name}:") for entry in points("hil.links"))
 
 
-def _connect_by_package(request: LinkRequest) -> Link:
-    entry = next(entry for entry in points("hil.links") if request.address.startswith(f"{entry.name}:"))
-    link: Link = entry.load()(request.address, request.config)
+def _connect_by_package(request: BoardRequest) -> Link:
+    entry = next(entry for entry in points("hil.links") if request.target.startswith(f"{entry.name}:"))
+    link: Link = entry.load()(request.target, request.config)
     return link
 
 
@@ -43,42 +42,20 @@ def is_address(text: str) -> bool:
     return any(kind.is_address(text) for kind in KINDS)
 
 
-def open_link(
-    address: str,
-    config: BoardConfig,
-    *,
-    faults: tuple[str, ...] = (),
-    runtime: str = "",
-    purpose: str = "",
-    wait_s: float = 60.0,
-    say: Say = lambda text: None,
-    without_agent: str = "",
-) -> Link:
-    """Open the link for an address, or start the simulator where the config says so.
-
-    Args:
-        address: what ``--board`` gave, or "" for the config's own.
-        config: the board's config.
-        faults: for a simulator: faults to switch on.
-        runtime: the runtime that an agent must have which is put on the board now.
-        purpose: of a board that is lent: told to others who wait for a board.
-        wait_s: how long to wait while somebody else has the board.
-        say: told what goes on where it takes long.
-        without_agent: why the board is to be served by command; "" leaves it to the config.
+def open_link(request: BoardRequest) -> Link:
+    """Open the link to a board, or start the simulator where the config says so.
 
     Raises:
         UsageError: the address is none that a link takes.
         BoardError: nobody answers there, it refuses us, or no agent can be put there.
     """
-    where = address or config.connection.address
-    request = LinkRequest(where, config, address or config.name, faults, runtime, purpose, wait_s, say, without_agent)
     kind = next((kind for kind in KINDS if kind.is_for(request)), None)
-    if kind is None and not where:
+    name = request.config.name
+    if kind is None and not request.target:
         raise UsageError(
-            f"{config.name} is a kind of board and has no address",
-            hint=f"--board USER@HOST --runtime-hw-type {config.name}",
+            f"{name} is a kind of board and has no address", hint=f"--board USER@HOST --runtime-hw-type {name}"
         )
-    if faults and not (kind and kind.takes_faults):
+    if request.faults and not (kind and kind.takes_faults):
         raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
     # It says what is wrong with the address.
     return (kind or AGENT_KIND).connect(request)

@@ -41,11 +41,6 @@ Progress = Callable[[int], None]
 class AgentClient(AgentConnection):
     """The calls that an agent answers.
 
-    Args:
-        target: where it is.
-        board: how errors call it.
-        over: see :class:`AgentConnection`.
-
     Attributes:
         payload_bytes_sent: bytes of blobs sent so far.
     """
@@ -204,14 +199,7 @@ class AgentClient(AgentConnection):
     ) -> Invocation:
         """Run a program once warm, ``iterations`` times, and fetch the last outputs.
 
-        Args:
-            program_id: of :meth:`load`.
-            inputs: name -> tensor, in the program's order.
-            warmup: untimed runs before.
-            iterations: timed runs.
-            timeout: seconds for warm-up and iterations together.
             into: arrays that large outputs are written into (by output name), where they fit.
-            state: have the board say how it is after the run, too.
             most_bytes: the most that the outputs can take; None where nothing is known of them.
 
         Raises:
@@ -236,14 +224,7 @@ class AgentClient(AgentConnection):
     ) -> ProfilePass:
         """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
 
-        Args:
-            program_id: of :meth:`load`.
-            inputs: name -> tensor, in the program's order.
             tool: digest of the tool that the board's runtime lacks (``profile_tool`` in Describe); "" where it has it.
-            warmup: runs before those that count; the files hold them too.
-            iterations: runs that count.
-            timeout: seconds for all of it.
-
         Raises:
             UsageError: the program does not take these inputs.
             RunFailed: the runtime cannot profile, or its profiler failed, or what it says of its clock makes no sense.
@@ -302,9 +283,6 @@ class AgentClient(AgentConnection):
         """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
 
         Its errors are gRPC's own: whoever reads it is beside the run, never part of it.
-
-        Args:
-            period_s: 0.01 to 60.
         """
         return self._stub.Counters(pb.CountersRequest(period_ms=round(period_s * 1000)), metadata=self._token())
 

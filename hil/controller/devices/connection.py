@@ -43,16 +43,8 @@ _SLOWEST_BYTES_S = 10_000
 class Hold:
     """The session's stream: opened, kept alive by a thread, ended by close.
 
-    Args:
-        stub: the agent's methods.
-        metadata: of the call.
-        opening: the session that is asked for.
-        on_wait: told who has the board meanwhile.
-        on_silence: called when an agent that had opened the session is heard no more.
-
     Attributes:
         over: why the session was ended, "" while it was not.
-        silent: whether the agent is heard no more.
         token, fence: the session's.
     """
 
@@ -167,10 +159,6 @@ class InvokeStream:
     ) -> Invocation:
         """One call: the inputs' data goes after the start message, large outputs go ``into`` arrays where they fit.
 
-        Args:
-            start: what is called.
-            streams: the data of the inputs that are streamed.
-            into: output name -> array.
             limit_s: seconds from the last byte sent to the answer.
             names: of the program's outputs; None where they are not known.
             most: the most bytes that the outputs may take.
@@ -282,10 +270,7 @@ _LOOK_S = 5.0
 class AgentConnection:
     """A connection to one agent and the session on it.
 
-    Args:
-        target: where it is.
-        board: how errors call it.
-        over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
+    over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
     """
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:

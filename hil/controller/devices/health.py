@@ -23,12 +23,9 @@ PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 class Check:
     """What one check found.
 
-    Attributes:
-        name: what was checked.
-        state: ``pass``; ``warn``: models run, but times or room are doubtful; ``fail``: none can run; ``skip``: it does
-            not apply here.
-        found: what there is.
-        mend: what to do; "" where nothing is wrong.
+    state: ``pass``; ``warn``: models run, but times or room are doubtful; ``fail``: none can run; ``skip``: it does
+        not apply here.
+    mend: what to do; "" where nothing is wrong.
     """
 
     name: str
@@ -41,14 +38,7 @@ _CONNECT_S = 10.0
 
 
 def check_login(where: str, connection: Connection, *, board: str, base: Path) -> Generator[Check, None, Shell | None]:
-    """Check name, port, host key and login.
-
-    Args:
-        where: the address.
-        connection, board, base: as :func:`hil.controller.devices.ssh.connect.open_shell` takes them.
-
-    Returns:
-        A shell there, or None after a check that failed.
+    """Check name, port, host key and login; gives a shell, or None after a check that failed.
 
     Raises:
         UsageError: the address, or a file for SSH, is wrong.
@@ -135,14 +125,9 @@ _IN_WORDS = ("firmware throttling", " governor")
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What happened to a board meanwhile that makes a run's times, or the run itself, doubtful.
+    """Say what happened to a board between two Describes that makes times or the run doubtful, a sentence each.
 
-    Args:
-        before, after: what Describe said, as :attr:`hil.controller.devices.board.Board.info` has it. What is absent in
-            one of them says nothing.
-
-    Returns:
-        A sentence for each: it rebooted, throttled, was slowed, was set otherwise, its clock jumped.
+    What is absent in one of them says nothing.
     """
     boots = [info.get("machine", {}).get("boot_id", "") for info in (before, after)]
     if all(boots) and boots[0] != boots[1]:

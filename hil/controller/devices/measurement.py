@@ -62,10 +62,6 @@ _END_S = 2.0
 
 class CounterWatch:
     """Collects a board's counters in a thread of its own, from entering to leaving. It never fails what runs beside it.
-
-    Args:
-        start: opens the stream of ``pb.CounterSample``; raises what gRPC raises, or BoardError where there is none.
-
     Attributes:
         trouble: why there are no more samples; "" where nothing went wrong.
     """
@@ -145,12 +141,7 @@ def provenance_of(
 ) -> dict[str, Any]:
     """What run.json has under ``provenance`` for every board; what else one can tell is added by it.
 
-    Args:
-        board: what results call it.
-        info: what it said of itself, in the words of an agent's Describe.
-        shell: the way to it, where that is SSH: its host key belongs to the result.
-        runtime, version, device: what ran the program.
-        notes: what happened to the board meanwhile.
+    ``notes`` say what happened to the board meanwhile. Where the way to it is SSH, its host key belongs to the result.
     """
     return {
         "board": board,
@@ -172,9 +163,7 @@ def placed(result: RunResult, placement: Placement | None, asked: RequestedDevic
     """The result with where the program ran in its provenance: ``placement``, and a note on what ran ``elsewhere``.
 
     Args:
-        result: of :func:`provenance_of` has its provenance.
         placement: where the program ran; None where the board does not tell.
-        asked: where it was to run.
         no_fallback: whether any node elsewhere is an error.
 
     Raises:

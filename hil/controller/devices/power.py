@@ -28,13 +28,7 @@ _SHOWN = 400
 def switch(power: Power, action: str, *, board: str) -> str:
     """Do one action, once: nothing here is tried again, since a reset done twice is another thing.
 
-    Args:
-        power: the board's hooks.
-        action: ``reset``, ``off``, ``on`` or ``cycle``; a cycle without a hook is off, a pause, on.
-        board: its name, for errors.
-
-    Returns:
-        What the hook printed or answered.
+    A cycle without a hook is off, a pause, on. Returns what the hook printed or answered.
 
     Raises:
         UsageError: the config has no hook for it, or its program is not there.
@@ -69,15 +63,6 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: Say) -> 
     """Connect to a board; one that does not answer is reset, then its power is cycled, as far as there are hooks.
 
     A board that answers but refuses us is left alone: a reset would not change its mind.
-
-    Args:
-        connect: makes the connection.
-        power: the board's hooks.
-        board: its name.
-        say: told what is done.
-
-    Returns:
-        What ``connect`` made.
 
     Raises:
         BoardLost, BoardUnreachable: it does not answer after all that; the message says what was tried.

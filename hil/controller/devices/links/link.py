@@ -48,30 +48,37 @@ class Link:
 
 
 @dataclass(frozen=True)
-class LinkRequest:
-    """What a link is opened for.
+class BoardRequest:
+    """What a board is opened for.
 
     Attributes:
-        address: what ``--board`` gave, or else the config's own; "" where neither names one.
-        config: the board's config.
-        board: how errors call the board.
+        address: what ``--board`` gave; "" leaves it to the config.
         faults: for a simulator: faults to switch on.
         runtime: the runtime that is going to be used; "" is the config's.
-        purpose: of a board that is lent: told to others who wait for a board.
-        wait_s: how long to wait while somebody else has the board.
+        purpose: told to others who wait for the board.
+        wait_s: how long to wait while somebody else has it.
         say: told what goes on where it takes long.
         without_agent: why the board is served by command; "" where its config does not ask for that.
     """
 
     address: str
     config: BoardConfig
-    board: str
     faults: tuple[str, ...] = ()
     runtime: str = ""
     purpose: str = ""
     wait_s: float = 60.0
     say: Say = lambda text: None
     without_agent: str = ""
+
+    @property
+    def board(self) -> str:
+        """How results and errors call the board."""
+        return self.address or self.config.name
+
+    @property
+    def target(self) -> str:
+        """The address that a link leads to; "" where neither the user nor the config names one."""
+        return self.address or self.config.connection.address
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,14 @@ class LinkKind:
     """
 
     name: str
-    connect: Callable[[LinkRequest], Link]
+    connect: Callable[[BoardRequest], Link]
     is_address: Callable[[str], bool] = lambda text: False
-    serves: Callable[[LinkRequest], bool] | None = None
+    serves: Callable[[BoardRequest], bool] | None = None
     takes_faults: bool = False
 
-    def is_for(self, request: LinkRequest) -> bool:
+    def is_for(self, request: BoardRequest) -> bool:
         """Whether a request is for this kind."""
-        return self.serves(request) if self.serves is not None else self.is_address(request.address)
+        return self.serves(request) if self.serves is not None else self.is_address(request.target)
 
 
 _GROUP = "hil.board_providers"
@@ -184,8 +191,8 @@ def provider_of(address: str) -> tuple[BoardProvider, str]:
     raise UsageError(f"nobody lends boards of {address}")
 
 
-def _connect(request: LinkRequest) -> Link:
-    provider, selector = provider_of(request.address)
+def _connect(request: BoardRequest) -> Link:
+    provider, selector = provider_of(request.target)
     return provider.connect(
         selector, runtime=request.runtime, purpose=request.purpose, wait_s=request.wait_s, say=request.say
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import tenacity
 
 from hil.controller.devices.board_client import BoardClient, Target
-from hil.controller.devices.links.link import Link, LinkKind, LinkRequest
+from hil.controller.devices.links.link import BoardRequest, Link, LinkKind
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.errors import BoardError, BoardLost, UsageError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class _AgentlessLink:
     """The shell, which is opened anew after a break."""
 
-    def __init__(self, request: LinkRequest) -> None:
+    def __init__(self, request: BoardRequest) -> None:
         self._request = request
         self._shell = self._opened()
         self.link = Link(Target(""), self._close, renew=self._renew, shell=self._shell, connect=self._client)
@@ -31,7 +31,7 @@ class _AgentlessLink:
         from hil.controller.devices.ssh.connect import open_shell
 
         request, config = self._request, self._request.config
-        return open_shell(request.address, config.connection, board=request.board, base=config.path.parent)
+        return open_shell(request.target, config.connection, board=request.board, base=config.path.parent)
 
     def _client(self, board: str) -> BoardClient:
         from hil.controller.devices.agentless.client import CommandClient
@@ -56,10 +56,10 @@ class _AgentlessLink:
             self._shell.close()
 
 
-def _connect_command(request: LinkRequest) -> Link:
-    if not is_ssh_address(request.address):
+def _connect_command(request: BoardRequest) -> Link:
+    if not is_ssh_address(request.target):
         raise UsageError(
-            f"programs run by command over SSH only, and {request.address or 'no address'} is none for that",
+            f"programs run by command over SSH only, and {request.target or 'no address'} is none for that",
             board=request.board,
             hint="--board USER@HOST, or an address in the config's [connection]",
         )
@@ -80,7 +80,7 @@ _TRIES = 3
 class _SshLink:
     """The shell and the tunnel, which are made anew together after a break."""
 
-    def __init__(self, request: LinkRequest) -> None:
+    def __init__(self, request: BoardRequest) -> None:
         self._request = request
         self.link = Link(Target(""), self._close, self._log, self._renew)
         self._open()
@@ -98,13 +98,13 @@ class _SshLink:
 
         request = self._request
         config, settings, say = request.config, request.config.connection, request.say
-        self._shell: Shell = open_shell(request.address, settings, board=request.address, base=config.path.parent)
+        self._shell: Shell = open_shell(request.target, settings, board=request.target, base=config.path.parent)
         for path in {hop.source.path for hop in self._shell.hops if isinstance(hop.source, FileKey)}:
             if text := exposure(path):
                 say(f"{text}: ssh itself would not use it; mend it with: chmod 600 {shlex.quote(str(path))}")
         try:
             runtimes = (request.runtime or config.runtime,)
-            place = ensure_agent(self._shell, folder=settings.folder, runtimes=runtimes, board=request.address, say=say)
+            place = ensure_agent(self._shell, folder=settings.folder, runtimes=runtimes, board=request.target, say=say)
             self._tunnel = self._tunnel_to(place)
         except BaseException:
             self._shell.close()
@@ -121,7 +121,7 @@ class _SshLink:
         try:
             return open_any_tunnel(self._shell, place.socket, place.python, self._request.say)
         except NoWay as error:
-            raise NoAgentHere(error.message, board=self._request.address, hint=COMMAND_HINT) from error
+            raise NoAgentHere(error.message, board=self._request.target, hint=COMMAND_HINT) from error
 
     def _renew(self) -> Target:
         self._close()
