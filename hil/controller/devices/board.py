@@ -428,6 +428,7 @@ class LoadedProgram:
         """Run once more, under the runtime's profiler; its tool is sent first where the board lacks it.
 
         Args:
+
         Raises:
             RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.
             LoadFailed, BoardError: there is no profiling tool for the board.

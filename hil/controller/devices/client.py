@@ -199,6 +199,7 @@ class AgentClient(AgentConnection):
     ) -> Invocation:
         """Run a program once warm, ``iterations`` times, and fetch the last outputs.
 
+        Args:
             into: arrays that large outputs are written into (by output name), where they fit.
             most_bytes: the most that the outputs can take; None where nothing is known of them.
 
@@ -224,7 +225,9 @@ class AgentClient(AgentConnection):
     ) -> ProfilePass:
         """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
 
+        Args:
             tool: digest of the tool that the board's runtime lacks (``profile_tool`` in Describe); "" where it has it.
+
         Raises:
             UsageError: the program does not take these inputs.
             RunFailed: the runtime cannot profile, or its profiler failed, or what it says of its clock makes no sense.

@@ -159,6 +159,7 @@ class InvokeStream:
     ) -> Invocation:
         """One call: the inputs' data goes after the start message, large outputs go ``into`` arrays where they fit.
 
+        Args:
             limit_s: seconds from the last byte sent to the answer.
             names: of the program's outputs; None where they are not known.
             most: the most bytes that the outputs may take.

@@ -62,6 +62,7 @@ _END_S = 2.0
 
 class CounterWatch:
     """Collects a board's counters in a thread of its own, from entering to leaving. It never fails what runs beside it.
+
     Attributes:
         trouble: why there are no more samples; "" where nothing went wrong.
     """

@@ -63,15 +63,8 @@ _LOADER = (
 
 @dataclass(frozen=True)
 class Plan:
-    """An agent to be: what it is made of and what it runs on.
-
-    Attributes:
-        folder: hil's folder on the board, absolute.
-        build: the agent's content id.
-        recipe: what it was made to.
-        runtimes: the runtimes that it has.
-        python: the interpreter on the board.
-        packages: its packages' names.
+    """An agent to be: what it is made of (``build``: its content id, ``recipe``: what it was made to) and what it
+    runs on.
     """
 
     folder: str
@@ -164,15 +157,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """An agent that runs on a board.
-
-    Attributes:
-        socket: its Unix socket there.
-        folder: hil's folder there.
-        build: the agent's content id, which Describe tells too.
-        python: the interpreter that it runs on.
-        pushed_bytes: what was sent to the board.
-    """
+    """An agent that runs on a board; ``build`` is its content id, which Describe tells too."""
 
     socket: str
     folder: str
@@ -183,13 +168,7 @@ class AgentPlace:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an agent is to be made of, wherever it will run.
-
-    Attributes:
-        files: hil's own.
-        agent: the packages that it needs.
-        runtimes: the runtimes that are asked for.
-    """
+    """What an agent is to be made of, wherever it will run: hil's own files, its packages, the runtimes asked for."""
 
     files: dict[str, File]
     agent: Group

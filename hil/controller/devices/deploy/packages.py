@@ -97,10 +97,7 @@ class Package:
 
     Attributes:
         id: its folder's name on the board, ``numpy-2.4.6-<digest>``.
-        title: ``numpy 2.4.6``.
         path: the gzipped tar.
-        size: how many bytes that has.
-        sha256: its digest.
         disk_bytes: what its files take on a disk.
     """
 
@@ -232,12 +229,7 @@ _EVERY_S = 10.0
 
 
 class Progress:
-    """Tells how far something has come, every ten seconds: of what is done sooner nothing is heard.
-
-    Args:
-        say: told it, in a line.
-        what: what goes on, such as ``pushing``.
-    """
+    """Tells how far something has come, every ten seconds: of what is done sooner nothing is heard."""
 
     def __init__(self, say: Callable[[str], None], what: str) -> None:
         self._say = say
@@ -262,11 +254,7 @@ COMMAND_HINT = 'the board can be served without an agent: set runtime.kind = "co
 
 @contextlib.contextmanager
 def at_home() -> Iterator[None]:
-    """This machine's own troubles with files, which are none of the board's.
-
-    Raises:
-        StorageError: in place of any OSError.
-    """
+    """Turn this machine's own troubles with files, which are none of the board's, into StorageError."""
     try:
         yield
     except OSError as error:

@@ -23,15 +23,7 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True)
 class Installed:
-    """The agent that was deployed last.
-
-    Attributes:
-        build: its content id.
-        recipe: what it was made to.
-        runtimes: the runtimes it was given.
-        python: the interpreter that it runs on.
-        packages: its packages' names.
-    """
+    """The agent that was deployed last: ``build`` is its content id, ``recipe`` what it was made to."""
 
     build: str
     recipe: str
@@ -223,11 +215,7 @@ def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:
 
 
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
-    """End the agent; returns whether one ran.
-
-    Args:
-        shell, folder, board: as for :func:`hil.controller.devices.deploy.ensure.ensure_agent`.
-        force: end it even if somebody has the device, or if it does not answer any more.
+    """End the agent; returns whether one ran. ``force`` ends it even if somebody has the device, or if it is silent.
 
     Raises:
         BoardBusy: somebody has the device; the agent leaves once that session has ended.

@@ -198,13 +198,8 @@ def _unreached(said: str) -> bool:
 
 
 def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter, board: str) -> BoardError:
-    """Why a package was not to be had: nobody publishes it, or there was nowhere to look.
-
-    Args:
-        name: the package; "" where pip did not come as far as that.
-        requirement: the versions of it that would do.
-        said: what pip said.
-        interpreter, board: whom it was for.
+    """Why a package (``name``; "" where pip did not come as far) was not to be had: nobody publishes it, or no index
+    answers.
     """
     where = {"board": board, "stage": STAGE, "detail": said.strip()[-4000:]}
     looked = _LOOKED.search(said)
@@ -292,15 +287,12 @@ _DOWNLOAD_S = 600.0
 
 
 def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache: Cache, board: str) -> Path:
-    """One of IREE's tools for a Linux board.
+    """One of IREE's tools for a Linux board, kept in the cache.
 
     Args:
-        tool: its name: ``iree-run-module``, ``iree-benchmark-module``.
         arch: the board's, as ``uname -m`` says.
         libc: the board's, as ``glibc 2.36``; "" where it does not tell.
         version: of IREE; "" is this host's own.
-        cache: where the tool is kept.
-        board: the board's name, for messages.
 
     Raises:
         LoadFailed: there is none for such a board.

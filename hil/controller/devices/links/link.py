@@ -23,11 +23,8 @@ class Link:
     """A way to a board, as long as it is open.
 
     Attributes:
-        target: where the agent is reached.
-        close: ends what the link started.
         log: what the far side's process printed so far, for an error's detail.
         renew: mends the way after a break, where it can be, and gives the target anew.
-        shell: commands on the board, where it is reached over SSH.
         pushed_bytes: what the link itself sent to the board, to put an agent there.
         build: the agent that the link put there or found, as Describe calls it; "" where any will do.
         config: the board's config, where only who is at the far end decides which board it is.
@@ -53,10 +50,8 @@ class BoardRequest:
 
     Attributes:
         address: what ``--board`` gave; "" leaves it to the config.
-        faults: for a simulator: faults to switch on.
         runtime: the runtime that is going to be used; "" is the config's.
         purpose: told to others who wait for the board.
-        wait_s: how long to wait while somebody else has it.
         say: told what goes on where it takes long.
         without_agent: why the board is served by command; "" where its config does not ask for that.
     """
@@ -86,12 +81,10 @@ class LinkKind:
     """A kind of link; :mod:`hil.controller.devices.board_resolver` lists them.
 
     Attributes:
-        name: for people.
         connect: opens a link. It imports what is heavy when it is called. It raises UsageError for an address or a
             config that is wrong, and BoardError where nobody answers, the board refuses us, or cannot be used.
         is_address: whether a text is an address of this kind, and not a board's name or config file.
         serves: whether a request is for this kind; None: its address tells.
-        takes_faults: whether faults can be switched on.
     """
 
     name: str
@@ -140,14 +133,7 @@ class BoardProvider(Protocol):
     """Lends boards."""
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
-        """The link to a board, which is given back when the link is closed.
-
-        Args:
-            selector: what the board must be; "" is any.
-            runtime: the one that is going to be used; "" is the board's own.
-            purpose: told to others who wait for a board.
-            wait_s: how long to wait for one.
-            say: told what goes on while waiting.
+        """The link to a board, which is given back when the link is closed; options are those of :class:`BoardRequest`.
 
         Raises:
             UsageError: no provider is known here, or the selector cannot be read.

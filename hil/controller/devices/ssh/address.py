@@ -82,8 +82,7 @@ _DEEPEST = 16
 class HostSettings:
     """What the ssh config says about a host.
 
-    Attributes:
-        identities: private keys, in the order to try.
+    Args:
         only_identities: whether keys of the agent that are not among them are left out.
         known_hosts: files of pinned host keys; empty leaves it to the usual ones.
         jumps: the machines on the way, the nearest first.
@@ -195,9 +194,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
     """The pinned keys of some files, and paramiko's policy for hosts that have none there.
 
     Args:
-        files: known_hosts files; new keys are written to the first. Absent ones are empty.
         accept_new: pin the key of a host that has none.
-        board: for errors.
         direct: whether the host is reached without a jump, so that ``ssh-keyscan`` can ask it.
 
     Raises:

@@ -91,7 +91,6 @@ class Questions(AuthSource):
     """What the server itself asks: a password, a code.
 
     Args:
-        username: who logs in.
         answer: gives the answer to a prompt that may be shown while it is typed, or not; "" ends it.
 
     Attributes:
@@ -137,7 +136,6 @@ class Login:
     """The ways to log in to one machine.
 
     Args:
-        user: who logs in.
         host: what prompts call the machine.
         identity: the key that was asked for, tried first, or None.
         identities: the ssh config's keys; with neither of these, the usual ones of ``~/.ssh`` are tried.
@@ -364,17 +362,7 @@ class ProxyFailed(BoardUnreachable):
 def connect(address: Address, settings: Connection, *, board: str, base: Path, timeout: float) -> tuple[Hop, ...]:
     """Log in to a machine, through others where the ssh config says so; the last hop is the machine itself.
 
-    Args:
-        address: the machine.
-        settings: which key and which pinned host keys to use.
-        board: for errors.
-        base: the folder that relative paths of the settings are relative to.
-        timeout: seconds for each of: connecting, the server's greeting, logging in.
-
-    Raises:
-        UsageError: a file of the settings or of the ssh config is wrong.
-        HostKeyRefused: a host key is not the pinned one.
-        BoardUnreachable: nobody answers, or we are not let in.
+    Arguments and errors are those of :func:`open_shell`.
     """
     _check_login()
     wish = _Wish(settings, board, base, timeout)
@@ -393,14 +381,11 @@ def open_shell(address: str, connection: Connection, *, board: str, base: Path, 
     """Log in to a board.
 
     Args:
-        address: as a user writes it: ``USER@HOST[:PORT]``, ``ssh:HOST``.
-        connection: the board config's: which key, which pinned host keys.
-        board: how errors call the board.
         base: the folder that relative paths in the config are relative to.
         timeout: seconds for each of: connecting, the server's greeting, logging in.
 
     Raises:
-        UsageError: the address, or a file of the config, is wrong.
+        UsageError: the address, or a file of the config or of ssh's own, is wrong.
         HostKeyRefused: the host key is not the pinned one, or none is pinned.
         BoardUnreachable: nobody answers, or we are not let in.
     """

@@ -62,16 +62,9 @@ def execute(
     most: int = MOST_OUT,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[int, str]:
-    """Run a command line; returns its exit code and the end of what it wrote to stderr.
+    """Run a command line of the login's shell; returns its exit code and the end of what it wrote to stderr.
 
-    Args:
-        transport: an open one.
-        command: for the login's shell.
-        source: what the command reads.
-        sink: takes what it writes to stdout.
-        timeout: seconds, for all of it.
-        most: bytes that it may write to stdout.
-        progress: told the bytes of each piece of the source that was sent.
+    It may write ``most`` bytes to stdout, which go to the sink.
 
     Raises:
         TimeoutError: it did not end in time.
@@ -135,7 +128,6 @@ def own_output(channel: paramiko.Channel, left: Callable[[], float | None]) -> I
     """What a command itself writes to stdout, piece by piece: without the lines that a login prints before.
 
     Args:
-        channel: on which it was begun.
         left: the seconds that the next piece may take; None is any time.
 
     Raises:
@@ -339,10 +331,7 @@ _END_S = 3.0
 class Done:
     """How a command ended.
 
-    Attributes:
-        argv: the command.
-        code: its exit code; 128 + N where signal N ended it.
-        out: what it wrote to stdout.
+    Args:
         err: what it wrote to stderr, the last 64 KiB of it.
     """
 
@@ -362,9 +351,6 @@ class Shell:
 
     Attributes:
         address: ``USER@HOST[:PORT]``, for messages.
-        fingerprint: the host key's, ``SHA256:...``.
-        user: who is logged in.
-        board: how errors call the board.
         hops: the machines that we are logged in to; the last is the board.
     """
 
@@ -401,9 +387,7 @@ class Shell:
         The arguments arrive on the board as they are: nothing in them is expanded.
 
         Args:
-            argv: the program and its arguments.
             stdin: what it reads: bytes, or a file's contents; otherwise it finds the end at once.
-            timeout: seconds that it may take altogether.
             check: whether a code other than 0 is an error.
             progress: told the bytes of each piece of ``stdin`` that was sent.
 
@@ -429,14 +413,8 @@ class Shell:
     def put(self, local: Path, remote: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         """Send a file. It appears under its name once it is complete, and replaces what had that name.
 
-        Args:
-            local: the file here.
-            remote: its name there; its folder must be there.
-            mode: its permissions there.
-            progress: told the bytes of each piece that was sent.
-
         Raises:
-            BoardError: it cannot be written there.
+            BoardError: it cannot be written there: its folder must be there.
             BoardLost: the link broke.
         """
         part = f"{remote}.{secrets.token_hex(4)}.part"

@@ -185,11 +185,7 @@ class Hop:
     """A machine that we are logged in to: the board, or one on the way to it.
 
     Attributes:
-        connection: fabric's, open.
-        source: what let us in.
-        host_key: what the machine showed.
         proxy_command: the command that leads there in place of a TCP connection, or "".
-        proxy: that command, running.
     """
 
     connection: fabric.Connection

@@ -72,14 +72,7 @@ class Streamlocal:
 
 
 class Pump:
-    """Listens on a local socket, and carries what comes in to a socket on the far side and back.
-
-    Args:
-        transport: an open connection.
-        local: the socket to make here.
-        remote: the socket there.
-        far: leads to it.
-    """
+    """Listens on a local socket, and carries what comes in to a socket on the far side and back."""
 
     def __init__(self, transport: Transport, local: Path, remote: str, far: FarSide) -> None:
         self._transport = transport
@@ -146,11 +139,6 @@ class NoAgent(NoRelay):
 
 class TcpRelay:
     """A helper that listens on a loopback port of the board, for whoever has its token.
-
-    Args:
-        transport: an open connection.
-        python: the board's interpreter.
-        remote: the agent's socket there.
 
     Raises:
         NoRelay: it does not run.
@@ -288,11 +276,7 @@ class _Way(Protocol):
 
 
 class Tunnel:
-    """A tunnel to a socket on a board.
-
-    Attributes:
-        address: the local end, ``unix:PATH``.
-    """
+    """A tunnel to a socket on a board; its local end is ``address``, ``unix:PATH``."""
 
     def __init__(self, shell: Shell, remote_socket: str, far: FarSide | None) -> None:
         self._kept = contextlib.ExitStack()
@@ -329,7 +313,6 @@ def open_tunnel(
     Args:
         shell: a login on the board. OpenSSH's client logs in again, with the same key to the same host keys, through
             the same jumps.
-        remote_socket: the socket's absolute path there.
         openssh_client: whether to use OpenSSH's client, which is the faster one; by default where there is one
             that can log in: it is given no passwords. What it cannot do then, our own connection does.
         say: told where OpenSSH's client could not do it.
@@ -356,12 +339,6 @@ def open_tunnel(
 
 def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> Tunnel:
     """Make a way to a Unix socket on a board on which somebody listens now, by the best means that its sshd allows.
-
-    Args:
-        shell: a login on the board.
-        remote_socket: the socket's absolute path there.
-        python: an interpreter there.
-        say: told the way where it is not the usual one.
 
     Raises:
         NoWay: there is none.
