@@ -87,7 +87,6 @@ def read(body: bytes, op: str, iterations: int = 0) -> Answer:
     """The answer in a worker's message.
 
     Args:
-        body: its bytes.
         op: the order that it answers: prepare, load, invoke or profile.
         iterations: of an invoke.
 

@@ -94,7 +94,6 @@ class ForkServer:
     """The process that forks workers for one runtime; started anew if it dies.
 
     Args:
-        reference: the runtime's class, ``module:Class``.
         light: the class can be asked here what it is, and the process waits until it is needed.
         memory_limit: most bytes that a program may take; 0 is the machine's memory.
     """

@@ -225,12 +225,7 @@ class BlobStore:
         return sorted(one for one in _files(self.root / "partial") if one[2] not in busy)
 
     def _make_room(self, digest: str, size: int, have: int) -> None:
-        """Evict what the quota asks for, and refuse what the disk cannot hold.
-
-        Args:
-            digest, size: the upload that is going to begin.
-            have: how much of it is here from before.
-        """
+        """Evict what the quota asks for, and refuse what the disk cannot hold."""
         partials = self._partials(digest)
         kept = [one for one in partials[1 - _PARTIALS_KEPT :] if time.time() - one[0] <= _PARTIAL_KEPT_S]
         for one in partials:
@@ -428,9 +423,6 @@ def _files(folder: Path) -> list[tuple[float, int, Path]]:
 
 class StoreLock:
     """Keeps a store to one agent, from now until :meth:`release` or the agent's end, however that comes.
-
-    Args:
-        root: the store's folder, made if needed.
 
     Raises:
         UsageError: another agent has it, or the folder cannot be used.

@@ -126,10 +126,8 @@ class Worker:
         """The answer to the oldest order not yet answered.
 
         Args:
-            op: what was ordered.
             timeout: most seconds until all of it is there,
             begun: from this reading of the monotonic clock on.
-            iterations: that were ordered.
 
         Raises:
             StageTimeout: it took longer than ``timeout`` seconds; the worker was killed.
@@ -160,7 +158,6 @@ class Worker:
         """Order a load and wait for its answer; raises as :meth:`answer`.
 
         Args:
-            order: what to load.
             timeout: most seconds for the runtime's getting ready and the load together.
             meanwhile: called when the runtime is ready and the load has begun.
         """
@@ -272,8 +269,6 @@ class Supervisor:
     """Workers by runtime, with one kept ready for each runtime and device that a session used last.
 
     Args:
-        runtimes: name -> ``module:Class``.
-        options: for every runtime.
         memory_limit: most bytes that a program may take; 0 is the machine's memory.
     """
 

@@ -67,12 +67,9 @@ def verify_bundle(
     """Run every case of these methods here and compare what comes out with what is expected.
 
     Args:
-        bundle: that they are of.
-        methods: of the bundle.
         device: the runtime's; "" is its default.
         timeout: seconds for loading, and for each case.
         no_fallback: whether a node that runs on another device than it was told to is an error.
-        watch: told of each case as it ends.
 
     Raises:
         UsageError: this machine has no such runtime.

@@ -62,8 +62,6 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
     """A simulated board's agent and the address it is reached at.
 
     Args:
-        options: fields of :class:`AgentConfig` (listen, store, ...).
-        board: its config; ``[simulator]`` describes the device.
         fault_texts: faults besides those of the config.
         sandbox: whether programs run in one: a word of :data:`SANDBOX`.
 

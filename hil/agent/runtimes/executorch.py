@@ -95,7 +95,6 @@ class ExecuTorchProgram:
 
     Args:
         held: the program and, where it was not a file, its bytes, which it points into: they must outlive the method.
-        method: what the file says of it.
     """
 
     def __init__(self, held: tuple[bytes, Any], method: Method) -> None:

@@ -66,14 +66,7 @@ class OnnxRuntime:
 
 
 class OnnxProgram:
-    """A session; its one function is the graph.
-
-    Args:
-        session: of the model.
-        provider: the execution provider that it was made for.
-        function: its name, for the record.
-        make: makes another session of the same model.
-    """
+    """A session; its one function is the graph."""
 
     def __init__(
         self,

@@ -44,7 +44,6 @@ def run_command(argv: Sequence[str], folder: Path, wanted: Path) -> None:
     """Run a profiling command in a folder, in this process's group: it ends with the worker.
 
     Args:
-        argv: the command.
         folder: where it runs, and where what it says is kept meanwhile.
         wanted: the file that it is to write.
 
@@ -79,8 +78,6 @@ def executable(tool: Path, folder: Path, name: str) -> Path:
 
     Args:
         tool: the file, which may not be executable.
-        folder: where the copy goes.
-        name: how it is called there.
     """
     copy = folder / name
     shutil.copyfile(tool, copy)

@@ -42,11 +42,7 @@ class TfLiteRuntime:
 
 
 class TfLiteProgram:
-    """A signature.
-
-    Args:
-        opened: opens it.
-    """
+    """A signature."""
 
     def __init__(self, opened: Callable[[], Signature]) -> None:
         self._open = opened

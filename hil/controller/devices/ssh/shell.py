@@ -329,11 +329,7 @@ _END_S = 3.0
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended.
-
-    Args:
-        err: what it wrote to stderr, the last 64 KiB of it.
-    """
+    """How a command ended: its exit code, 128 + N where signal N ended it, and the last 64 KiB of stderr."""
 
     argv: tuple[str, ...]
     code: int
