@@ -141,7 +141,7 @@ class Worker:
         except ipc.Late:
             raise self._late(stage, timeout) from None
         except ipc.Closed:
-            raise self._obituary(stage) from None
+            raise self._exit_error(stage) from None
         except ipc.Garbled as why:
             self.kill()
             raise answers.nonsense(str(why)).located(stage=stage) from None
@@ -209,7 +209,7 @@ class Worker:
             hint="raise the limit with --timeout, or see whether the program hangs",
         )
 
-    def _obituary(self, stage: str) -> HilError:
+    def _exit_error(self, stage: str) -> HilError:
         """Why the worker is gone."""
         # The news of its death comes by way of the fork server, which a busy machine may keep waiting.
         self._exited.wait(_NEWS_S)

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from hil.agent.runtimes import profiling
+from hil.agent.runtimes import ClockPairs
 from hil.core.results import Part, Placement
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
@@ -141,7 +141,7 @@ class OnnxProgram:
             session = self._make(options)
             # What it counts its microseconds from.
             start_ns = session.get_profiling_start_time_ns()
-            clocks = profiling.ClockPairs(lambda: time.time_ns() - start_ns)
+            clocks = ClockPairs(lambda: time.time_ns() - start_ns)
             clocks.look()
             for _ in range(warmup + iterations):
                 self._run(session)

@@ -212,7 +212,7 @@ class _Worker:
         begun = False
         while (line := self._read_line(deadline)) is not None:
             if not line:
-                raise (IsolatedCrash if begun else _NeverBegun)(self._epitaph(), detail=_tail(log, log_start))
+                raise (IsolatedCrash if begun else _NeverBegun)(self._exit_text(), detail=_tail(log, log_start))
             if begun:
                 return _reply(line)
             begun = True
@@ -240,7 +240,7 @@ class _Worker:
         del self._received[: end + 1]
         return line
 
-    def _epitaph(self) -> str:
+    def _exit_text(self) -> str:
         killed = self._killed
         try:
             code = self._process.wait(_REAP_S)
