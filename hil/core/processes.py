@@ -2,8 +2,8 @@
 
 On Linux a process whose parent has died comes to the nearest process above that asked for such (a subreaper). The
 agent's fork servers and workers ask, so whatever a worker started, however deep and in whatever session, stays below
-it, and below the fork server once the worker has ended. The agent asks too, for a fork server may be killed. Elsewhere a
-process that leaves its worker's group is not found.
+it, and below the fork server once the worker has ended. The agent asks too, for a fork server may be killed.
+Elsewhere a process that leaves its worker's group is not found.
 """
 
 from __future__ import annotations

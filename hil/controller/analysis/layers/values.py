@@ -124,12 +124,6 @@ def activations(
 
     Args:
         model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts.
-        inputs: every input by name.
-        cache: keeps the values by model, inputs and the references' versions.
-        isolated: computes them.
-        recompute: compute even if the cache has them.
-        timeout: seconds for each reference, or None.
-        log: output is appended here.
 
     Raises:
         UsageError: the model is not ONNX and cannot be converted.
@@ -188,11 +182,8 @@ def layer_inputs(
     """Return a layer's input values by name, in its model's order.
 
     Args:
-        layer: of the model that the activations are of.
-        activations: of :func:`activations`.
         mode: ``real``: the reference's values in the whole model; ``random``: seeded values of the same dtype and
             shape, between the least and the greatest of the real ones (bools and strings: any).
-        seed: of the random values.
 
     Raises:
         UsageError: the mode is unknown.
@@ -289,8 +280,6 @@ def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> 
     """Copy a layer's model to a folder, and its input and output values as .npy to a subfolder of the layer's name.
 
     Args:
-        layer: to save.
-        activations: of the whole model.
         folder: created if needed; files of the same names are overwritten.
 
     Raises:
@@ -316,8 +305,6 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
     """Compute all values that depend on the inputs, and save them in the model's order. Runs in an isolated process.
 
     Args:
-        path: the ONNX model.
-        dims: sizes of symbolic dimensions.
         oracle: ``onnxruntime`` or ``onnx-reference``.
         inputs, outputs: folders, as :mod:`hil.controller.storage.tensor_files` writes them.
 

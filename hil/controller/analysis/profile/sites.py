@@ -61,7 +61,6 @@ class Region:
 
     Attributes:
         loop: the loop of the program around it; "" for none.
-        sites: at least one.
     """
 
     loop: str
@@ -80,7 +79,6 @@ class Sites:
     Attributes:
         regions: in the program's order.
         op_types: node -> its type, in the model's order.
-        notes: on what is not available, a line each.
     """
 
     regions: Sequence[Region]
@@ -174,10 +172,6 @@ def dispatch_sites(
     Args:
         model: of the program, before any conversion. A compiled model (``vmfb``) has no known sites.
         artifact: the program; its flags are used. A program of several models has no known sites.
-        cache: keeps the sites.
-        isolated: runs the compiler.
-        timeout: its limit in seconds.
-        log: its output is appended here.
 
     Raises:
         CompileFailed, CompileCrashed, StageTimeout: the compiler failed before.
@@ -235,12 +229,7 @@ def build(
     """Compile to the phase *stream* and read the sites. Runs in an isolated process.
 
     Args:
-        model: the ONNX or MLIR file.
-        format: ``onnx`` or ``mlir``.
-        dims: sizes of symbolic dimensions (ONNX).
         op_types: a JSON file with the types of the names in MLIR's locations, in the model's order; or None.
-        flags: of the program.
-        log: the file that standard error goes to.
 
     Returns:
         ``regions``: a list of {``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}, see :class:`Region`;
