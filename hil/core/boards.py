@@ -112,7 +112,6 @@ def load_board(name: str, *, typed: bool = True) -> BoardConfig:
     """The config of a board's name or of a file.
 
     Args:
-        name: what was named.
         typed: whether the user named it here and now: a file that they typed is trusted, any other one is as one that
             its name found.
 
@@ -191,7 +190,6 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     """The board config that a text is.
 
     Args:
-        text: TOML.
         path: the file that it is from, or would be: its name is the board's where the text tells none.
 
     Raises:
@@ -273,7 +271,6 @@ def parse_power(table: Mapping[str, Any], where: Path) -> Power:
     """The ``[power]`` table, as it is read from TOML.
 
     Args:
-        table: the table.
         where: its file. A program that is named by a relative path lies beside it, and never in the folder that hil
             happens to be called in.
 
@@ -333,10 +330,6 @@ def _http(value: dict[str, Any], where: str) -> Http:
 
 def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
     """The ``[runtime]`` table of a board config.
-
-    Args:
-        values: the table.
-        path: the config, for messages.
 
     Raises:
         UsageError: a key, a value or a placeholder is none that hil knows.

@@ -34,7 +34,6 @@ class Hasher:
     """An incremental digest.
 
     Args:
-        algorithm: one of :data:`ALGORITHMS`.
         threads: most that BLAKE3 may use for one piece.
 
     Raises:

@@ -57,7 +57,6 @@ class Header:
     """What a .npy file says of its array.
 
     Attributes:
-        dtype, shape: the array's.
         fortran: the first index changes fastest.
         bytes: how many bytes the header itself takes.
     """
@@ -87,9 +86,7 @@ def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | No
     """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
 
     Args:
-        path: the file.
         dtype: the tensor's, where it is known.
-        mmap: map the file instead of reading it.
         fits: as :func:`read_npy` asks it.
 
     Raises:
@@ -102,7 +99,6 @@ def typed(array: Array, dtype: str) -> Array:
     """A tensor as it was before numpy's format forgot its dtype: raw bytes become ``dtype``, fixed-width text strings.
 
     Args:
-        array: what was read.
         dtype: the tensor's, "" where it is not known.
     """
     if is_raw(array.dtype, dtype):
@@ -119,8 +115,6 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
     """The array of a .npy file.
 
     Args:
-        path: the file.
-        mmap: map it instead of reading it.
         fits: asked before room is made; its answer does not count, what it raises does.
 
     Raises:
@@ -156,9 +150,6 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
 class Npz:
     """An .npz archive, whose arrays are unpacked one by one. A context manager.
 
-    Args:
-        path: the archive.
-
     Attributes:
         keys: the arrays' names, in order.
 
@@ -183,7 +174,6 @@ class Npz:
         """One array.
 
         Args:
-            key: its name.
             fits: whether an array is what is wanted, however tightly it is packed; None is not known.
 
         Raises:

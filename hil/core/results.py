@@ -151,18 +151,14 @@ class Model:
     """A model as it was read: what stage *import* makes.
 
     Attributes:
-        name: short name, from the file's.
         format: ``onnx``, ``mlir`` or ``vmfb`` (already compiled).
-        path: the file itself.
         files: every file that belongs to it, name in the program's folder -> path (the model and its external data).
         digest: of all those files together, ``blake3:...``.
-        function: entry point ("" is the model's only one).
         inputs, outputs: specs in order; None where only the board can tell (``vmfb``).
         ranges: input name -> (low, high) where the model itself bounds its input's values.
         dims: the values the user gave to symbolic dimensions.
         producer: what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it
             keeps from run to run and does not return.
-        cached: whether what is known of it came out of the cache.
     """
 
     name: str
@@ -191,16 +187,10 @@ class Artifact:
 
     Attributes:
         runtime: the runtime it is for: ``iree`` or ``onnxruntime``.
-        main: name of the file that the runtime opens.
-        files: every file of the program, name -> path.
-        digests: name -> digest of that file.
-        function: entry point to call.
         compiler: name and version, ``none`` where nothing was compiled.
         flags: the compiler's flags, target included.
         inputs, outputs: specs where known; the loaded program's own are the truth.
-        cached: whether it came out of the cache.
         seconds: how long compiling took (0 when cached).
-        log: the compiler's log, or None.
         notes: what the compiler tells of its work, anything that JSON can say; ``text``, a line for people.
     """
 
@@ -267,7 +257,6 @@ class RequestedDevice:
     """The device that a program was told to run on.
 
     Attributes:
-        device: its name; "" is the runtime's default.
         binding: whether somebody asked for it: a program of which nothing ran there has failed.
         is_backend: whether it is a backend that the program was compiled for, of which the runtime does not know.
     """
@@ -303,7 +292,6 @@ class RequestedDevice:
 
         Args:
             placement: where it ran, marked; None where the runtime does not tell.
-            no_fallback: whether any node elsewhere is an error.
 
         Raises:
             RanElsewhere: none of it ran there, or with ``no_fallback`` not all of it.

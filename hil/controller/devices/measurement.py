@@ -64,7 +64,7 @@ class CounterWatch:
     """Collects a board's counters in a thread of its own, from entering to leaving. It never fails what runs beside it.
 
     Attributes:
-        trouble: why there are no more samples; "" where nothing went wrong.
+        problem: why there are no more samples; "" where nothing went wrong.
     """
 
     def __init__(self, start: Callable[[], Any]) -> None:
@@ -74,7 +74,7 @@ class CounterWatch:
         self._looks: list[Any] = []
         self._every = 1
         self._leaving = False
-        self.trouble = ""
+        self.problem = ""
 
     @property
     def samples(self) -> list[Sample]:
@@ -89,7 +89,7 @@ class CounterWatch:
         try:
             self._stream = self._start()
         except (grpc.RpcError, ValueError, BoardError) as error:  # ValueError: the channel is closed
-            self.trouble = f"the board tells no counters: {_text(error)}"
+            self.problem = f"the board tells no counters: {_text(error)}"
         else:
             self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")
             self._thread.start()
@@ -117,10 +117,10 @@ class CounterWatch:
         except (grpc.RpcError, ProtocolBroken) as error:
             self._stream.cancel()
             if not self._leaving:
-                self.trouble = f"the board told no more counters: {_text(error)}"
+                self.problem = f"the board told no more counters: {_text(error)}"
         else:
             if not self._leaving:
-                self.trouble = "the board ended its counters"
+                self.problem = "the board ended its counters"
 
 
 def _text(error: Any) -> str:

@@ -111,8 +111,8 @@ class Capture:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._watch.__exit__(kind, error, at)
-        if self._watch.trouble:
-            self.notes.append(self._watch.trouble)
+        if self._watch.problem:
+            self.notes.append(self._watch.problem)
         if error is None:
             self._read_clock()
 

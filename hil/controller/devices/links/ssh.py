@@ -116,11 +116,11 @@ class _SshLink:
 
     def _tunnel_to(self, place: AgentPlace) -> Tunnel:
         from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
-        from hil.controller.devices.ssh.tunnel import NoWay, open_any_tunnel
+        from hil.controller.devices.ssh.tunnel import NoTunnel, open_any_tunnel
 
         try:
             return open_any_tunnel(self._shell, place.socket, place.python, self._request.say)
-        except NoWay as error:
+        except NoTunnel as error:
             raise NoAgentHere(error.message, board=self._request.target, hint=COMMAND_HINT) from error
 
     def _renew(self) -> Target:

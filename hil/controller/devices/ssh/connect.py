@@ -192,7 +192,7 @@ class Login:
                 further = error
             tried.append(SourceResult(source, further))
 
-        for method, make in self._ways():
+        for method, make in self._methods():
             if method != _KEY and not allowed:
                 # Nobody is asked for what the server would not take; and some boards let in who has nothing.
                 attempt(NoneAuth(self._user))
@@ -225,7 +225,7 @@ class Login:
             what += ": one way to log in is not enough for it"
         return LoginRefused(f"{place} {what}; tried: {ways}", hint=hint)
 
-    def _ways(self) -> Iterator[tuple[str, Callable[[], AuthSource | None]]]:
+    def _methods(self) -> Iterator[tuple[str, Callable[[], AuthSource | None]]]:
         """Each way in turn: how SSH calls its kind, and what makes it ready, which may mean to ask somebody."""
         agent = paramiko.Agent()
         try:
@@ -365,12 +365,12 @@ def connect(address: Address, settings: Connection, *, board: str, base: Path, t
     Arguments and errors are those of :func:`open_shell`.
     """
     _check_login()
-    wish = _Wish(settings, board, base, timeout)
+    request = _ConnectRequest(settings, board, base, timeout)
     config = read_ssh_config(address)
     hops: list[Hop] = []
     try:
         for machine in route(config, address):
-            hops.append(_Door(machine, wish, config, hops, is_board=machine is address).open())
+            hops.append(_MachineLogin(machine, request, config, hops, is_board=machine is address).open())
     except BaseException:
         close_hops(hops)
         raise
@@ -406,7 +406,7 @@ def _check_login() -> None:
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _ConnectRequest:
     """What :func:`connect` was asked for."""
 
     settings: Connection
@@ -430,25 +430,31 @@ class _Wish:
             raise UsageError(f"{name} lies in the home of a user that there is not", board=self.board) from error
 
 
-class _Door:
+class _MachineLogin:
     """One machine to log in to, through those of ``via``."""
 
     def __init__(
-        self, address: Address, wish: _Wish, config: paramiko.SSHConfig, via: Sequence[Hop], *, is_board: bool
+        self,
+        address: Address,
+        request: _ConnectRequest,
+        config: paramiko.SSHConfig,
+        via: Sequence[Hop],
+        *,
+        is_board: bool,
     ) -> None:
         self._address = address
-        self._wish = wish
+        self._request = request
         self._config = fabric.Config(ssh_config=config, lazy=True)
         self._via = via
         self._host = settings_for(config, address.host)
         # What was asked for is meant for the board: a jump's key is looked for where it usually is, too.
         self._is_board = is_board
-        self._identity = wish.identity if is_board else None
-        usual = [] if is_board and wish.known_hosts else self._host.known_hosts or user_files()
+        self._identity = request.identity if is_board else None
+        usual = [] if is_board and request.known_hosts else self._host.known_hosts or user_files()
         self._known_hosts = KnownHosts(
-            [*wish.known_hosts, *usual],
-            accept_new=wish.settings.accept_new_host_key,
-            board=wish.board,
+            [*request.known_hosts, *usual],
+            accept_new=request.settings.accept_new_host_key,
+            board=request.board,
             direct=not via and not self._host.proxy_command,
         )
 
@@ -456,7 +462,7 @@ class _Door:
         """Log in; a server that is not ready yet is asked again, a few times."""
         asking = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_pass),
-            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(self._wish.timeout),
+            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(self._request.timeout),
             wait=tenacity.wait_exponential(0.2, max=1),
             reraise=True,
         )
@@ -471,7 +477,7 @@ class _Door:
                 config=self._config,
                 gateway=self._via[-1].connection if self._via else False,
                 forward_agent=False,
-                connect_timeout=max(1, round(self._wish.timeout)),
+                connect_timeout=max(1, round(self._request.timeout)),
             )
         except ValueError as error:
             raise UsageError(f"the ssh config for {self._address.host} is wrong: {error}") from error
@@ -489,7 +495,7 @@ class _Door:
         connection.connect_kwargs = {
             "auth_strategy": login,
             "transport_factory": Transport,
-            **dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), self._wish.timeout),
+            **dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), self._request.timeout),
         }
         if self._host.proxy_command and not self._via:
             proxy, connection.connect_kwargs["sock"] = _through(self._host.proxy_command)
@@ -520,17 +526,18 @@ class _Door:
         if isinstance(error, AuthFailure):
             transport = connection.client.get_transport()
             hung_up = transport is None or not transport.is_active()
-            return login.refused(error.result, str(place), hung_up).located(board=self._wish.board)
+            return login.refused(error.result, str(place), hung_up).located(board=self._request.board)
         # Of a name that cannot be one, its parts empty or too long, Python says the latter.
         if isinstance(error, (socket.gaierror, UnicodeError)):
             return NoSuchHost(
                 f"there is no host {connection.host!r}",
-                board=self._wish.board,
+                board=self._request.board,
                 hint="is the name right? ssh config is read, too",
             )
         if isinstance(error, TimeoutError) or str(error).startswith(_SILENT):
             return self._unreachable(
-                f"{server} did not answer within {self._wish.timeout:g} s", "is it on, and in this network? try: ping"
+                f"{server} did not answer within {self._request.timeout:g} s",
+                "is it on, and in this network? try: ping",
             )
         if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
             reasons = "; ".join(sorted({getattr(one, "strerror", None) or str(one) for one in error.errors.values()}))
@@ -566,12 +573,12 @@ class _Door:
         }.get(code, f"it ended with code {code}")
         return ProxyFailed(
             f"the ProxyCommand to {self._address.host} failed: {why}",
-            board=self._wish.board,
+            board=self._request.board,
             hint=f"the ssh config says `{command}`: try it by hand",
         )
 
     def _unreachable(self, message: str, hint: str) -> BoardUnreachable:
-        return BoardUnreachable(message, board=self._wish.board, hint=hint)
+        return BoardUnreachable(message, board=self._request.board, hint=hint)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -71,7 +71,7 @@ class Streamlocal:
         """There is nothing to end."""
 
 
-class Pump:
+class ChannelForwarder:
     """Listens on a local socket, and carries what comes in to a socket on the far side and back."""
 
     def __init__(self, transport: Transport, local: Path, remote: str, far: FarSide) -> None:
@@ -261,11 +261,11 @@ kill "$watch"
 """
 
 
-class NoWay(BoardError):
+class NoTunnel(BoardError):
     """Nothing leads to the agent's socket, though commands run on the board."""
 
 
-class _Way(Protocol):
+class _Carrier(Protocol):
     """What makes a tunnel."""
 
     def alive(self) -> bool: ...
@@ -284,25 +284,25 @@ class Tunnel:
             folder = opening.enter_context(openssh.private_folder())
             socket = folder / "agent.sock"
             self.address = f"unix:{socket}"
-            self._way: _Way
+            self._carrier: _Carrier
             if far is None:
-                self._way = _OpenSSH(shell, folder, socket, remote_socket)
+                self._carrier = _OpenSSH(shell, folder, socket, remote_socket)
             else:
-                self._way = Pump(shell.transport, socket, remote_socket, far)
+                self._carrier = ChannelForwarder(shell.transport, socket, remote_socket, far)
             self._kept = opening.pop_all()
 
     def alive(self) -> bool:
         """Whether it still leads there, as far as is known: a broken link is noticed within 15 seconds."""
-        return self._way.alive()
+        return self._carrier.alive()
 
     def log(self) -> str:
         """What it had to say so far, such as a socket that is not there."""
-        return self._way.log()
+        return self._carrier.log()
 
     def close(self) -> None:
         """End it, and remove the local socket. Closing it again does nothing."""
         with self._kept:
-            self._way.close()
+            self._carrier.close()
 
 
 def open_tunnel(
@@ -341,7 +341,7 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> 
     """Make a way to a Unix socket on a board on which somebody listens now, by the best means that its sshd allows.
 
     Raises:
-        NoWay: there is none.
+        NoTunnel: there is none.
         BoardLost: the shell's connection is broken.
     """
     try:
@@ -360,7 +360,7 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> 
     except NoAgent as error:
         raise BoardLost(f"the agent left just now: {error}", board=shell.board) from error
     except NoRelay as error:
-        raise NoWay(
+        raise NoTunnel(
             f"no way leads to the agent: {refused}; a helper there failed: {error}", board=shell.board
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:

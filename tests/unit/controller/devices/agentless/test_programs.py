@@ -921,7 +921,7 @@ def test_its_counters_are_not_known(open_board):
     board = open_board()
     with board.watch_counters() as watch:
         pass
-    assert watch.trouble
+    assert watch.problem
 
 
 # ---- where it ran
