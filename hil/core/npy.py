@@ -36,8 +36,6 @@ MAX_MEMBERS = 10_000
 FREE_BYTES = 256 << 20
 MAX_RATIO = 100
 _PIECE = 1 << 20
-# What zipfile, zlib and numpy raise for files that are damaged.
-_DAMAGE = (ValueError, TypeError, ArithmeticError, MemoryError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _DTYPE = re.compile(r"[<>|=]?[a-zA-Z?]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 _ITEM = re.compile(
     r"""\s*(?P<q>['"])(?P<key>\w{1,20})(?P=q)\s*:\s*"""
