@@ -800,7 +800,7 @@ def test_a_folder_that_cannot_be_made_is_the_boards_failure(open_board, shell):
         ({"environment": {"A=B": "1"}}, "cannot be"),
         ({"environment": {"-i": "1"}}, "cannot be"),
         ({"environment": {"A": 1}}, "table of texts"),
-        ({"flags": ["a\0b"]}, "no argument can"),
+        ({"flags": ["a\0b"]}, "no name or argument can"),
     ],
 )
 def test_a_wrong_table_says_what_is_wrong(tmp_path, table, word):
