@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.compilers.iree import recipe_of
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.models.compiling import native_compiler
