@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.models.compiling import CompileOrder
 from hil.controller.storage.packages import pick, registered
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
 
 if TYPE_CHECKING:

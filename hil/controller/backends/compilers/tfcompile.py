@@ -21,8 +21,8 @@ from hil.controller.models.compiling import compiling
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version, version
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.results import Artifact, Model
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 from hil.formats.xla_program import LIBRARY, VALUES, Argument, Signature, write_signature
 
