@@ -20,6 +20,7 @@ import tenacity
 from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.guard import Guard
+from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.controller.devices.streams import SILENCE_S, Hold, InvokeStream
 from hil.core import clock
 from hil.protocol import wire, wire_errors
@@ -68,7 +69,7 @@ class AgentConnection:
         self._lease_over = over
         self._target = target
         self._channel = agent_channel(target)
-        self._stub = wire.Stub(self._channel)
+        self._stub = wire.Stub(InterruptibleChannel(self._channel))
         self._closed = False
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
         self._hold: Hold | None = None
