@@ -30,8 +30,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import compile_together
+from hil.controller.models.compiling import native_compiler
 from hil.controller.models.importers import import_model
-from hil.controller.models.iree_compiler import native_compiler
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Artifact, Model

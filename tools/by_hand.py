@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.storage.tensor_files import load_tensors
 from hil.core.npy import load_npy
 from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, dtype_name, dtype_of, pack, to_bytes, unpack
 from hil.formats.ort_values import ONNX_TYPES

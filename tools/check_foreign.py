@@ -31,7 +31,7 @@ import numpy as np
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated, IsolatedCrash
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.run_job import run_job
 from hil.core.boards import load_board
 from hil.core.npy import save_npy

@@ -55,3 +55,12 @@ def mask_limit(dtype: np.dtype[Any]) -> float:
 def part_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of the real and the imaginary part of a complex dtype; any other dtype itself, in native byte order."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype.newbyteorder("=")
+
+
+def largest(array: Array) -> float:
+    """The largest finite magnitude; 0 where there is none, and of texts."""
+    if array.dtype.kind == "O":
+        return 0.0
+    with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is cast
+        magnitudes = np.abs(array.astype(np.float64))
+    return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from hil.core.tensors import Array, Dim, TensorSpec, from_bytes, nbytes_of
-from hil.formats.torch_values import inverse
 
 # The least that a table takes: where its own layout is told.
 _TABLE_BYTES = 4
@@ -395,6 +394,6 @@ def _bundled(value: Table) -> Array | int | float | bool:
         shape = "x".join(map(str, sizes)) or "scalar"
         raise Damaged(f"a case's tensor, {shape} {dtype}, takes {size} bytes and has {data.nbytes}")
     try:
-        return from_bytes(data, dtype, [sizes[axis] for axis in order]).transpose(inverse(order))
+        return from_bytes(data, dtype, [sizes[axis] for axis in order]).transpose(np.argsort(order))
     except ValueError as error:  # what numpy says of strides beyond all numbers, where a dimension is 0
         raise Damaged("a case holds a tensor of a shape that cannot be") from error

@@ -31,10 +31,10 @@ def to_torch(array: Array, order: Sequence[int] = ()) -> Any:
     # By way of bytes: numpy knows neither bfloat16 nor float8 by a name that PyTorch takes.
     flat = np.array(stored, order="C").reshape(-1).view(np.uint8)
     tensor = torch.from_numpy(flat).view(dtype).reshape(stored.shape)
-    return tensor.permute(inverse(order)) if order else tensor
+    return tensor.permute(_inverse(order)) if order else tensor
 
 
-def inverse(order: Sequence[int]) -> tuple[int, ...]:
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes another: (0, 3, 1, 2) of (0, 2, 3, 1), which an NCHW tensor has that lies as NHWC."""
     return tuple(int(axis) for axis in np.argsort(np.array(order, int)))
 

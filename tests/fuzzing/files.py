@@ -153,10 +153,10 @@ def _executorch() -> list[bytes]:
 
 
 def _read_executorch(path: Path) -> None:
-    from hil.controller.models.importers.pte import describe
+    from hil.controller.models.importers.programs import describe_pte
     from hil.controller.workloads.bundles.bpte import read_bpte
 
-    described(describe)(path)
+    described(describe_pte)(path)
     read_bpte(path, shop=None)  # type: ignore[arg-type]
 
 
@@ -198,9 +198,9 @@ def _read_onnx(path: Path) -> None:
 
 
 def _read_tflite(path: Path) -> None:
-    from hil.controller.models.importers.tflite import describe
+    from hil.controller.models.importers.programs import describe_tflite
 
-    described(describe)(path)
+    described(describe_tflite)(path)
 
 
 def _lacking_litert() -> str:
@@ -302,9 +302,9 @@ def _read_tensor(path: Path) -> None:
 
 
 def _read_vmfb(path: Path) -> None:
-    from hil.controller.models.importers.vmfb import describe
+    from hil.controller.models.importers.programs import describe_vmfb
 
-    described(describe)(path)
+    described(describe_vmfb)(path)
 
 
 def _programs() -> list[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,48 +23,40 @@ _ANSWER_S = 30.0
 
 def seeds() -> list[bytes]:
     """What users and hosts say."""
-    order = json.dumps(
-        {
-            "title": "digits",
-            "key": "a" * 20,
-            "specs": [{"kind": "run", "options": {"a": 1}, "files": {}}],
-            "selector": "chip=a53",
-            "priority": "normal",
-            "timeout_s": 5.0,
-            "max_attempts": 2,
-        }
+    files = {"a/b": "blake3:" + "0" * 64}
+    order = pb.Submission(
+        title="digits",
+        key="a" * 20,
+        specs=[pb.JobSpec(kind="run", options=pb.Json(text=b'{"a": 1}'))],
+        selector="chip=a53",
+        priority="normal",
+        timeout_s=5.0,
+        max_attempts=2,
     )
-    lease = json.dumps({"title": "mine", "key": "b" * 20, "specs": [{"kind": "lease"}]})
-    card = json.dumps(
-        {
-            "name": "rpi",
-            "site": "lab",
-            "host": "h",
-            "labels": {"chip": "a53", "n": 3, "tags": ["a"]},
-            "config": "[board]\nhw_type = 'x'\n",
-            "fence": 3,
-            "powered": True,
-        }
+    lease = pb.Submission(
+        title="mine", key="b" * 20, specs=[pb.JobSpec(kind="lease")], priority="low", timeout_s=5.0, max_attempts=1
     )
-    result = json.dumps(
-        {
-            "exit_code": 0,
-            "outcome": "PASS",
-            "record": {"a": 1},
-            "files": {"a/b": "blake3:" + "0" * 64},
-            "timings": {"run": 1.5},
-            "board_ns": [1, 2],
-        }
+    labels = {"chip": pb.Label(text="a53"), "n": pb.Label(whole=3), "tags": pb.Label(texts=pb.Texts(texts=["a"]))}
+    card = pb.BoardCard(
+        name="rpi", site="lab", host="h", labels=labels, config="[board]\nhw_type = 'x'\n", fence=3, powered=True
     )
-    asked = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens")
-    done = ("cancel", "drain", "resume", "forget", "token", "revoke", "gc", "priority")
-    arguments = json.dumps({"name": "1", "user": "x", "role": "user", "board": "rpi", "days": 3.0, "priority": "low"})
+    result = pb.JobResult(outcome="PASS", record=pb.Json(text=b'{"a": 1}'), files=files, timings={"run": 1.5})
+    named = {"name": "1"}
+    asked = {
+        **{"jobs": {"user": "x"}, "job": named, "result": named, "logs": named, "boards": {}},
+        **{"events": {"board": "rpi"}, "stats": {}, "audit": {"limit": 5}, "tokens": {}},
+    }
+    done = {
+        **{"cancel": named, "drain": {"name": "rpi"}, "resume": {"name": "rpi"}, "forget": {"name": "rpi"}},
+        **{"token": {"user": "x", "role": "viewer"}, "revoke": {"id": 1}, "gc": {"days": 3.0}},
+        "priority": {"name": "1", "priority": "low"},
+    }
     beat = pb.LeaseRequest(beat=pb.Beat())
     return [
-        line("Farm.Submit", pb.SubmitRequest(order=order), token="user"),
-        *(line("Farm.Ask", pb.AskRequest(what=what, arguments=arguments), token="admin") for what in asked),
-        *(line("Farm.Ask", pb.AskRequest(what=what), token="viewer") for what in asked),
-        *(line("Farm.Do", pb.DoRequest(action=what, arguments=arguments), token="admin") for what in done),
+        line("Farm.Submit", pb.SubmitRequest(submission=order), token="user"),
+        *(line("Farm.Ask", pb.AskRequest(**{what: given}), token="admin") for what, given in asked.items()),
+        *(line("Farm.Ask", pb.AskRequest(**{what: {}}), token="viewer") for what in asked),
+        *(line("Farm.Do", pb.DoRequest(**{what: given}), token="admin") for what, given in done.items()),
         line("Farm.Follow", pb.FollowRequest(jobs=["1"], logs=True), token="user"),
         line("Farm.Lease", pb.LeaseRequest(open=lease), *[beat] * 100, token="user"),
         line("Farm.Lease", pb.LeaseRequest(resume=pb.ResumeLease(lease=1, key="x")), *[beat] * 100, token="user"),

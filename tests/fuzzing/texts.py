@@ -96,7 +96,7 @@ quanta = 2
 def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
     from hil.controller.farm.settings import load_settings
-    from hil.controller.models.flows.read import read_flows
+    from hil.controller.models.flows import read_flows
     from hil.controller.workloads.suites.expected import made_with, parse, read_text
     from hil.core.boards import load_board, parse_board
 
@@ -372,7 +372,7 @@ def _stored() -> list[bytes]:
 def _store(folder: Path) -> Iterator[Attempt]:
     from hil.controller.analysis.profile.store import HEAD, read_profile
     from hil.controller.storage.runs import RunStore
-    from hil.controller.storage.tensor_folder import INDEX, load_tensors
+    from hil.controller.storage.tensor_files import INDEX, load_tensors
     from hil.controller.workloads.bundles.case_files import read_golden
     from hil.controller.workloads.suites.reports.results import load_run
     from hil.controller.workloads.suites.store import HEAD as SUITE

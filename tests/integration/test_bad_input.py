@@ -19,7 +19,7 @@ from support.models import DIGITS, save_model
 from support.sshd import free_port
 from support.waiting import eventually
 
-from hil.controller.storage.begun import seal
+from hil.controller.storage.runs import seal
 
 FLOAT = TensorProto.FLOAT
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"

@@ -52,7 +52,7 @@ class Lab:
     def ready(self) -> None:
         """Both boards are there, and nothing runs."""
         eventually(lambda: list(states(self.client).values()) == ["online", "online"], str(self.client.ask("boards")))
-        eventually(lambda: not self.client.ask("jobs", state="running"))
+        eventually(lambda: not self.client.ask("jobs", state=["running"]))
 
     def begun(self, spec: JobSpec | None = None, **settings: Any) -> tuple[str, str]:
         """A job that takes long, when it runs on a board; its name and the board's."""

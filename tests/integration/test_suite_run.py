@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 from support.waiting import eventually
 
-from hil.controller.storage import begun
+from hil.controller.storage import runs as begun
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 # Beyond float16's largest value: what is multiplied by it is infinite there.

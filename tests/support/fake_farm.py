@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json
 import re
 import socket
 import subprocess
@@ -25,7 +24,15 @@ from hil.controller.devices.client import AgentClient, Target
 from hil.controller.farm.lease_session import machine_id
 from hil.controller.farm.messages import BoardCard, Grant, Submission
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, methods
+from hil.controller.farm.rpc import (
+    LEASE_KEY,
+    LEASE_SECRET_KEY,
+    card_message,
+    grant_message,
+    json_message,
+    methods,
+    submission_of,
+)
 from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
 from support.agents import start_process, stop_process
@@ -156,7 +163,7 @@ class FakeFarm:
             assert first.resume.key == lease.key
             lease.resumed += 1
         else:
-            order = Submission.of_json(json.loads(first.open))
+            order = submission_of(first.open)
             if order.selector == "impossible":
                 _abort(context, errors.FarmError("no board of the farm matches impossible", hint="the nearest: sim-1"))
             with self.changed:
@@ -195,7 +202,7 @@ class FakeFarm:
                 yield pb.LeaseReply(granted=self._granted(lease))
             elif not has and not told:
                 told = True
-                yield pb.LeaseReply(waiting=json.dumps(self._job(lease)))
+                yield pb.LeaseReply(waiting=pb.JobStatus(**self._job(lease)))
             with self.changed:
                 self.changed.wait(0.1)
             if ended.is_set() and not lease.given_back:
@@ -208,17 +215,17 @@ class FakeFarm:
 
     def ask(self, request: pb.AskRequest, context: grpc.ServicerContext) -> pb.Answer:
         """The queue, and before it three jobs of somebody else's."""
-        assert (request.what, json.loads(request.arguments)["state"]) == ("jobs", "queued")
+        assert request.WhichOneof("question") == "jobs" and list(request.jobs.state) == ["queued"]
         others = [{"submission": -number, "priority": "normal"} for number in range(3)]
         later = {"submission": 1000, "priority": "normal"}
         queued = [self._job(lease) for lease in self.leases if not lease.board and not lease.over]
-        return pb.Answer(json=json.dumps([*others, *queued, later]))
+        return pb.Answer(answer=json_message([*others, *queued, later]))
 
     def _granted(self, lease: Lease) -> pb.LeaseGranted:
         spec = lease.order.specs[0]
         grant = Grant(lease.number, str(lease.number), lease.number, lease.board, lease.fence, 6, 60, 1, spec)
         card = self.boards[lease.board].card
-        return pb.LeaseGranted(grant=json.dumps(grant.to_json()), card=json.dumps(card.to_json()), key=lease.key)
+        return pb.LeaseGranted(grant=grant_message(grant), card=card_message(card), key=lease.key)
 
     def dial(self, pieces: Iterator[pb.Piece], context: grpc.ServicerContext) -> Iterator[pb.Piece]:
         said = dict(context.invocation_metadata())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.server import Gateway, GatewayConfig, serving
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Role, Submission
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import card_message, grant_of
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.access import add_token
 from hil.protocol.v1 import farm_pb2 as pb
@@ -117,7 +117,7 @@ class BareBoard:
             thread.start()
 
     def hello(self) -> None:
-        hello = pb.Hello(card=json.dumps(self.card.to_json()), worker=self.worker, leases=sorted(self.held))
+        hello = pb.Hello(card=card_message(self.card), worker=self.worker, leases=sorted(self.held))
         self.say(hello=hello)
 
     def say(self, **message: Any) -> None:
@@ -130,7 +130,7 @@ class BareBoard:
         self.say(printed=pb.Printed(lease=grant.lease, text=text))
 
     def report(self, grant: Grant, result: JobResult | None = None) -> pb.ReportReply:
-        said = json.dumps((result or JobResult(0, "PASS")).to_json())
+        said = result or JobResult(0, "PASS")
         reply = self.farm.report(grant.lease, self.worker, said, grant.fence)
         self.held.discard(grant.lease)
         return reply
@@ -172,7 +172,7 @@ class BareBoard:
             for message in self._stream:
                 self.heard.append(message)
                 if message.WhichOneof("kind") == "grant":
-                    grant = Grant.of_json(json.loads(message.grant))
+                    grant = grant_of(message.grant)
                     # A gateway that was slow may send one again, before it hears that we have it.
                     if grant.lease in self._had:
                         continue

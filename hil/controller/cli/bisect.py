@@ -62,8 +62,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     not judged; nor, in the whole model, is what depends on it.
     """
     from hil.controller.analysis.bisect.find import bisect as find
-    from hil.controller.analysis.bisect.judge import plot_growth
-    from hil.controller.analysis.bisect.result import WAYS
+    from hil.controller.analysis.bisect.result import WAYS, plot_growth
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.models.flows import load_flow
     from hil.controller.pipeline.case import Workshop

@@ -209,13 +209,12 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
     from hil.controller.cli.screen import print_json
     from hil.controller.devices.deploy import reset_fence as reset_there
     from hil.controller.devices.ssh.address import is_ssh_address
-    from hil.controller.storage.local_store import reset_fence as reset_here
     from hil.errors import UsageError
 
     if store is not None:
         settings.pop("addr")
         name = str(store)
-        reset_here(store)
+        _reset_store(store)
     else:
         choice = chosen_place(settings)
         name = choice.name
@@ -230,3 +229,27 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
         print_json({"schema": 1, "board": name, "fence": 0})
     else:
         click.echo(f"{name}: its fences begin anew")
+
+
+def _reset_store(store: Path) -> None:
+    """Let an agent on this machine count its fences anew; ``store`` is its folder.
+
+    Raises:
+        UsageError: it is no agent's store.
+        BoardBusy: the agent runs: it would go on with the count that it knows.
+        StorageError: the file cannot be removed.
+    """
+    import fcntl
+
+    from hil.errors import BoardBusy, StorageError, UsageError
+
+    try:
+        with (store / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (store / "fence").unlink(missing_ok=True)
+    except FileNotFoundError as error:
+        raise UsageError(f"{store} is no agent's store", hint="name the folder that the agent was given") from error
+    except BlockingIOError as error:
+        raise BoardBusy(f"the agent of {store} runs", hint="stop it first: it knows its fence") from error
+    except OSError as error:
+        raise StorageError(f"the fence in {store} cannot be reset: {error.strerror}") from error

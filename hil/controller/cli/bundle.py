@@ -119,7 +119,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Write a BUNDLE at PATH in another tool's form."""
     from hil.controller.cli.screen import print_json
-    from hil.controller.storage.registry import pick
+    from hil.controller.storage.packages import pick
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -17,6 +16,7 @@ from hil.errors import FarmUnreachable, NoSuchBoard
 if TYPE_CHECKING:
     from hil.controller.farm.client import FarmClient
     from hil.controller.farm.results import EndedJob
+    from hil.protocol.v1 import farm_pb2 as pb
 
 _OVER = (JobState.DONE.value, JobState.CANCELLED.value)
 
@@ -69,7 +69,7 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
     columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     bar = print_line is not _quiet and len(jobs) > 1 and sys.stderr.isatty()
     states: dict[str, str] = {}
-    hopeless: dict[str, str] = {}
+    unrunnable: dict[str, str] = {}
     with Progress(*columns, console=console, transient=True, disable=not bar) as progress:
         task = progress.add_task("queued", total=len(jobs))
         for reply in farm.follow(jobs, logs=logs):
@@ -79,9 +79,9 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
                 prefix = f"{reply.log.job}  " if len(jobs) > 1 else ""
                 lines = [f"{prefix}{line}" for line in reply.log.text.splitlines()]
             elif kind == "job":
-                job = json.loads(reply.job)
-                moved = states.get(job["name"]) != job["state"]
-                states[job["name"]], hopeless[job["name"]] = job["state"], job.get("hopeless", "")
+                job = reply.job
+                moved = states.get(job.name) != job.state
+                states[job.name], unrunnable[job.name] = job.state, job.unrunnable
                 lines = [_moved(job)] if moved and (logs or _is_news(job, bar)) else []
                 done = sum(state in _OVER for state in states.values())
                 running = sum(state == JobState.RUNNING.value for state in states.values())
@@ -92,30 +92,30 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
                 else:
                     print_line(line)
             waiting = [name for name, state in states.items() if state not in _OVER]
-            if waiting and len(states) >= len(jobs) and all(hopeless[name] for name in waiting):
+            if waiting and len(states) >= len(jobs) and all(unrunnable[name] for name in waiting):
                 raise NoSuchBoard(
-                    f"no board can run job {waiting[0]}: {hopeless[waiting[0]]}",
+                    f"no board can run job {waiting[0]}: {unrunnable[waiting[0]]}",
                     hint="hil farm boards and events tell more; hil farm resume BOARD has one checked again",
                 )
 
 
-def _is_news(job: dict[str, Any], bar: bool) -> bool:
-    """Whether one of many jobs is worth a line."""
-    if job["state"] in _OVER:
-        return not bar or job["exit_code"] != 0
-    return bool(job["attempts"] and job["reason"])
+def _is_news(job: pb.JobStatus, bar: bool) -> bool:
+    """Return whether one of many jobs is worth a line."""
+    if job.state in _OVER:
+        return not bar or job.exit_code != 0
+    return bool(job.attempts and job.reason)
 
 
-def _moved(job: dict[str, Any]) -> str:
-    """Where a job is now, in a line."""
-    if job["state"] == JobState.RUNNING.value:
-        again = f", attempt {job['attempts']}" if job["attempts"] > 1 else ""
-        return f"{job['name']}  runs on {job['board']}{again}"
-    if job["state"] in _OVER:
-        on = f" on {job['board']}" if job["board"] else ""
-        return f"{job['name']}  {job['outcome'] or job['state']}{on}  {job['reason']}".rstrip()
-    why = f" again: {job['reason']}" if job["attempts"] and job["reason"] else ""
-    return f"{job['name']}  {job['state']}{why}"
+def _moved(job: pb.JobStatus) -> str:
+    """Return a line that says where a job is now."""
+    if job.state == JobState.RUNNING.value:
+        again = f", attempt {job.attempts}" if job.attempts > 1 else ""
+        return f"{job.name}  runs on {job.board}{again}"
+    if job.state in _OVER:
+        on = f" on {job.board}" if job.board else ""
+        return f"{job.name}  {job.outcome or job.state}{on}  {job.reason}".rstrip()
+    why = f" again: {job.reason}" if job.attempts and job.reason else ""
+    return f"{job.name}  {job.state}{why}"
 
 
 def _quiet(line: str) -> None:

@@ -121,12 +121,7 @@ def _stop_writing() -> None:
 
 
 def _run() -> int:
-    """Run the command and return its exit code.
-
-    Raises:
-        BrokenPipeError: the reader of the output is gone.
-        OSError: there is no space for the output.
-    """
+    """Run the command and return its exit code."""
     wants_json = "--json" in sys.argv
     try:
         code = cli.main(prog_name="hil", standalone_mode=False)

@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from hil.controller.storage import versions
+from hil.controller.storage import packages as versions
 from hil.controller.storage.cache import Cache
 from hil.core.installation import module_command
 from hil.core.scratch import temporary_folder

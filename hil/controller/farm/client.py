@@ -6,7 +6,6 @@ A Unix socket here that leads to the agent of a leased board: each connection is
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import socket
@@ -22,9 +21,9 @@ import tenacity
 
 from hil import errors
 from hil.controller.devices.local_socket import LocalSocket, NotCarried
-from hil.controller.farm.messages import Submission
+from hil.controller.farm.messages import JobResult, Submission
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import FarmStub
+from hil.controller.farm.rpc import FarmStub, json_of, result_message, submission_message
 from hil.core.digest import digest_file
 from hil.core.files import replacing
 from hil.core.scratch import new_folder
@@ -103,7 +102,7 @@ class FarmClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def submit(self, order: Submission, *, trace: str = "") -> tuple[int, list[str]]:
+    def submit(self, submission: Submission, *, trace: str = "") -> tuple[int, list[str]]:
         """Queue an order's jobs, once however often it is sent; returns the submission's number and the jobs' names.
 
         Raises:
@@ -111,22 +110,23 @@ class FarmClient:
             UsageError: the selector cannot be read, or the order is none.
             AccessRefused: the token does not let us.
         """
-        request = pb.SubmitRequest(order=json.dumps(order.to_json()), trace=trace)
+        request = pb.SubmitRequest(submission=submission_message(submission), trace=trace)
         reply = self._patiently(lambda stub: stub.Submit(request, timeout=self._call_s, metadata=self.metadata))
         return reply.submission, list(reply.jobs)
 
     def ask(self, what: str, **arguments: Any) -> Any:
         """Read something (see ``Ask`` in the protocol); a gateway that is away is waited for."""
-        request = pb.AskRequest(what=what, arguments=json.dumps(arguments))
-        return json.loads(
-            self._patiently(lambda stub: stub.Ask(request, timeout=self._call_s, metadata=self.metadata)).json
-        )
+        with _typed(what):
+            request = pb.AskRequest(**{what: arguments})
+        reply = self._patiently(lambda stub: stub.Ask(request, timeout=self._call_s, metadata=self.metadata))
+        return json_of(reply.answer)
 
     def do(self, action: str, **arguments: Any) -> Any:
         """Change something (see ``Do`` in the protocol). Sent once: never repeated."""
-        request = pb.DoRequest(action=action, arguments=json.dumps(arguments))
+        with _typed(action):
+            request = pb.DoRequest(**{action: arguments})
         with seam():
-            return json.loads(self._stub.Do(request, timeout=self._call_s, metadata=self.metadata).json)
+            return json_of(self._stub.Do(request, timeout=self._call_s, metadata=self.metadata).answer)
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
         """What happens to jobs until all have ended; goes on where it was when a gateway went away."""
@@ -156,9 +156,9 @@ class FarmClient:
                 stream.cancel()
                 replies.close()
 
-    def report(self, lease: int, worker: str, result: str, fence: int) -> pb.ReportReply:
+    def report(self, lease: int, worker: str, result: JobResult, fence: int) -> pb.ReportReply:
         """How a job ended, until the farm has heard it: saying it twice is no error."""
-        request = pb.ReportRequest(lease=lease, worker=worker, result=result, fence=fence)
+        request = pb.ReportRequest(lease=lease, worker=worker, result=result_message(result), fence=fence)
         reply: pb.ReportReply = self._patiently(
             lambda stub: stub.Report(request, timeout=self._call_s, metadata=self.metadata)
         )
@@ -318,6 +318,15 @@ def is_away(error: BaseException) -> bool:
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.CANCELLED,
     )
+
+
+@contextlib.contextmanager
+def _typed(what: str) -> Iterator[None]:
+    """Raise UsageError where arguments do not fit the question or action."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise errors.UsageError(f"{what!r} cannot be asked with that: {error}") from error
 
 
 @contextlib.contextmanager

@@ -8,12 +8,11 @@ The farm lends boards: ``--board farm:SELECTOR``.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,7 @@ from hil.controller.devices.links.link import Link, Say
 from hil.controller.farm.client import SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.paths import FarmAddress, farm_address
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
 from hil.core.board_config import BoardConfig
 from hil.core.boards import parse_board
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded
@@ -69,7 +68,7 @@ class LeaseSession:
         self._closing = threading.Event()
         self._there = threading.Event()
         self._changed = threading.Condition()
-        self._waiting: dict[str, Any] = {}
+        self._waiting = pb.JobStatus()
         self._held: GrantedLease | None = None
         self._over: HilError | None = None
         self._stream: Any = None
@@ -97,13 +96,14 @@ class LeaseSession:
     def queue_text(self) -> str:
         """How many go first, in words; "" while that is not known."""
         mine = self._waiting
-        if not mine:
+        if not mine.name:
             return ""
         try:
-            queued = self._client.ask("jobs", state=JobState.QUEUED.value, limit=_QUEUE_MOST)
+            queued = self._client.ask("jobs", state=[JobState.QUEUED.value], limit=_QUEUE_MOST)
         except HilError:
-            return f"job {mine['name']} is queued"
-        ahead = sum(_place(job) < _place(mine) for job in queued)
+            return f"job {mine.name} is queued"
+        own = _place(mine.priority, mine.submission)
+        ahead = sum(_place(job["priority"], job["submission"]) < own for job in queued)
         return f"{ahead} ahead of you" if ahead else "you are next"
 
     def wait(self, seconds: float) -> bool:
@@ -126,7 +126,7 @@ class LeaseSession:
         begin, last, look = time.monotonic(), "", _QUIET_S
         if self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_S):
             begin = time.monotonic()
-        elif not self._waiting and seconds <= _ANSWER_S:
+        elif not self._waiting.name and seconds <= _ANSWER_S:
             raise FarmUnreachable(f"the farm has not said within {_ANSWER_S:g} s whether it has a board")
         while not self.wait(min(look, max(begin + seconds - time.monotonic(), 0.0))):
             if self._closing.is_set():
@@ -211,7 +211,7 @@ class LeaseSession:
     @property
     def _is_queued(self) -> bool:
         """Whether the farm has no board for us now; one that it makes ready for us is one."""
-        return self._waiting.get("state") == JobState.QUEUED.value
+        return self._waiting.state == JobState.QUEUED.value
 
     def _wait_for(self, come: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
@@ -247,7 +247,7 @@ class LeaseSession:
     def _talk(self) -> None:
         """One stream, from its opening to its end."""
         if self._held is None:
-            opening = pb.LeaseRequest(open=json.dumps(self._order.to_json()))
+            opening = pb.LeaseRequest(open=submission_message(self._order))
         else:
             opening = pb.LeaseRequest(resume=pb.ResumeLease(lease=self._held.grant.lease, key=self._held.key))
         ended = threading.Event()
@@ -270,11 +270,10 @@ class LeaseSession:
         kind = reply.WhichOneof("kind")
         with self._changed:
             if kind == "waiting":
-                self._waiting = json.loads(reply.waiting)
+                self._waiting = reply.waiting
             elif kind == "granted":
                 granted = reply.granted
-                grant, card = (json.loads(text) for text in (granted.grant, granted.card))
-                self._held = GrantedLease(Grant.of_json(grant), BoardCard.of_json(card), granted.key)
+                self._held = GrantedLease(grant_of(granted.grant), card_of(granted.card), granted.key)
             elif kind == "over":
                 self._end(FarmError(reply.over or "the farm says no more"))
             self._changed.notify_all()
@@ -297,9 +296,9 @@ class LeaseSession:
             raise FarmUnreachable("no gateway of the farm answers any more") from error
 
 
-def _place(job: Mapping[str, Any]) -> tuple[int, int]:
-    """Where a queued job stands: those of a higher class go first, then those that came first."""
-    return list(Priority).index(Priority(job["priority"])), int(job["submission"])
+def _place(priority: str, submission: int) -> tuple[int, int]:
+    """Return a sort key of queued jobs: those of a higher class go first, then those that came first."""
+    return list(Priority).index(Priority(priority)), submission
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

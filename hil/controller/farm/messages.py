@@ -1,6 +1,7 @@
-"""Words of the farm: jobs, boards, leases, results, and the states that they are in.
+"""The farm's documents (jobs, boards, leases, results) and the states that they are in.
 
-What crosses the wire or a table is one of these as JSON (``to_json`` and ``of_json``): documents with the fields below.
+:mod:`.rpc` turns them into messages of the protocol. :class:`JobSpec`, :class:`JobResult` and :class:`BoardCard` are
+also stored in the database, as JSON (``to_json`` and ``of_json``).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, TypeVar
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, EXIT_STAGE, UsageError
 
 D = TypeVar("D", bound="Document")
-# Exit codes from the lightest to the gravest (DESIGN: 4, 3, 1; what was cancelled counts as interrupted).
+# Exit codes from the lightest to the gravest; a cancelled job counts as interrupted.
 _GRAVITY = (EXIT_OK, EXIT_NOTHING_RAN, EXIT_FAIL, EXIT_STAGE, EXIT_BOARD, EXIT_INTERRUPTED)
 _LONGEST_NAME = 40  # of a job
-# No board comes to this fence by being used: a lease a second for 68 years. A higher one would lock out the board's
-# next owner, so it is neither stored nor passed on. An agent that begins anew still takes a step of twice as much.
+# A board never comes to this fence by use (a lease a second for 68 years). A higher one would lock out the board's
+# next owner, so it is neither stored nor passed on. An agent that lost its fence takes a step of twice as much.
 MOST_FENCE = 1 << 31
 
 
@@ -28,12 +29,12 @@ class Kind(str, Enum):
     RUN = "run"  # models: hil run
     BUNDLE = "bundle"  # hil bundle run
     SUITE = "suite"  # some cases of a suite: hil suite run
-    LEASE = "lease"  # nothing by itself: a person or a program has the board
-    HEALTH = "health"  # a tiny model must run and be right
+    LEASE = "lease"  # nothing: a person or a program has the board
+    HEALTH = "health"  # a check: a tiny model must run and be right
 
 
 class Priority(str, Enum):
-    """A job's class: a higher one goes first, whoever waits in a lower one (but see aging in :mod:`.policy`)."""
+    """A job's class: a higher one goes first (but see aging in :mod:`.scheduler.policy`)."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -41,42 +42,42 @@ class Priority(str, Enum):
 
 
 class JobState(str, Enum):
-    """Where a job is."""
+    """The state of a job."""
 
     QUEUED = "queued"
-    RUNNING = "running"  # a board is leased to it
+    RUNNING = "running"  # it has a board
     DONE = "done"  # it has its final result
-    CANCELLED = "cancelled"  # ended by somebody; its result says so
+    CANCELLED = "cancelled"  # a user ended it; its result says so
 
 
 class BoardState(str, Enum):
-    """How a board is. Only an online one is given to jobs; a suspect or quarantined one to health jobs alone."""
+    """The state of a board. Jobs are given online boards only; health jobs also suspect and quarantined ones."""
 
     ONLINE = "online"
-    DRAINING = "draining"  # by hand: what runs may end, nothing new begins
+    DRAINING = "draining"  # an admin holds it back: what runs may end, nothing new begins
     MAINTENANCE = "maintenance"  # drained, and nothing runs on it any more
-    SUSPECT = "suspect"  # an infrastructure error, or not checked for long: a health job decides
-    QUARANTINED = "quarantined"  # its health job failed: tried again later, ever more rarely
-    OFFLINE = "offline"  # no host that has it is heard of
+    SUSPECT = "suspect"  # the infrastructure failed on it, or it was not checked for long: a health job decides
+    QUARANTINED = "quarantined"  # its health job failed; it is checked again, ever more rarely
+    OFFLINE = "offline"  # no host presents it
 
 
 class Role(str, Enum):
-    """What a token's bearer may do; each may all that the ones before it may."""
+    """What a token allows; each role also allows what the ones before it do."""
 
     VIEWER = "viewer"
     SUBMITTER = "submitter"
-    HOST = "host"  # attend boards, besides: lab hosts
+    HOST = "host"  # present boards
     ADMIN = "admin"
 
     def covers(self, needed: Role) -> bool:
-        """Whether a bearer of this role may do what another is needed for."""
+        """Whether this role allows what ``needed`` is required for."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who calls: what a token stands for."""
+    """Who makes a call: the user, role and project of a token."""
 
     user: str
     role: Role
@@ -87,18 +88,18 @@ class Principal:
 
 @dataclass(frozen=True)
 class Document:
-    """A dataclass that can be JSON. Unknown keys are passed over, so that an older reader takes a newer document."""
+    """A dataclass that is stored as JSON. Unknown keys are ignored, so that an older release reads a newer document."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
     @classmethod
     def of_json(cls: type[D], values: Mapping[str, Any]) -> D:
-        """The document again.
+        """Return the document that JSON values hold.
 
         Raises:
-            UsageError: a field that it needs is missing or makes no sense.
+            UsageError: a field is missing or has an impossible value.
         """
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         try:
@@ -125,11 +126,11 @@ class JobSpec(Document):
 
     Attributes:
         kind: what it does on the board.
-        options: of the library call: fields of :class:`hil.controller.workloads.run_job.Job` (run, bundle; ``models``
+        options: of the library call: fields of :class:`hil.controller.pipeline.options.Job` (run, bundle; ``models``
             are paths in ``files``), of :class:`hil.controller.workloads.suites.request.Request` (suite), ``purpose``
-            (lease).
+            (lease). ``needs`` names the runtime that the board's agent must have, where that is known.
         files: path below the job's folder -> digest in the artifact store.
-        affinity: what a board is warm for once it ran this: a board that is warm is preferred.
+        affinity: what a board is warm for once it ran this; a warm board is preferred.
     """
 
     kind: Kind
@@ -142,19 +143,19 @@ class JobSpec(Document):
 
 
 @dataclass(frozen=True)
-class Submission(Document):
-    """A submission: one or more jobs that belong together, and how they are to be scheduled.
+class Submission:
+    """One or more jobs that belong together, and how they are scheduled.
 
     Attributes:
         title: for people: the model's or suite's name.
-        specs: the jobs; job N of submission S is called ``S.N``, and ``S`` alone where there is but one.
+        specs: the jobs; job N of submission S is called ``S.N``, and ``S`` where there is only one.
         selector: what a board must be (:mod:`.selector`); "" is any.
-        board: the board's name, where it must be this one; "" is any.
+        board: the name of the only board that will do; "" is any.
         priority: class.
-        timeout_s: most seconds a job may have a board, each time.
+        timeout_s: most seconds that a job may have a board, each time.
         max_attempts: how often a job may be tried where the infrastructure fails.
-        project: whom it is counted for, beside the user; "" is the token's.
-        key: tells this submission from any other one, so that sending it twice queues it once.
+        project: whom it is counted for, beside the user; "" is the token's project.
+        key: identifies the submission, so that sending it twice queues it once.
     """
 
     title: str
@@ -169,8 +170,6 @@ class Submission(Document):
 
     def __post_init__(self) -> None:
         _set(self, "priority", Priority(self.priority))
-        specs = tuple(one if isinstance(one, JobSpec) else JobSpec.of_json(one) for one in self.specs)
-        _set(self, "specs", specs)
 
 
 @dataclass(frozen=True)
@@ -178,14 +177,14 @@ class JobResult(Document):
     """How a job, or one attempt at it, ended.
 
     Attributes:
-        exit_code: what the command would have ended with (see :mod:`hil.errors`); 130 where it was cancelled.
-        outcome: the gravest outcome of its cases (``PASS``, ``FAIL``, ...), "" where it has none (leases).
-        reason: of anything but a pass, in a line.
+        exit_code: what the command would have ended with (see :mod:`hil.errors`); 130 if it was cancelled.
+        outcome: the gravest outcome of its cases (``PASS``, ``FAIL``, ...); "" for leases.
+        reason: a line, unless it passed.
         infrastructure: whether the board or the farm failed, so that another board may be tried.
         record: the run's or suite's record as ``--json`` prints it, without tensors.
         files: path below the run's folder -> digest in the artifact store.
-        timings: seconds of each step on the host, by name (fetch, open, run, upload).
-        board_ns: CLOCK_MONOTONIC of the host when the board began (its session was open), and when it was given back.
+        timings: seconds of each step on the host (fetch, open, run, upload).
+        board_ns: CLOCK_MONOTONIC of the host when the board's session was open, and when the board was given back.
     """
 
     exit_code: int
@@ -202,8 +201,8 @@ class JobResult(Document):
 
 
 @dataclass(frozen=True)
-class Grant(Document):
-    """A board given to a job: what its host is told, and whoever holds a lease.
+class Grant:
+    """A board given to a job: what its host is told, and the holder of a lease.
 
     Attributes:
         lease: its number.
@@ -213,9 +212,9 @@ class Grant(Document):
         fence: what sessions on the board must be opened with.
         ttl_s: the lease ends when nothing is heard of its host for so long.
         timeout_s: the lease ends after so long in any case.
-        attempt: which one this is, from 1.
+        attempt: number of this attempt, from 1.
         spec: what to do.
-        user: for whom.
+        user: who submitted the job.
         trace: W3C ``traceparent`` of the submission's span, "" for none.
     """
 
@@ -231,25 +230,21 @@ class Grant(Document):
     user: str = ""
     trace: str = ""
 
-    def __post_init__(self) -> None:
-        _set(self, "spec", self.spec if isinstance(self.spec, JobSpec) else JobSpec.of_json(self.spec))
-
 
 @dataclass(frozen=True)
 class BoardCard(Document):
     """A board as its host presents it.
 
     Attributes:
-        name: in the whole farm. Two hosts that present the same name both can reach it: one owns it,
-            the other stands by.
-        site, host: where; the host's name is its machine's, made unique by its folder.
-        labels: written in the config and discovered: values are texts, numbers and truths; a list is a set of texts.
+        name: in the whole farm. If two hosts present the same name, one owns the board and the other stands by.
+        site, host: where it is; the host's name is its machine's, made unique by its folder.
+        labels: from the config and discovered; values are texts, numbers and truths; a list is a set of texts.
         config: the board's config as TOML, without what only its host can use (files of keys).
         hw_type: kind of hardware.
         fence: the highest that the board has seen.
         powered: whether its host can switch its power.
-        direct: the agent's address for whoever is on the same machine, "" where there is none.
-        machine: what tells that one is on the same machine (its boot id).
+        direct: the agent's address for processes on the same machine, "" for none.
+        machine: identifies that machine (its boot id).
     """
 
     name: str
@@ -265,21 +260,21 @@ class BoardCard(Document):
 
 
 def gravest(codes: list[int]) -> int:
-    """One exit code for several jobs: interrupted, then 4, 3, 1, 5, 0; what is unknown counts as 4."""
+    """Return one exit code for several jobs: interrupted, then 4, 3, 1, 5, 0; an unknown code counts as 4."""
     known = [code if code in _GRAVITY else EXIT_BOARD for code in codes]
     return max(known, key=_GRAVITY.index, default=EXIT_NOTHING_RAN)
 
 
 def job_name(submission: int, number: int, of: int) -> str:
-    """``17`` or ``17.3``: how people call job ``number`` of ``of``."""
+    """Return the name of job ``number`` of ``of``: ``17`` or ``17.3``."""
     return str(submission) if of == 1 else f"{submission}.{number}"
 
 
 def parse_job(text: str) -> tuple[int, int | None]:
-    """``17`` -> (17, None), ``17.3`` -> (17, 3).
+    """Read a job's name: ``17`` -> (17, None), ``17.3`` -> (17, 3).
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is no such name.
     """
     submission, dot, number = text.partition(".")
     if len(text) > _LONGEST_NAME or not submission.isdecimal() or (dot and not number.isdecimal()):

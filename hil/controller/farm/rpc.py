@@ -1,22 +1,34 @@
-"""The farm's protocol as Python sees it: stubs made from the proto's descriptor, for clients and for hosts."""
+"""The farm's protocol as Python sees it: stubs made from its descriptor, and the farm's documents as its messages.
+
+The functions that read a message check its form only; what a document may hold is for the gateway to check
+(:mod:`hil.controller.farm.gateway.validation`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
+from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Priority, Submission
+from hil.errors import UsageError
 from hil.protocol import wire
 from hil.protocol.v1 import farm_pb2 as pb
 
 SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"
 
+# PostgreSQL's jsonb holds neither NUL nor half of a surrogate pair.
+_UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})|\x00")
+
 
 def methods(service: str) -> Iterable[tuple[str, str, str, Any, Any]]:
-    """Of each method of a service: name, path, gRPC kind (``unary_stream``), and the messages of either side."""
+    """Of each method of a service: name, path, gRPC kind (``unary_stream``), request class and reply class."""
     for method in pb.DESCRIPTOR.services_by_name[service].methods:
         streams = ["stream" if one else "unary" for one in (method.client_streaming, method.server_streaming)]
         asked, answered = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
@@ -35,3 +47,261 @@ class FarmStub:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
+
+
+@contextlib.contextmanager
+def _converting(what: str) -> Iterator[None]:
+    """Raise UsageError where a value does not fit its field."""
+    try:
+        yield
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"this is no {what} of a farm: {str(error)[:200]}") from error
+
+
+def json_message(value: Any) -> pb.Json:
+    """Return an open document as a message."""
+    return pb.Json(text=json.dumps(value).encode())
+
+
+def json_of(message: pb.Json) -> Any:
+    """Return the value of an open document.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    return json.loads(message.text or b"{}")
+
+
+def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[str, Any]:
+    """Return an open document that is a JSON object.
+
+    Args:
+        message: the document.
+        what: how errors call it.
+        storable: refuse NaN, NUL and halves of surrogate pairs, which the farm's database cannot hold.
+
+    Raises:
+        UsageError: it is no object, or not storable.
+    """
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        value = json.loads(message.text or b"{}", parse_constant=refuse if storable else None)
+        if storable and _UNSTORABLE.search(message.text):
+            _check_encodable(value)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what} is not JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{what} is no JSON object")
+    return value
+
+
+def _check_encodable(value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    text.encode()
+    if "\\u0000" in text:
+        raise ValueError("it holds a NUL character")
+
+
+def spec_message(spec: JobSpec) -> pb.JobSpec:
+    """Return a job's spec as a message."""
+    with _converting("job"):
+        options = json_message(dict(spec.options))
+        return pb.JobSpec(kind=spec.kind.value, options=options, files=spec.files, affinity=spec.affinity)
+
+
+def spec_of(message: pb.JobSpec) -> JobSpec:
+    """Return the spec that a message holds.
+
+    Raises:
+        UsageError: there is no such kind, or the options are no JSON object.
+    """
+    options = json_object(message.options, "options")
+    with _converting("job"):
+        return JobSpec(Kind(message.kind), options, dict(message.files), message.affinity)
+
+
+def submission_message(submission: Submission) -> pb.Submission:
+    """Return a submission as a message.
+
+    Raises:
+        UsageError: a value does not fit its field.
+    """
+    with _converting("submission"):
+        return pb.Submission(
+            title=submission.title,
+            specs=[spec_message(spec) for spec in submission.specs],
+            selector=submission.selector,
+            board=submission.board,
+            priority=submission.priority.value,
+            timeout_s=submission.timeout_s,
+            max_attempts=submission.max_attempts,
+            project=submission.project,
+            key=submission.key,
+        )
+
+
+def submission_of(message: pb.Submission) -> Submission:
+    """Return the submission that a message holds.
+
+    Raises:
+        UsageError: there is no such kind of job or priority.
+    """
+    specs = tuple(spec_of(spec) for spec in message.specs)
+    with _converting("submission"):
+        return Submission(
+            title=message.title,
+            specs=specs,
+            selector=message.selector,
+            board=message.board,
+            priority=Priority(message.priority),
+            timeout_s=message.timeout_s,
+            max_attempts=message.max_attempts,
+            project=message.project,
+            key=message.key,
+        )
+
+
+def result_message(result: JobResult) -> pb.JobResult:
+    """Return a result as a message; half surrogate pairs in its texts are replaced, so that no result is lost.
+
+    Raises:
+        UsageError: a value does not fit its field.
+    """
+    begin_ns, end_ns = result.board_ns
+    with _converting("result"):
+        return pb.JobResult(
+            exit_code=result.exit_code,
+            outcome=_encodable(result.outcome),
+            reason=_encodable(result.reason),
+            infrastructure=result.infrastructure,
+            record=json_message(dict(result.record)),
+            files={_encodable(path): name for path, name in result.files.items()},
+            timings=result.timings,
+            board_begin_ns=begin_ns,
+            board_end_ns=end_ns,
+        )
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def result_of(message: pb.JobResult) -> JobResult:
+    """Return the result that a message holds; its record may hold NaN.
+
+    Raises:
+        UsageError: the record is no JSON object.
+    """
+    return JobResult(
+        exit_code=message.exit_code,
+        outcome=message.outcome,
+        reason=message.reason,
+        infrastructure=message.infrastructure,
+        record=json_object(message.record, "the record", storable=False),
+        files=dict(message.files),
+        timings=dict(message.timings),
+        board_ns=(message.board_begin_ns, message.board_end_ns),
+    )
+
+
+def grant_message(grant: Grant) -> pb.Grant:
+    """Return a grant as a message."""
+    return pb.Grant(
+        lease=grant.lease,
+        job=grant.job,
+        job_id=grant.job_id,
+        board=grant.board,
+        fence=grant.fence,
+        ttl_s=grant.ttl_s,
+        timeout_s=grant.timeout_s,
+        attempt=grant.attempt,
+        spec=spec_message(grant.spec),
+        user=grant.user,
+        trace=grant.trace,
+    )
+
+
+def grant_of(message: pb.Grant) -> Grant:
+    """Return the grant that a message holds.
+
+    Raises:
+        UsageError: its job is of no kind that this release knows.
+    """
+    return Grant(
+        lease=message.lease,
+        job=message.job,
+        job_id=message.job_id,
+        board=message.board,
+        fence=message.fence,
+        ttl_s=message.ttl_s,
+        timeout_s=message.timeout_s,
+        attempt=message.attempt,
+        spec=spec_of(message.spec),
+        user=message.user,
+        trace=message.trace,
+    )
+
+
+def card_message(card: BoardCard) -> pb.BoardCard:
+    """Return a board's card as a message.
+
+    Raises:
+        UsageError: a label is no text, number, truth or list of texts, or a value does not fit its field.
+    """
+    with _converting("board's card"):
+        return pb.BoardCard(
+            name=card.name,
+            site=card.site,
+            host=card.host,
+            labels={name: _label_message(name, value) for name, value in card.labels.items()},
+            config=card.config,
+            hw_type=card.hw_type,
+            fence=card.fence,
+            powered=card.powered,
+            direct=card.direct,
+            machine=card.machine,
+        )
+
+
+def _label_message(name: str, value: Any) -> pb.Label:
+    if isinstance(value, bool):
+        return pb.Label(truth=value)
+    if isinstance(value, int):
+        return pb.Label(whole=value)
+    if isinstance(value, float):
+        return pb.Label(number=value)
+    if isinstance(value, str):
+        return pb.Label(text=value)
+    if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+        return pb.Label(texts=pb.Texts(texts=value))
+    raise ValueError(f"label {name[:50]!r} is no text, number, truth or list of texts: {str(value)[:50]!r}")
+
+
+def card_of(message: pb.BoardCard) -> BoardCard:
+    """Return the board's card that a message holds."""
+    return BoardCard(
+        name=message.name,
+        site=message.site,
+        host=message.host,
+        labels={name: _label_of(label) for name, label in message.labels.items()},
+        config=message.config,
+        hw_type=message.hw_type,
+        fence=message.fence,
+        powered=message.powered,
+        direct=message.direct,
+        machine=message.machine,
+    )
+
+
+def _label_of(label: pb.Label) -> Any:
+    kind = label.WhichOneof("value") or "text"
+    return list(label.texts.texts) if kind == "texts" else getattr(label, kind)
+
+
+def status_message(job: Mapping[str, Any], unrunnable: str = "") -> pb.JobStatus:
+    """Return a job as the queries tell it (:func:`hil.controller.farm.store.queries.job`) as a message."""
+    names = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason")
+    return pb.JobStatus(**{name: job[name] for name in names}, unrunnable=unrunnable)

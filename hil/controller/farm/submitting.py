@@ -15,8 +15,7 @@ from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, pac
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
-from hil.controller.models.flows import load_flow
-from hil.controller.models.flows.named import BESIDE, flows
+from hil.controller.models.flows import BESIDE, flows, load_flow
 from hil.controller.models.importers import SAVED_MODEL, import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Job

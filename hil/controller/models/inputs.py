@@ -1,7 +1,8 @@
-"""What a model is run on: tensors that the user gave, checked against its signature, and seeded random ones."""
+"""What a model is run on or calibrated with: tensors that the user gave, checked, and seeded random ones."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.random_inputs import limits_of, random_tensor
 from hil.controller.storage.paths import exists
-from hil.controller.storage.tensor_files import load_pb
+from hil.controller.storage.tensor_files import load_npz, load_pb
+from hil.core.artifacts import Model
+from hil.core.digest import digest_of
 from hil.core.files import read_file
 from hil.core.npy import Fits, Npz, is_raw, load_npy, typed
 from hil.core.tensors import (
@@ -23,6 +25,7 @@ from hil.core.tensors import (
     dtype_of,
     from_bytes,
     nbytes_of,
+    to_bytes,
     type_text,
     unpack,
 )
@@ -318,3 +321,134 @@ def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Arr
             name: typed(archive.read(key, fits_spec(by_name[name], strict)), by_name[name].dtype)
             for key, name in names.items()
         }
+
+
+# Random floats are drawn from a standard normal cut off here, so that sums and exponentials stay in range.
+_CUT = 4.0
+# Random integers wider than 8 bits stay small: sums and products must not overflow, sizes and indices not run away.
+_SMALL_INTEGER = 100
+_WORDS = ("", "a", "hil", "board", "tensor", "naïve", "日本", "two words")
+
+
+def random_tensor(
+    spec: TensorSpec, shape: Sequence[int], *, seed: int, bounds: tuple[float, float] | None = None
+) -> Array:
+    """A random tensor that suits the dtype: no NaN, no infinity, the same on every machine.
+
+    Floats are normal (cut off at 4 standard deviations) or uniform within ``bounds``; integers uniform over all values
+    up to 8 bits, else between -100 and 100, or within ``bounds``.
+
+    Raises:
+        UsageError: the dtype has no value within the bounds.
+    """
+    digest = hashlib.blake2b(f"{seed}\0{spec.name}".encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
+    name, dtype, shape = spec.dtype, dtype_of(spec.dtype), tuple(shape)
+    if name == "string":
+        words = generator.integers(0, len(_WORDS), shape)
+        return np.asarray(np.array(_WORDS, dtype=object)[words], dtype=object).reshape(shape)
+    if name == "bool":
+        return np.asarray(generator.integers(0, 2, shape), np.bool_).reshape(shape)
+    low, high = limits_of(name)
+    if "int" in name:
+        if bounds is not None:
+            low, high = _within(spec, bounds, math.ceil(max(low, bounds[0])), math.floor(min(high, bounds[1])))
+        elif _bits(name) > 8:
+            low, high = max(low, -_SMALL_INTEGER), min(high, _SMALL_INTEGER)
+        wide = np.uint64 if low >= 0 else np.int64
+        return np.asarray(generator.integers(int(low), int(high), shape, wide, endpoint=True)).astype(dtype)
+    if name in ("complex64", "complex128"):
+        part = np.float32 if name == "complex64" else np.float64
+        real, imaginary = (_floats(generator, shape, part, bounds) for _ in range(2))
+        return np.asarray(real + 1j * imaginary, dtype).reshape(shape)
+    if bounds is not None:
+        bounds = _within(spec, bounds, max(low, bounds[0]), min(high, bounds[1]))
+    values = _floats(generator, shape, np.float64 if name == "float64" else np.float32, bounds)
+    if low >= 0 and bounds is None:
+        values = np.abs(values)  # a dtype without a sign
+    return np.clip(values, low, high).astype(dtype)
+
+
+def _bits(name: str) -> int:
+    """How many bits an element of a dtype has."""
+    return SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
+
+
+def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[float, float] | None) -> Array:
+    if bounds is None:
+        return np.asarray(np.clip(generator.standard_normal(shape, dtype), -_CUT, _CUT), dtype)
+    share = np.asarray(generator.random(shape, dtype), dtype)
+    # low + share * (high - low) would overflow where the bounds are the dtype's own.
+    return np.asarray(share * dtype(bounds[1]) + (dtype(1) - share) * dtype(bounds[0]), dtype)
+
+
+def limits_of(name: str) -> tuple[float, float]:
+    """The lowest and highest finite value of a numeric dtype."""
+    if "int" in name:
+        bits = _bits(name)
+        return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    import ml_dtypes
+
+    finfo: Any = ml_dtypes.finfo
+    limits = finfo(dtype_of("float32" if name == "complex64" else "float64" if name == "complex128" else name))
+    if name == "float8_e8m0fnu":
+        # Powers of two from 2^-127 to 2^127: the least of them would be flushed to zero on the way here.
+        return float(limits.smallest_normal), float(limits.max)
+    return float(limits.min), float(limits.max)
+
+
+def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
+    if not low <= high:
+        raise UsageError(f"no {spec.dtype} lies between {bounds[0]:g} and {bounds[1]:g}", hint=f"for input {spec}")
+    return low, high
+
+
+def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], count: int) -> list[dict[str, Array]]:
+    """The samples to calibrate with, each every input by name.
+
+    Args:
+        model: an imported model whose inputs are known.
+        given: the caller's; empty takes the file beside the model, or else random ones.
+        count: how many random ones.
+
+    Raises:
+        UsageError: the model does not take them, or the file is not as it must be.
+    """
+    specs = model.inputs or ()
+    file = model.path.with_name(f"{model.path.stem}.calibration.npz")
+    from_file = not given and exists(file)
+    if from_file:
+        given = _read(file)
+    # The tests' own random inputs have seed 0 unless somebody asks for another: no model is calibrated on those.
+    seeds = range(1, 1 + (len(given) or count))
+    samples = [dict(one) for one in given] or [{} for _ in seeds]
+    try:
+        return [
+            make_inputs(specs, sample, seed=seed, ranges=model.ranges, dims=model.dims)
+            for seed, sample in zip(seeds, samples, strict=True)
+        ]
+    except UsageError as error:
+        where = f"{file}: " if from_file else "calibration data: " if given else ""
+        raise UsageError(f"{where}{error.message}", hint=error.hint) from error
+
+
+def digest_of_samples(samples: Sequence[Mapping[str, Array]]) -> str:
+    """One digest for all samples: names, dtypes, shapes, values, order."""
+    told = [
+        f"{name}\0{dtype_name(array.dtype)}\0{array.shape}\0{digest_of(to_bytes(array))}"
+        for sample in samples
+        for name, array in sample.items()
+    ]
+    return digest_of("\n".join([str(len(samples)), *told]).encode())
+
+
+def _read(file: Path) -> list[dict[str, Array]]:
+    arrays = load_npz(file)
+    counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    if not counts or min(counts.values()) < 1 or len(set(counts.values())) > 1:
+        held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"
+        raise UsageError(
+            f"{file} must hold an array for each input, all with the same number of samples in front; it holds {held}",
+            hint="numpy.savez(FILE, image=images), where images[0] is what the model takes as image",
+        )
+    return [{name: array[index] for name, array in arrays.items()} for index in range(next(iter(counts.values())))]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.error_text import first_line
+from hil.controller.storage.texts import first_line
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, UsageError
 

@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hil.compare.tolerance import blindness, scale_of
-from hil.compare.values import EXACT_DTYPES
+from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references.expected import expected_result
-from hil.controller.storage.magnitude import largest
 from hil.controller.storage.runs import storing
 from hil.core.artifacts import Model
 from hil.core.files import read_text

@@ -13,7 +13,7 @@ from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import Run
-from hil.controller.storage.screen_text import say, together
+from hil.controller.storage.texts import say, together
 from hil.core.placement import placement_text
 from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of
 from hil.core.tensors import TensorSpec, type_text

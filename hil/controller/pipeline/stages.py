@@ -18,8 +18,8 @@ from hil.bundles.cases import check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import Verdict, compare, depends_on_noise, judge, too_far
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.references import expected_result, refer_each, refer_with_fallback
-from hil.controller.backends.references.noise import largest_noise, measure_noise
+from hil.controller.backends.references import expected_result, measure_noise, refer_each, refer_with_fallback
+from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.models.importers import import_model

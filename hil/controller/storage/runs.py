@@ -6,7 +6,9 @@ Everything is written as it comes and each file atomically, so a killed run keep
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
+import os
 import secrets
 import shutil
 import sqlite3
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.begun import seal
+from hil.core.config_files import user_folder
 from hil.core.files import read_file, write_atomic
 from hil.core.npy import load_npy, save_npy
 from hil.core.tensors import Array
@@ -291,3 +293,72 @@ def safe_name(text: str) -> str:
     """A text as part of a file name, in which it takes at most :data:`_NAME_BYTES` bytes."""
     plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in text)
     return plain.encode()[:_NAME_BYTES].decode(errors="ignore").strip(".") or "_"
+
+
+_SEAL = ".begun"
+_KEY = "begun.key"
+
+
+def seal(folder: Path, request: Mapping[str, Any]) -> None:
+    """Note in a run's folder that the user began it. Without a home to keep a key in it cannot be gone on with.
+
+    Args:
+        folder: the run's, just made.
+        request: what it was asked to do.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if key := _key(make=True):
+        (folder / _SEAL).write_text(_mark(key, folder, request) + "\n")
+
+
+def check_seal(folder: Path, request: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that the user has not begun.
+
+    Args:
+        folder: the run's.
+        request: what it says it was asked to do.
+
+    Raises:
+        UsageError: somebody else began it, or altered or moved it.
+    """
+    if not is_sealed(folder, request):
+        raise UsageError(
+            f"{folder} was not begun by you here: what it says it was asked to do may be anybody's",
+            hint="start a new run; one that was moved, or begun by another user or on another machine, cannot go on",
+        )
+
+
+def is_sealed(folder: Path, request: Mapping[str, Any]) -> bool:
+    """Whether the user began a run, there and as it says."""
+    key, found = _key(make=False), ""
+    with contextlib.suppress(OSError, UnicodeDecodeError), (folder / _SEAL).open() as file:
+        found = file.read(1 << 10).strip()
+    return bool(key) and hmac.compare_digest(found.encode(), _mark(key, folder, request).encode())
+
+
+def _mark(key: bytes, folder: Path, request: Mapping[str, Any]) -> str:
+    told = json.dumps([str(folder.resolve()), jsonable(request)], sort_keys=True)
+    return hmac.new(key, told.encode(), "sha256").hexdigest()
+
+
+def _key(*, make: bool) -> bytes:
+    """The user's key; nothing where there is none."""
+    home = user_folder()
+    if home is None:
+        return b""
+    path = home / _KEY
+    with contextlib.suppress(OSError):
+        if make and not path.exists():
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary = home / f"{_KEY}.{secrets.token_hex(4)}"
+            number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(number, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            # Of two that begin at once the first one's key stays.
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(temporary)
+            temporary.unlink()
+        return path.read_bytes()
+    return b""

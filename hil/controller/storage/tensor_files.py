@@ -1,16 +1,17 @@
-"""Files that hold tensors, beside .npy: NumPy's archives, and ONNX's TensorProto."""
+"""Files that hold tensors, beside .npy: NumPy's archives, ONNX's TensorProto, and folders of named tensors."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from hil.core.files import read_file
-from hil.core.npy import Npz, typed
-from hil.core.tensors import Array
+from hil.core.files import read_file, read_text, within
+from hil.core.npy import Npz, load_npy, save_npy, typed
+from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 
 # An ONNX tensor's elements take at least two bits each.
@@ -68,3 +69,33 @@ def parse_pb(data: bytes) -> Array:
         text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
         array = np.array([*text, ""], dtype=object)[:-1].reshape(array.shape)
     return array
+
+
+INDEX = "index.json"
+
+
+def save_tensors(folder: Path, tensors: Mapping[str, Array]) -> None:
+    """Write tensors into a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    index = []
+    for position, (name, array) in enumerate(tensors.items()):
+        file = f"{position}.npy"
+        save_npy(folder / file, array)
+        index.append({"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape), "file": file})
+    (folder / INDEX).write_text(json.dumps(index, indent=1))
+
+
+def load_tensors(folder: Path) -> dict[str, Array]:
+    """Read what :func:`save_tensors` wrote.
+
+    Raises:
+        UsageError: a file is missing or damaged.
+    """
+    try:
+        index = json.loads(read_text(folder / INDEX))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{folder} holds no tensors: {error}") from error
+    try:
+        return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise UsageError(f"{folder / INDEX} is damaged: {type(error).__name__}: {error}") from error

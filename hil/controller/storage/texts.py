@@ -1,10 +1,15 @@
-"""Texts that others made (a tool's words, names of models) put so that any report can hold them."""
+"""Texts for reports and terminals: what others wrote made plain, and lines that break where they should."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from hil.core.text import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # What XML 1.0 cannot hold: control characters, halves of surrogate pairs, two non-characters. No reader misses them.
@@ -46,3 +51,81 @@ def seconds(value: float | None) -> str:
 def counted(count: int, what: str) -> str:
     """``1 case``, ``2 cases``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def as_text(text: str) -> str:
+    """The text; one that begins like a formula is marked as a text, as spreadsheets themselves do it."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+# What importing torchvision or torchaudio says beside a torch that it was not built for; no error of its own tells it.
+_OTHER_TORCH = re.compile(r"operator (torchvision|torchaudio)::\w+ does not exist")
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """The first line that says something, cut to ``most`` characters; the error's kind where none does."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line[:most] for line in lines if line), type(error).__name__)
+
+
+def import_hint(error: Exception) -> str:
+    """What to do about a package that cannot be imported; "" where nothing is known."""
+    if found := _OTHER_TORCH.search(str(error)):
+        return (
+            f"the {found[1]} here was built for another torch than the one beside it (PyPI's is for CUDA): "
+            "install both from the index of CPU builds that PyTorch's installation page names"
+        )
+    return f"pip install {error.name.partition('.')[0]}" if isinstance(error, ImportError) and error.name else ""
+
+
+# Stands for a space at which no line is broken: rich breaks lines at every kind of space that there is. It is as wide
+# as one, in a range that no text uses, and never comes to the terminal.
+_GLUE = "\ue000"
+_UNIT = re.compile(r"(?<=\d) (?=(?:[nmu]?s|min|h|bytes|[kKMG]i?B|B|dB|[kMG]?Hz|%|[KMG]?op/s)(?![\w]))")
+
+
+def together(text: str) -> str:
+    """A text, for :func:`show`, that stays in one line."""
+    return text.replace(" ", _GLUE)
+
+
+def show(console: Console, what: RenderableType) -> None:
+    """Print; no line is broken within :func:`together`, nor between a number of :func:`units` and its unit."""
+    with console.capture() as shown:
+        console.print(what, highlight=False)
+    console.file.write(shown.get().replace(_GLUE, " "))
+
+
+def units(text: str) -> str:
+    """A text, for :func:`show`, whose numbers stay beside their units."""
+    return _UNIT.sub(_GLUE, text)
+
+
+def say(
+    console: Console, label: str, text: str, *, style: str = "", indent: int = 2, width: int = 13, whole: bool = False
+) -> None:
+    """A labelled line; what does not fit goes on below the text, not below the label.
+
+    Args:
+        console: where to.
+        label: stands before it; "" is none, and no room for one either.
+        text: what is said.
+        style: the text's.
+        indent: spaces before the line.
+        width: the label's.
+        whole: never break the line, for it may hold a command to be copied: the terminal itself wraps it.
+    """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    if whole:
+        console.print(Text(" " * indent + (f"{label:<{width}}" if label else "")).append(text, style), soft_wrap=True)
+        return
+    line = Table.grid(padding=0)
+    if label:
+        line.add_column(width=width)
+    line.add_column(overflow="fold")
+    body = Text(units(text), style=style)
+    line.add_row(label, body) if label else line.add_row(body)
+    show(console, Padding(line, (0, 0, 0, indent), expand=False))

@@ -17,11 +17,10 @@ from hil.controller.pipeline.options import Job, Options
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
-from hil.controller.storage.begun import check_seal
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import GO_ON, Run, RunStore, safe_name
+from hil.controller.storage.runs import GO_ON, Run, RunStore, check_seal, safe_name
 from hil.core.results import Stage
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError

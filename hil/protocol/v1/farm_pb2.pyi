@@ -6,13 +6,60 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Json(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: bytes
+    def __init__(self, text: _Optional[bytes] = ...) -> None: ...
+
+class JobSpec(_message.Message):
+    __slots__ = ("kind", "options", "files", "affinity")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    options: Json
+    files: _containers.ScalarMap[str, str]
+    affinity: str
+    def __init__(self, kind: _Optional[str] = ..., options: _Optional[_Union[Json, _Mapping]] = ..., files: _Optional[_Mapping[str, str]] = ..., affinity: _Optional[str] = ...) -> None: ...
+
+class Submission(_message.Message):
+    __slots__ = ("title", "specs", "selector", "board", "priority", "timeout_s", "max_attempts", "project", "key")
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    BOARD_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    title: str
+    specs: _containers.RepeatedCompositeFieldContainer[JobSpec]
+    selector: str
+    board: str
+    priority: str
+    timeout_s: float
+    max_attempts: int
+    project: str
+    key: str
+    def __init__(self, title: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[JobSpec, _Mapping]]] = ..., selector: _Optional[str] = ..., board: _Optional[str] = ..., priority: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_attempts: _Optional[int] = ..., project: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
 class SubmitRequest(_message.Message):
-    __slots__ = ("order", "trace")
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("submission", "trace")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
-    order: str
+    submission: Submission
     trace: str
-    def __init__(self, order: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
+    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("submission", "jobs")
@@ -23,26 +70,152 @@ class SubmitReply(_message.Message):
     def __init__(self, submission: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AskRequest(_message.Message):
-    __slots__ = ("what", "arguments")
-    WHAT_FIELD_NUMBER: _ClassVar[int]
-    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
-    what: str
-    arguments: str
-    def __init__(self, what: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    BOARDS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    jobs: JobsQuestion
+    job: NameQuestion
+    result: ResultQuestion
+    logs: LogsQuestion
+    boards: Empty
+    events: EventsQuestion
+    stats: Empty
+    audit: AuditQuestion
+    tokens: Empty
+    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[Empty, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NameQuestion(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class JobsQuestion(_message.Message):
+    __slots__ = ("state", "user", "submission", "limit", "health")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    state: _containers.RepeatedScalarFieldContainer[str]
+    user: str
+    submission: int
+    limit: int
+    health: bool
+    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., submission: _Optional[int] = ..., limit: _Optional[int] = ..., health: _Optional[bool] = ...) -> None: ...
+
+class ResultQuestion(_message.Message):
+    __slots__ = ("name", "specs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    specs: bool
+    def __init__(self, name: _Optional[str] = ..., specs: _Optional[bool] = ...) -> None: ...
+
+class LogsQuestion(_message.Message):
+    __slots__ = ("name", "after")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    after: int
+    def __init__(self, name: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class EventsQuestion(_message.Message):
+    __slots__ = ("board", "job", "limit")
+    BOARD_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    board: str
+    job: str
+    limit: int
+    def __init__(self, board: _Optional[str] = ..., job: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class AuditQuestion(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
 
 class DoRequest(_message.Message):
-    __slots__ = ("action", "arguments")
-    ACTION_FIELD_NUMBER: _ClassVar[int]
-    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
-    action: str
-    arguments: str
-    def __init__(self, action: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc")
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_FIELD_NUMBER: _ClassVar[int]
+    GC_FIELD_NUMBER: _ClassVar[int]
+    cancel: NameQuestion
+    priority: PriorityAction
+    drain: DrainAction
+    resume: NameQuestion
+    forget: NameQuestion
+    token: TokenAction
+    revoke: RevokeAction
+    gc: GcAction
+    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ...) -> None: ...
+
+class PriorityAction(_message.Message):
+    __slots__ = ("name", "priority")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    priority: str
+    def __init__(self, name: _Optional[str] = ..., priority: _Optional[str] = ...) -> None: ...
+
+class DrainAction(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TokenAction(_message.Message):
+    __slots__ = ("user", "role", "project", "note", "expires_s")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    role: str
+    project: str
+    note: str
+    expires_s: float
+    def __init__(self, user: _Optional[str] = ..., role: _Optional[str] = ..., project: _Optional[str] = ..., note: _Optional[str] = ..., expires_s: _Optional[float] = ...) -> None: ...
+
+class RevokeAction(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class GcAction(_message.Message):
+    __slots__ = ("days", "dry_run")
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    days: float
+    dry_run: bool
+    def __init__(self, days: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("json",)
-    JSON_FIELD_NUMBER: _ClassVar[int]
-    json: str
-    def __init__(self, json: _Optional[str] = ...) -> None: ...
+    __slots__ = ("answer",)
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    answer: Json
+    def __init__(self, answer: _Optional[_Union[Json, _Mapping]] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("jobs", "logs", "after")
@@ -58,9 +231,33 @@ class FollowReply(_message.Message):
     __slots__ = ("job", "log")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
-    job: str
+    job: JobStatus
     log: LogText
-    def __init__(self, job: _Optional[str] = ..., log: _Optional[_Union[LogText, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., log: _Optional[_Union[LogText, _Mapping]] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason", "unrunnable")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    BOARD_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNRUNNABLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    submission: int
+    state: str
+    priority: str
+    attempts: int
+    board: str
+    exit_code: int
+    outcome: str
+    reason: str
+    unrunnable: str
+    def __init__(self, name: _Optional[str] = ..., submission: _Optional[int] = ..., state: _Optional[str] = ..., priority: _Optional[str] = ..., attempts: _Optional[int] = ..., board: _Optional[str] = ..., exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., unrunnable: _Optional[str] = ...) -> None: ...
 
 class LogText(_message.Message):
     __slots__ = ("number", "job", "text")
@@ -77,10 +274,10 @@ class LeaseRequest(_message.Message):
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
-    open: str
+    open: Submission
     resume: ResumeLease
     beat: Beat
-    def __init__(self, open: _Optional[str] = ..., resume: _Optional[_Union[ResumeLease, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Submission, _Mapping]] = ..., resume: _Optional[_Union[ResumeLease, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class ResumeLease(_message.Message):
     __slots__ = ("lease", "key")
@@ -100,21 +297,98 @@ class LeaseReply(_message.Message):
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
-    waiting: str
+    waiting: JobStatus
     granted: LeaseGranted
     over: str
     beat: Beat
-    def __init__(self, waiting: _Optional[str] = ..., granted: _Optional[_Union[LeaseGranted, _Mapping]] = ..., over: _Optional[str] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    def __init__(self, waiting: _Optional[_Union[JobStatus, _Mapping]] = ..., granted: _Optional[_Union[LeaseGranted, _Mapping]] = ..., over: _Optional[str] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class LeaseGranted(_message.Message):
     __slots__ = ("grant", "card", "key")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
-    grant: str
-    card: str
+    grant: Grant
+    card: BoardCard
     key: str
-    def __init__(self, grant: _Optional[str] = ..., card: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    def __init__(self, grant: _Optional[_Union[Grant, _Mapping]] = ..., card: _Optional[_Union[BoardCard, _Mapping]] = ..., key: _Optional[str] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("lease", "job", "job_id", "board", "fence", "ttl_s", "timeout_s", "attempt", "spec", "user", "trace")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    BOARD_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    job: str
+    job_id: int
+    board: str
+    fence: int
+    ttl_s: float
+    timeout_s: float
+    attempt: int
+    spec: JobSpec
+    user: str
+    trace: str
+    def __init__(self, lease: _Optional[int] = ..., job: _Optional[str] = ..., job_id: _Optional[int] = ..., board: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., attempt: _Optional[int] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., user: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
+
+class BoardCard(_message.Message):
+    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Label
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Label, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    HW_TYPE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    POWERED_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    site: str
+    host: str
+    labels: _containers.MessageMap[str, Label]
+    config: str
+    hw_type: str
+    fence: int
+    powered: bool
+    direct: str
+    machine: str
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ...) -> None: ...
+
+class Label(_message.Message):
+    __slots__ = ("text", "whole", "number", "truth", "texts")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TRUTH_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    whole: int
+    number: float
+    truth: bool
+    texts: Texts
+    def __init__(self, text: _Optional[str] = ..., whole: _Optional[int] = ..., number: _Optional[float] = ..., truth: _Optional[bool] = ..., texts: _Optional[_Union[Texts, _Mapping]] = ...) -> None: ...
+
+class Texts(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("data",)
@@ -139,10 +413,10 @@ class Hello(_message.Message):
     CARD_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
-    card: str
+    card: BoardCard
     worker: str
     leases: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, card: _Optional[str] = ..., worker: _Optional[str] = ..., leases: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, card: _Optional[_Union[BoardCard, _Mapping]] = ..., worker: _Optional[str] = ..., leases: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BoardBeat(_message.Message):
     __slots__ = ("leases",)
@@ -174,11 +448,11 @@ class ToBoard(_message.Message):
     DIAL_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     standing: Standing
-    grant: str
+    grant: Grant
     ended: Ended
     dial: DialIn
     beat: Beat
-    def __init__(self, standing: _Optional[_Union[Standing, _Mapping]] = ..., grant: _Optional[str] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., dial: _Optional[_Union[DialIn, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    def __init__(self, standing: _Optional[_Union[Standing, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., dial: _Optional[_Union[DialIn, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("owner", "beat_s")
@@ -214,9 +488,45 @@ class ReportRequest(_message.Message):
     FENCE_FIELD_NUMBER: _ClassVar[int]
     lease: int
     worker: str
-    result: str
+    result: JobResult
     fence: int
-    def __init__(self, lease: _Optional[int] = ..., worker: _Optional[str] = ..., result: _Optional[str] = ..., fence: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease: _Optional[int] = ..., worker: _Optional[str] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ..., fence: _Optional[int] = ...) -> None: ...
+
+class JobResult(_message.Message):
+    __slots__ = ("exit_code", "outcome", "reason", "infrastructure", "record", "files", "timings", "board_begin_ns", "board_end_ns")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class TimingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    INFRASTRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    BOARD_BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    BOARD_END_NS_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    outcome: str
+    reason: str
+    infrastructure: bool
+    record: Json
+    files: _containers.ScalarMap[str, str]
+    timings: _containers.ScalarMap[str, float]
+    board_begin_ns: int
+    board_end_ns: int
+    def __init__(self, exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., infrastructure: _Optional[bool] = ..., record: _Optional[_Union[Json, _Mapping]] = ..., files: _Optional[_Mapping[str, str]] = ..., timings: _Optional[_Mapping[str, float]] = ..., board_begin_ns: _Optional[int] = ..., board_end_ns: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("recorded", "reason")

@@ -8,8 +8,7 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output
-from hil.controller.models.tensorflow.structure import leaves
-from hil.controller.models.tensorflow.variables import new_value
+from hil.controller.models.tensorflow.graphs import leaves, new_value
 from hil.core.results import Outcome, RunResult
 from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance

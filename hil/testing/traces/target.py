@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.compilers.iree import recipe_of
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board import Board, LoadedProgram
-from hil.controller.models.iree_compiler import native_compiler
+from hil.controller.models.compiling import native_compiler
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S

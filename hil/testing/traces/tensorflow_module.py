@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.models.tensorflow.graphs import is_variable, replace_leaves, words
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
-from hil.controller.models.tensorflow.structure import replace_leaves
-from hil.controller.models.tensorflow.variables import is_variable
-from hil.controller.models.tensorflow.words import words
 from hil.controller.pipeline.case import Workshop
-from hil.controller.storage.error_text import first_line
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
+from hil.controller.storage.texts import first_line
 from hil.core.results import Stage
 from hil.core.tensors import Array
 from hil.errors import RunFailed, UsageError, did_you_mean

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hil.controller.models.conversions.tensorflow_program import convert
 from hil.controller.models.importers import import_model
-from hil.controller.models.tensorflow.lower import Live, lower, spec_of
-from hil.controller.models.tensorflow.lowered import LoweredFunction
-from hil.controller.models.tensorflow.structure import Structure, leaves, numbered, replace_leaves, restore
-from hil.controller.models.tensorflow.tflite import convert
-from hil.controller.models.tensorflow.variables import assigned
-from hil.controller.models.tensorflow.words import words
+from hil.controller.models.tensorflow.graphs import (
+    Structure,
+    assigned,
+    leaves,
+    numbered,
+    replace_leaves,
+    restore,
+    words,
+)
+from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower
+from hil.controller.models.tensorflow.source import spec_of
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
@@ -221,7 +227,7 @@ class TfLiteProgram:
     Attributes:
         artifact: the program.
         outputs: the tensors that it returns.
-        structure: of what the method returns, see :func:`hil.controller.models.tensorflow.structure.numbered`.
+        structure: of what the method returns, see :func:`hil.controller.models.tensorflow.graphs.numbered`.
     """
 
     artifact: Artifact
@@ -300,7 +306,7 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     """
     import tensorflow as tf
 
-    from hil.controller.models.tensorflow.structure import replace_leaves
+    from hil.controller.models.tensorflow.graphs import replace_leaves
 
     specs = replace_leaves(
         list(args), lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf

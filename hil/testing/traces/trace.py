@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.tensorflow.structure import Structure, leaves
+from hil.controller.models.tensorflow.graphs import Structure, leaves
 from hil.controller.storage.runs import storing
 from hil.core.files import read_text, within
 from hil.core.npy import load_npy, save_npy

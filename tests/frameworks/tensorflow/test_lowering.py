@@ -12,10 +12,9 @@ tf = pytest.importorskip("tensorflow")
 from iree import runtime
 from iree.compiler import tools
 
+from hil.controller.models.conversions.tensorflow_program import freeze, prepare
+from hil.controller.models.tensorflow.graphs import assigned, leaves, numbered, restore
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
-from hil.controller.models.tensorflow.program import freeze, prepare
-from hil.controller.models.tensorflow.structure import leaves, numbered, restore
-from hil.controller.models.tensorflow.variables import assigned
 
 CONFIG = runtime.Config("local-sync")
 

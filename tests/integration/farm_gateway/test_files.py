@@ -87,7 +87,7 @@ def test_gc_deletes_what_nothing_refers_to(
     rows(farm_db, "update hil.artifacts set used_at = used_at - interval '2 days' returning digest")
     assert farm.do("gc", dry_run=True) == {**farm.do("gc", dry_run=True), "bytes": 6}
     assert gateway.gateway is not None
-    store = gateway.gateway.parts.store
+    store = gateway.gateway.context.store
     assert store.lacks(files) == []
     assert farm.do("gc")["counts"]["artifacts"] == 1
     assert store.lacks(files) == [unused]

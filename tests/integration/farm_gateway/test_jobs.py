@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 from collections.abc import Callable
@@ -106,7 +105,7 @@ def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board
     for job in jobs:
         text = "".join(one.log.text for one in replies if one.log.job == job)
         assert text == "".join(f"{job} line {line}\n" for line in range(20))
-        states = [json.loads(one.job)["state"] for one in replies if one.job and json.loads(one.job)["name"] == job]
+        states = [one.job.state for one in replies if one.job.name == job]
         assert states[-1] == "done" and states == sorted(states, key=["queued", "running", "done"].index)
     assert printed(farm, str(submission)).count("line") == 40
     late = list(farm.follow([str(submission)], logs=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import socketserver
 import threading
@@ -19,8 +18,8 @@ from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.host.tunnel_endpoint import TunnelEndpoint
-from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind, Role, Submission
-from hil.controller.farm.rpc import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY
+from hil.controller.farm.messages import Grant, JobSpec, Kind, Role, Submission
+from hil.controller.farm.rpc import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
 from hil.controller.farm.settings import FarmSettings
 from hil.errors import AccessRefused, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -34,7 +33,7 @@ class Holder:
     def __init__(self, farm: FarmClient, *, beats: bool = True, **first: Any) -> None:
         self.farm = farm
         self._asked: queue.Queue[pb.LeaseRequest | None] = queue.Queue()
-        self._asked.put(pb.LeaseRequest(**(first or {"open": json.dumps(order().to_json())})))
+        self._asked.put(pb.LeaseRequest(**(first or {"open": submission_message(order())})))
         self.stream = farm.stub.Lease(iter(self._asked.get, None), metadata=farm.metadata)
         self.replies: queue.Queue[pb.LeaseReply | None] = queue.Queue()
         self.error: grpc.RpcError | None = None
@@ -104,12 +103,12 @@ def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareB
     grant = board.grant()
     assert grant.spec.kind is Kind.LEASE
     second = Holder(farm)
-    assert json.loads(second.next("waiting"))["state"] == "queued"
+    assert second.next("waiting").state == "queued"
     assert first.replies.get(timeout=WAIT_S).WhichOneof("kind") == "waiting"  # its board is not ready yet
     board.start(grant, "unix:/agent.sock")
     granted = first.next("granted")
-    assert Grant.of_json(json.loads(granted.grant)) == grant and granted.key
-    card = BoardCard.of_json(json.loads(granted.card))
+    assert grant_of(granted.grant) == grant and granted.key
+    card = card_of(granted.card)
     assert (card.name, card.direct, card.labels["chip"]) == ("rpi", "unix:/agent.sock", "a53")
     first.next("beat")
     first.end()
@@ -162,7 +161,7 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
 ) -> None:
     if not comes_back:
         monkeypatch.setattr("hil.controller.farm.gateway.lease_holder._ANSWER_S", 1.0)
-    settings, opening = FarmSettings(holder_s=2.0, beat_s=0.2), {"open": json.dumps(order().to_json())}
+    settings, opening = FarmSettings(holder_s=2.0, beat_s=0.2), {"open": submission_message(order())}
     with contextlib.ExitStack() as stack:
         one, two = (stack.enter_context(running_gateway(farm_db, tmp_path / name, settings=settings)) for name in "ab")
         token = token_of(farm_db, "anna")
@@ -172,11 +171,11 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
         farm.submit(simple_order())
         board.grant()
         waiting = Holder(farm, **opening)
-        name = json.loads(waiting.next("waiting"))["name"]
+        name = waiting.next("waiting").name
         waiting.end(waiting.stream.cancel)
         if comes_back:
             again = Holder(elsewhere, **opening)
-            assert json.loads(again.next("waiting"))["name"] == name
+            assert again.next("waiting").name == name
             time.sleep(4)  # longer than it may stay away
             assert farm.ask("job", name=name)["state"] == "queued"
             again.end()
@@ -190,7 +189,7 @@ def test_links_that_break_are_never_taken_for_holders_who_leave(client: Client, 
         for _ in range(10):
             # It breaks while the gateway is busy with what it just asked for.
             waiting = Holder(farm)
-            names.append(json.loads(waiting.next("waiting"))["name"])
+            names.append(waiting.next("waiting").name)
             waiting.end(waiting.stream.cancel)
         time.sleep(1)
         assert {farm.ask("job", name=name)["state"] for name in names} == {"queued"}
@@ -374,7 +373,7 @@ def test_who_leaves_the_queue_leaves_no_job_behind(client: Client, board: BareBo
     farm = client()
     with held(farm, board):
         waiting = Holder(farm)
-        job = json.loads(waiting.next("waiting"))["name"]
+        job = waiting.next("waiting").name
         waiting.end()
         eventually(lambda: farm.ask("job", name=job)["state"] == "cancelled")
         time.sleep(0.1)

@@ -168,7 +168,7 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         eventually(lambda: not server.embedded.is_alive())
         with pytest.raises(FarmUnreachable):  # not an error of what was asked: it may be asked again
             impatient.ask("boards")
-        beats, said = len(board.told("beat")), json.dumps(JobResult(0, "PASS").to_json())
+        beats, said = len(board.told("beat")), JobResult(0, "PASS")
         reports: list[Any] = []
         report = threading.Thread(
             target=lambda: reports.append(farm.report(grant.lease, board.worker, said, grant.fence))
@@ -213,7 +213,7 @@ def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> No
             board.report(grant)
             board.leave()
         # What it waited for is told beside the sending.
-        counted = running.gateway.parts.metrics.registry.get_sample_value
+        counted = running.gateway.context.metrics.registry.get_sample_value
         eventually(lambda: counted("hil_farm_grants_total", {"kind": "run"}))
         running.stop()
     mine = [span for span in receiver.spans if span.trace_id.hex() == "a" * 32]
@@ -273,7 +273,7 @@ def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: 
             followed = farm.follow([job])
             next(followed)
             with LeaseSession(farm_address, lease_order("", "a test")) as waiting:
-                eventually(lambda: waiting._waiting)
+                eventually(lambda: waiting._waiting.name)
                 process.send_signal(signal.SIGSTOP)
                 begin = time.monotonic()
                 with pytest.raises(BoardBusy, match="no board for us within 3 s"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.bundle_files import X, Y, bundle, case, program
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.controller.models.random_inputs import random_tensor
+from hil.controller.models.inputs import random_tensor
 from hil.core.tensors import DTYPES, TensorSpec, dtype_name
 from hil.errors import StorageError, UsageError
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.measure import LEAST_ROUNDS, Side, measure
-from hil.controller.analysis.bench.model import Batch, BenchJob
 from hil.controller.analysis.bench.show import time_text
+from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import (
     SampleFile,
     bench_document,
@@ -33,11 +33,10 @@ from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
-from hil.controller.storage.begun import is_sealed
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import Run, RunStore, safe_name
+from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
@@ -56,11 +55,6 @@ def on_the_same_board(job: Job, stored: Job) -> Job:
 
 def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
     """A stored job with the board that it may have: what somebody else's record says of boards is not theirs to say.
-
-    Args:
-        stored: what the record says.
-        job: what was typed.
-        own: whether the user began the stored one.
 
     Raises:
         UsageError: it is somebody else's, names an address or a file, and no board was typed.
@@ -100,13 +94,7 @@ def compiled(case: Case, job: Job, choice: BoardChoice, boards: Boards, runner: 
 
 
 class Boards:
-    """The boards of a bench's jobs: those for one board, with the same faults, share it.
-
-    Args:
-        jobs: what is going to run on them.
-        pool: opens them.
-        say: told what goes on.
-    """
+    """The boards of a bench's jobs: those for one board, with the same faults, share it."""
 
     def __init__(self, jobs: Sequence[Job], pool: BoardPool, say: Callable[[str], None]) -> None:
         self._jobs = [(one, choice_of(one)) for one in jobs]
@@ -129,8 +117,6 @@ def trial(case: Case, session: BoardSession, runner: Runner, *, check: bool) -> 
 
     Args:
         case: with an artifact; with references already where it was stored.
-        session: the board.
-        runner: takes it there.
         check: compare; else the case's outcome says that nothing was compared.
     """
     case = runner.execute(case, session)
@@ -156,10 +142,6 @@ _COPIES_MOST = 32
 def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
     """Measure one program, or two in turns, storing everything as it comes.
 
-    Args:
-        bench: what to do.
-        screen: told of progress.
-
     Returns:
         The bench's document (``bench`` in docs/commands.schema.json); after Ctrl-C, of what was measured until then.
 
@@ -173,11 +155,7 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
 
 
 def _check(bench: BenchJob) -> None:
-    """Refuse what cannot be meant.
-
-    Raises:
-        UsageError: a count, share or combination that makes no sense.
-    """
+    """Refuse what cannot be meant."""
     models, two = bench.job.models, len(bench.job.models) == 2 or bool(bench.against)
     if not 1 <= len(models) <= 2:
         raise UsageError("a bench takes one MODEL, or two to compare", hint="hil bench MODEL, or hil bench --help")

@@ -77,17 +77,9 @@ def expose(
     """Make an ONNX model that returns these tensors of it after its own outputs.
 
     Args:
-        model: an ONNX model.
         tensors: any that its nodes make, with dtypes and shapes; those that it returns anyway stay where they are. The
             shapes are written into a model of fixed shapes only.
         only: return nothing else, and leave out every node that these do not need.
-        cache: where it is kept.
-        isolated: where it is made.
-        timeout: seconds, or None.
-        log: what is printed meanwhile is appended here.
-
-    Returns:
-        Its file, in the cache.
 
     Raises:
         ImportFailed: it cannot be made.
@@ -173,7 +165,6 @@ class Subject:
         model: the one whose reference is taken for right.
         compiled: the one that programs are made of: the same, or one of the same layers with other weights.
         options: the user's, a flow's own filled in.
-        inputs: of the whole model.
         layers: of ``model``, in topological order.
         twins: of ``compiled``, one for each of ``layers``.
         activations: what the reference computed for every tensor.
@@ -210,11 +201,8 @@ def open_subject(
     Args:
         path: an ONNX model, or what converts to ONNX: it is that which is compiled and taken apart.
         options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
-        flow: or None.
         artifact_model: the file to compile in its place, or None.
         group: how nodes make layers: see :func:`hil.controller.analysis.layers.layers_of`.
-        shop: the cache and the isolated processes.
-        folder: for logs.
 
     Raises:
         UsageError: it is no ONNX model, does not take these inputs, or the other model is another network.

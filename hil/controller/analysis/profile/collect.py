@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.analysis.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES, profile_compile
-from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
+from hil.controller.analysis.profile.compile_time import profile_compile
+from hil.controller.analysis.profile.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.iree_profile import DISPATCH, IreeEvents, read_ireeprof
 from hil.controller.analysis.profile.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
-from hil.controller.analysis.profile.rows import write_csv
+from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, write_csv
 from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
@@ -41,13 +41,6 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Works
     """Write the profile of a case (see :mod:`hil.controller.analysis.profile.store`) and the raw files to a folder.
 
     What cannot be collected becomes a note: the case keeps its outcome.
-
-    Args:
-        case: one that ran and has ended.
-        capture: what was collected during its run.
-        folder: for the profile; created if needed.
-        run: the profile's name.
-        shop: where compilers and readers of files run.
 
     Returns:
         The notes, one line each.
@@ -214,7 +207,6 @@ def check_folder(folder: Path, kind: str) -> None:
     """Create a profile's folder before anything runs; it may hold an older profile of its kind.
 
     Args:
-        folder: the folder.
         kind: ``run`` or ``compile``.
 
     Raises:
@@ -235,10 +227,8 @@ def write_profiles(
     """Write the profiles of a case that has ended; what cannot be collected becomes a note.
 
     Args:
-        case: the case.
         folders: ``compile`` and ``run`` -> where that profile goes.
         run_id: the profiles' name. A link in the case's folder leads to the one of the run.
-        shop: where compilers run.
 
     Yields:
         For the record: ``kind``, ``folder`` and ``notes`` of each; before any is written, and after each.
@@ -270,7 +260,7 @@ def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]
         timeout=COMPILE_TIMEOUT_S,
         log=case.folder / "logs" / "compile-profile.log",
     )
-    write_trace([], folder / TRACE, compile_profiles=[made])
+    write_trace([], folder / TRACE, compilations={folder.name: made.spans})
     return list(made.notes)
 
 
@@ -288,17 +278,11 @@ def _run(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
     return notes
 
 
-def iree_rows(
-    events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str], ridge: float = RIDGE
-) -> Iterator[OpRow]:
+def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str]) -> Iterator[OpRow]:
     """Yield the rows of an IREE profile by start, without events that belong to no iteration.
 
     Args:
-        events: of the profile.
-        sites: of the program that ran.
-        run, board: names of the profile and the board.
         notes: gets a line for each uncertain match of nodes, before the first row.
-        ridge: see :data:`hil.controller.analysis.profile.estimate.RIDGE`.
     """
     submitted, which = events.submitted()
     matched = [sites.match(submissions) for submissions in submitted]
@@ -325,18 +309,12 @@ def iree_rows(
             shapes=site.shapes,
             bytes=site.bytes if event.op == DISPATCH else event.bytes or None,
             flops=site.flops,
-            bound_estimate=Estimate(site.flops, site.bytes, ridge=ridge).bound,
+            bound_estimate=Estimate(site.flops, site.bytes).bound,
         )
 
 
 def onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
-    """Yield the rows of an ONNX Runtime profile by start.
-
-    Args:
-        events: of the profile.
-        estimates: of the model that ran.
-        run, board: names of the profile and the board.
-    """
+    """Yield the rows of an ONNX Runtime profile by start."""
     for event in events.events():
         # A kernel that holds others is no operation of its own.
         is_compute = event.op_type not in HOLDERS

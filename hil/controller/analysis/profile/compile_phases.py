@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.iree_compiler import native_compiler
+from hil.controller.models.compiling import native_compiler
 from hil.core.clock import now_ns
 
 # The phases of IREE 3.13, in order: the values of --compile-to.

@@ -39,7 +39,7 @@ from hil.controller.devices.iree_tool import PACKAGE, iree_tool
 from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, RuntimeCommand, fill
 from hil.core.clock import Ping, now_ns

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hil.controller.devices.links.link import Link, LinkKind, LinkRequest, Say
-from hil.controller.storage.registry import points
+from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
 from hil.errors import UsageError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hil import errors
 from hil.controller.farm.messages import Principal, Role
-from hil.controller.farm.store import access as desk
+from hil.controller.farm.store import access as tokens
 from hil.controller.farm.store.database import Database, DatabaseAway
 
 _LOG = logging.getLogger("hil.farm.gateway")
@@ -102,7 +102,7 @@ class Access:
         _LOG.warning("refused", extra={"user": who.user, "peer": who.peer, "action": action, **detail})
         with contextlib.suppress(DatabaseAway):
             async with self._db.transaction() as tx:
-                await desk.note_audit(tx, who, action, "", False, detail)
+                await tokens.note_audit(tx, who, action, "", False, detail)
 
     def forget(self) -> None:
         """Ask the database again for every token: one was revoked. What it is being asked just now counts no more."""
@@ -116,7 +116,7 @@ class Access:
         if asked and time.monotonic() - asked < _TRUST_S:
             return who
         async with self._db.transaction() as tx:
-            who = await desk.principal_of(tx, token)
+            who = await tokens.principal_of(tx, token)
         if len(known) >= _MOST_KNOWN:
             known.clear()
         known[token] = (time.monotonic(), who)

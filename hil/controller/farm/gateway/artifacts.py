@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from hil.controller.farm.gateway.calls import Call
-from hil.controller.farm.store import access as desk
+from hil.controller.farm.store import access
 from hil.controller.farm.store.database import Database
 from hil.core import digest
 from hil.errors import FarmError, HilError, StorageError, UsageError
@@ -240,7 +240,7 @@ class ArtifactService:
                 async with self._db.transaction() as tx:
                     await tx.execute(_USED, [list(stored), list(stored.values())])
                     said = {"files": len(stored), "bytes": sum(stored.values())}
-                    await desk.note_audit(tx, call.who, call.name, next(iter(stored)), True, said)
+                    await access.note_audit(tx, call.who, call.name, next(iter(stored)), True, said)
         return pb.UploadReply(stored=list(stored))
 
     async def _receive(self, requests: AsyncIterator[pb.FilePiece], call: Call, stored: dict[str, int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections import deque
@@ -18,9 +17,9 @@ from collections.abc import Iterable
 from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import BoardCard, Grant, Principal, job_name
+from hil.controller.farm.rpc import grant_message
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import access as desk
-from hil.controller.farm.store import boards, leases
+from hil.controller.farm.store import access, boards, leases
 from hil.controller.farm.store.database import Database, DatabaseAway
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.notifications import PubSub, drained
@@ -85,7 +84,7 @@ class AttachedWorker:
         """Give it a job."""
         self.sent.add(grant.lease)
         self._had.append(grant.lease)
-        self.outgoing.put_nowait(pb.ToBoard(grant=json.dumps(grant.to_json())))
+        self.outgoing.put_nowait(pb.ToBoard(grant=grant_message(grant)))
 
     def end(self, lease: int, reason: str) -> None:
         """Tell it that a lease is over."""
@@ -243,7 +242,7 @@ class Heartbeats:
             attendance = await boards.attend(tx, self._engine, card, worker, sorted(attending.leases), self._settings)
             if who is not None:
                 said = {"worker": worker, "host": card.host, "site": card.site}
-                await desk.note_audit(tx, who, "Hosts.Attend", card.name, True, said)
+                await access.note_audit(tx, who, "Hosts.Attend", card.name, True, said)
         for one in self._dispatch.everybody() if attendance.owner else ():
             if one is not attending and one.board == attending.board and one.owner:
                 one.stand(False, self._settings)

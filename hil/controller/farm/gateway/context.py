@@ -28,10 +28,10 @@ class GatewayContext:
         settings: what the farm is run by.
         store: files.
         access: who may do what.
-        hub: what changes.
+        pubsub: what changes.
         dispatch: the boards that are attended here, and what is sent to them.
-        presence: what the database is told of their workers.
-        printing: what jobs print, on its way to the database.
+        heartbeats: what the database is told of their workers.
+        log_buffer: what jobs print, on its way to the database.
         tunnels: connections to agents of leased boards.
         metrics: for Prometheus.
         advertise: where hosts reach this very gateway, "" for where they attend.
@@ -43,10 +43,10 @@ class GatewayContext:
     settings: FarmSettings
     store: Store
     access: Access
-    hub: PubSub
+    pubsub: PubSub
     dispatch: Dispatch
-    presence: Heartbeats
-    printing: LogBuffer
+    heartbeats: Heartbeats
+    log_buffer: LogBuffer
     tunnels: Tunnels
     metrics: Metrics
     advertise: str = ""

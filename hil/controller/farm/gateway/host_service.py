@@ -13,8 +13,7 @@ from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.validation import card_of, result_of
 from hil.controller.farm.rpc import DIAL_KEY
-from hil.controller.farm.store import access as desk
-from hil.controller.farm.store import leases
+from hil.controller.farm.store import access, leases
 from hil.controller.farm.store.database import end_tasks
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -33,8 +32,8 @@ _MOST_UNREAD = 10_000
 class HostService:
     """Coroutines of the service's methods."""
 
-    def __init__(self, parts: GatewayContext) -> None:
-        self._parts = parts
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
 
     async def attend(self, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
         """A board's worker, until it leaves (it ends its side) or its link breaks (the board waits for it)."""
@@ -50,36 +49,36 @@ class HostService:
                 writing.result()
             hearing.result()
             # Its own end of the stream, not a link that broke: its board waits for nobody.
-            if await call.hung_up() and self._parts.dispatch.leave(attending):
-                await self._parts.presence.leave(attending)
+            if await call.hung_up() and self._context.dispatch.leave(attending):
+                await self._context.heartbeats.leave(attending)
         finally:
-            self._parts.dispatch.leave(attending)
+            self._context.dispatch.leave(attending)
             await end_tasks(writing, hearing)
 
     async def report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
         """How a job ended on the board."""
-        parts, result, worker = self._parts, result_of(request.result), _worker(request.worker)
-        await parts.printing.flush(request.lease)
-        parts.dispatch.reported(request.lease, worker)
+        context, result, worker = self._context, result_of(request.result), _worker(request.worker)
+        await context.log_buffer.flush(request.lease)
+        context.dispatch.reported(request.lease, worker)
         began = time.time()
-        async with parts.db.transaction() as tx:
+        async with context.db.transaction() as tx:
             recorded, reason = await leases.report(
-                tx, parts.engine, request.lease, worker, result, request.fence, parts.settings
+                tx, context.engine, request.lease, worker, result, request.fence, context.settings
             )
             said = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
-            await desk.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, said)
+            await access.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, said)
             trace = await (await tx.execute(_TRACE, [request.lease])).fetchall() if telemetry.is_on() else []
-        parts.dispatch.poke()
+        context.dispatch.poke()
         for row in trace:
             telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **said)
         _LOG.info("reported", extra={**said, "lease": request.lease, "reason": reason or result.reason})
         if recorded and not result.infrastructure:
-            parts.metrics.recorded(result.outcome)
+            context.metrics.recorded(result.outcome)
         return pb.ReportReply(recorded=recorded, reason=reason)
 
     async def accept(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
         """The board's end of a connection that a lease's holder opened."""
-        await self._parts.tunnels.find(call.metadata.get(DIAL_KEY, "")).join(requests, call)
+        await self._context.tunnels.find(call.metadata.get(DIAL_KEY, "")).join(requests, call)
 
     async def _hello(self, hello: pb.Hello, call: Call, before: AttachedWorker | None) -> AttachedWorker:
         card, worker = card_of(hello.card), _worker(hello.worker)
@@ -88,16 +87,16 @@ class HostService:
         attending = before or AttachedWorker(card, worker)
         attending.card, attending.leases = card, set(_few(hello.leases))
         if before is None:
-            self._parts.dispatch.enter(attending)
+            self._context.dispatch.enter(attending)
         try:
-            await self._parts.presence.present(attending, call.who if before is None else None)
+            await self._context.heartbeats.present(attending, call.who if before is None else None)
         except BaseException:
-            self._parts.dispatch.leave(attending)
+            self._context.dispatch.leave(attending)
             raise
         return attending
 
     async def _hear(self, attending: AttachedWorker, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
-        parts = self._parts
+        context = self._context
         async for message in requests:
             attending.heard_at = time.monotonic()
             await call.still_good()
@@ -110,12 +109,12 @@ class HostService:
                 attending.leases, attending.beaten = set(_few(message.beat.leases)), True
             elif kind == "started":
                 lease, direct = message.started.lease, message.started.direct[:1000].replace("\0", "")
-                async with parts.db.transaction() as tx:
+                async with context.db.transaction() as tx:
                     await leases.started(tx, lease, attending.worker, direct)
             elif kind == "printed":
                 # Of the one board's leases alone: what another's job prints is none of this worker's business.
                 if attending.has_had(message.printed.lease):
-                    await parts.printing.add(message.printed.lease, message.printed.text[:_MOST_TEXT])
+                    await context.log_buffer.add(message.printed.lease, message.printed.text[:_MOST_TEXT])
             else:
                 raise UsageError("a worker's message says nothing")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.messages import JobState, job_name, parse_job
+from hil.controller.farm.rpc import status_message
 from hil.controller.farm.store import event_log, queries
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.notifications import Change, drained
@@ -43,16 +43,16 @@ class JobFollower:
         after: the last line of the logs that it has seen.
     """
 
-    def __init__(self, parts: GatewayContext, call: Call, *, logs: bool, after: int) -> None:
-        self._parts, self._call, self._logs, self._after = parts, call, logs, after
+    def __init__(self, context: GatewayContext, call: Call, *, logs: bool, after: int) -> None:
+        self._context, self._call, self._logs, self._after = context, call, logs, after
         self._names: dict[int, str] = {}
-        self._told: dict[str, str] = {}
+        self._told: dict[str, pb.JobStatus] = {}
         self._open: set[str] = set()
 
     async def run(self, names: Collection[str]) -> None:
         """Tell until all jobs have ended."""
-        with self._parts.hub.subscribed() as queue:
-            async with self._parts.db.transaction() as tx:
+        with self._context.pubsub.subscribed() as queue:
+            async with self._context.db.transaction() as tx:
                 await self._find(tx, names)
             self._open = set(self._names.values())
             await self._look(None)
@@ -104,30 +104,30 @@ class JobFollower:
 
     async def _look(self, touched: set[str] | None) -> None:
         """Read what may have changed, the states before the logs: what a job printed is told before its end."""
-        async with self._parts.db.transaction() as tx:
+        async with self._context.db.transaction() as tx:
             found = await self._jobs(tx, touched)
-            hopeless = await unrunnable(tx, found)
+            why = await unrunnable(tx, found)
             printed = await event_log.output_after(tx, list(self._names), self._after) if self._logs else []
         while printed:
             for row in printed:
                 self._after = row["number"]
                 await self._call.send(pb.FollowReply(log=pb.LogText(**row)))
-            async with self._parts.db.transaction() as tx:
+            async with self._context.db.transaction() as tx:
                 printed = await event_log.output_after(tx, list(self._names), self._after)
         for job in found:
-            text = json.dumps({**job, "hopeless": hopeless.get(job["name"], "")})
-            if self._told.get(job["name"]) != text:
-                self._told[job["name"]] = text
-                await self._call.send(pb.FollowReply(job=text))
+            status = status_message(job, why.get(job["name"], ""))
+            if self._told.get(job["name"]) != status:
+                self._told[job["name"]] = status
+                await self._call.send(pb.FollowReply(job=status))
             if job["state"] in _FINAL:
                 self._open.discard(job["name"])
 
     async def _jobs(self, tx: Tx, touched: set[str] | None) -> list[Mapping[str, Any]]:
         named = self._open if touched is None else touched & self._open
         if len(named) <= _FEW:
-            return [await queries.ask(tx, "job", {"name": name}, self._call.who) for name in sorted(named)]
+            return [await queries.ask(tx, "job", {"name": name}) for name in sorted(named)]
         found: list[Mapping[str, Any]] = []
         for submission in sorted({parse_job(name)[0] for name in named}):
             asked = {"submission": submission, "limit": _MOST_JOBS}
-            found += [job for job in await queries.ask(tx, "jobs", asked, self._call.who) if job["name"] in named]
+            found += [job for job in await queries.ask(tx, "jobs", asked) if job["name"] in named]
         return found

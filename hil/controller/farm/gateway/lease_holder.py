@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -16,10 +15,10 @@ from dataclasses import replace
 
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.validation import order_of
+from hil.controller.farm.gateway.validation import submission_of
 from hil.controller.farm.messages import JobState, Kind
-from hil.controller.farm.store import access as desk
-from hil.controller.farm.store import leases, queries, submissions
+from hil.controller.farm.rpc import card_message, grant_message, status_message
+from hil.controller.farm.store import access, leases, queries, submissions
 from hil.controller.farm.store.database import DatabaseAway, Tx, end_tasks
 from hil.controller.farm.store.notifications import AGAIN, Change, drained, tell
 from hil.errors import AccessRefused, HilError, UsageError
@@ -37,8 +36,8 @@ _BEAT, _LEFT = {"kind": "beat"}, {"kind": "left"}
 class LeaseHolder:
     """One holder's stream."""
 
-    def __init__(self, parts: GatewayContext, call: Call) -> None:
-        self._parts, self._call = parts, call
+    def __init__(self, context: GatewayContext, call: Call) -> None:
+        self._context, self._call = context, call
         self._lease, self._key = 0, ""
         # Beside what says so in the queue, which forgets where too much happens.
         self._left = False
@@ -46,7 +45,7 @@ class LeaseHolder:
     async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
         """Until the holder ends it, or the lease is over."""
         first = await anext(aiter(requests), None)
-        with self._parts.hub.subscribed() as queue:
+        with self._context.pubsub.subscribed() as queue:
             hearing = asyncio.create_task(self._read(requests, queue))
             try:
                 kind = first.WhichOneof("kind") if first is not None else None
@@ -69,37 +68,38 @@ class LeaseHolder:
             self._left = True
             await queue.put(_LEFT)
 
-    async def _queue(self, document: str, queue: asyncio.Queue[Change]) -> None:
+    async def _queue(self, wanted: pb.Submission, queue: asyncio.Queue[Change]) -> None:
         """Wait in the queue until the board is there; one that leaves before calls its job off."""
-        parts, call, order = self._parts, self._call, order_of(document)
+        context, call, order = self._context, self._call, submission_of(wanted)
         if [spec.kind for spec in order.specs] != [Kind.LEASE]:
             raise UsageError("who holds a board orders one job of kind lease")
-        async with parts.db.transaction() as tx:
-            done = await submissions.submit(tx, parts.engine, call.who, order, "", parts.settings)
+        async with context.db.transaction() as tx:
+            done = await submissions.submit(tx, context.engine, call.who, order, "", context.settings)
             [row] = await (await tx.execute(_ID, [done.submission])).fetchall()
             said = {"title": order.title, "selector": order.selector, "board": order.board}
-            await desk.note_audit(tx, call.who, call.name, str(done.submission), True, said)
-        parts.dispatch.poke()
+            await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
+        context.dispatch.poke()
         [name] = done.jobs
         try:
             await self._wait(name, row["id"], queue)
         except BaseException:  # cancelled, or what a cancelled query became
             if not self._lease and not call.leaving:
                 # It may come back, with the order of the same key; what nobody holds does not stay.
-                parts.spawn(self._call_off(name, row["id"]))
+                context.spawn(self._call_off(name, row["id"]))
             raise
 
     async def _wait(self, name: str, job: int, queue: asyncio.Queue[Change]) -> None:
-        parts, call, told = self._parts, self._call, ""
-        look_s = min(_LOOK_S, parts.settings.holder_s / 4)
+        context, call = self._context, self._call
+        told: pb.JobStatus | None = None
+        look_s = min(_LOOK_S, context.settings.holder_s / 4)
         changes: list[Change] = []
         while not self._lease:
-            async with parts.db.transaction() as tx:
-                found = await queries.ask(tx, "job", {"name": name}, call.who)
+            async with context.db.transaction() as tx:
+                found = await queries.ask(tx, "job", {"name": name})
                 lease = await leases.lease_of_job(tx, job)
                 granted = await self._granted(tx, lease) if lease is not None else None
                 if lease is not None and granted is None:
-                    await leases.wait_for_start(tx, lease, parts.settings)
+                    await leases.wait_for_start(tx, lease, context.settings)
                 if _of(changes, "holder?", job):
                     await tell(tx, {"kind": "holder", "job": job})
             if granted is not None and lease is not None:
@@ -109,9 +109,9 @@ class LeaseHolder:
             if found["state"] in (JobState.DONE.value, JobState.CANCELLED.value):
                 await call.send(pb.LeaseReply(over=found["reason"] or found["outcome"] or found["state"]))
                 return
-            if (text := json.dumps(found)) != told:
-                told = text
-                await call.send(pb.LeaseReply(waiting=text))
+            if (status := status_message(found)) != told:
+                told = status
+                await call.send(pb.LeaseReply(waiting=status))
             else:
                 await call.send(pb.LeaseReply(beat=pb.Beat()))
             looked = time.monotonic()
@@ -121,8 +121,8 @@ class LeaseHolder:
                     break
                 await call.still_good()
             if self._left:
-                async with parts.db.transaction() as tx:
-                    await submissions.cancel(tx, parts.engine, call.who, name, parts.settings)
+                async with context.db.transaction() as tx:
+                    await submissions.cancel(tx, context.engine, call.who, name, context.settings)
                 return
 
     async def _granted(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
@@ -132,13 +132,13 @@ class LeaseHolder:
         if held is None or not held.started or grant is None:
             return None
         card = replace(held.card, direct=held.direct)
-        return pb.LeaseGranted(grant=json.dumps(grant.to_json()), card=json.dumps(card.to_json()), key=held.key)
+        return pb.LeaseGranted(grant=grant_message(grant), card=card_message(card), key=held.key)
 
     async def _resume(self, asked: pb.ResumeLease) -> None:
         """The same lease again, for whoever has its key."""
-        async with self._parts.db.transaction() as tx:
+        async with self._context.db.transaction() as tx:
             known = asked.key.isprintable()
-            held = known and await leases.renew_holder(tx, asked.lease, asked.key, self._parts.settings)
+            held = known and await leases.renew_holder(tx, asked.lease, asked.key, self._context.settings)
             granted = await self._granted(tx, asked.lease) if held else None
             why = await leases.end_of(tx, asked.lease, asked.key) if known and not held else None
         if why is not None:
@@ -151,14 +151,14 @@ class LeaseHolder:
 
     async def _keep(self, queue: asyncio.Queue[Change]) -> None:
         """Beats renew it; it ends with the holder's side, or by itself."""
-        parts, call = self._parts, self._call
+        context, call = self._context, self._call
         while True:
             changes = await drained(queue, _LOOK_S)
             await call.still_good()
             if self._left:
-                async with parts.db.transaction() as tx:
-                    await leases.release(tx, parts.engine, self._lease, self._key, "given back", parts.settings)
-                parts.dispatch.poke()
+                async with context.db.transaction() as tx:
+                    await leases.release(tx, context.engine, self._lease, self._key, "given back", context.settings)
+                context.dispatch.poke()
                 _LOG.info("released", extra={"lease": self._lease, "user": call.who.user})
                 return
             for change in changes:
@@ -175,8 +175,8 @@ class LeaseHolder:
         nothing expires.
         """
         try:
-            async with self._parts.db.transaction() as tx:
-                held = await leases.renew_holder(tx, self._lease, self._key, self._parts.settings)
+            async with self._context.db.transaction() as tx:
+                held = await leases.renew_holder(tx, self._lease, self._key, self._context.settings)
                 why = "" if held else await leases.end_of(tx, self._lease, self._key) or "the lease is over"
         except DatabaseAway:
             return ""
@@ -186,23 +186,23 @@ class LeaseHolder:
 
     async def _call_off(self, name: str, job: int) -> None:
         """Cancel a job whose holder has not come back, to any gateway, after a while."""
-        await asyncio.sleep(self._parts.settings.holder_s)
+        await asyncio.sleep(self._context.settings.holder_s)
         # Should this fail: it is granted some day, and its lease expires without a holder.
         with contextlib.suppress(HilError):
             if await self._is_waited_for(job):
                 return
-            async with self._parts.db.transaction() as tx:
-                found = await queries.ask(tx, "job", {"name": name}, self._call.who)
+            async with self._context.db.transaction() as tx:
+                found = await queries.ask(tx, "job", {"name": name})
                 if found["state"] == JobState.QUEUED.value:
-                    await submissions.cancel(tx, self._parts.engine, self._call.who, name, self._parts.settings)
+                    await submissions.cancel(tx, self._context.engine, self._call.who, name, self._context.settings)
 
     async def _is_waited_for(self, job: int) -> bool:
         """Whether a holder waits for it, at any gateway."""
-        with self._parts.hub.subscribed() as queue:
+        with self._context.pubsub.subscribed() as queue:
             changes = [AGAIN]
             while True:
                 if AGAIN in changes:  # an answer may have been missed
-                    async with self._parts.db.transaction() as tx:
+                    async with self._context.db.transaction() as tx:
                         await tell(tx, {"kind": "holder?", "job": job})
                     deadline = time.monotonic() + _ANSWER_S
                 changes = await drained(queue, max(deadline - time.monotonic(), 0.0))

@@ -85,9 +85,9 @@ class Gateway:
         metrics: where Prometheus asks, "" for nowhere.
     """
 
-    def __init__(self, config: GatewayConfig, parts: GatewayContext) -> None:
-        self._config, self.parts = config, parts
-        self._calls = Calls(parts.access, parts.metrics)
+    def __init__(self, config: GatewayConfig, context: GatewayContext) -> None:
+        self._config, self.context = config, context
+        self._calls = Calls(context.access, context.metrics)
         self._tasks: list[asyncio.Task[None]] = []
         options = (
             *(one for one in wire.GRPC_OPTIONS if one[0] != "grpc.max_receive_message_length"),
@@ -97,9 +97,9 @@ class Gateway:
         )
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
         services = {
-            "Farm": FarmService(parts),
-            "Hosts": HostService(parts),
-            "Artifacts": ArtifactService(parts.db, parts.store),
+            "Farm": FarmService(context),
+            "Hosts": HostService(context),
+            "Artifacts": ArtifactService(context.db, context.store),
         }
         self._server.add_generic_rpc_handlers([self._calls.handlers(*item) for item in services.items()])
         self.addresses: list[str] = []
@@ -111,25 +111,25 @@ class Gateway:
         Raises:
             UsageError: it cannot listen there.
         """
-        config, parts = self._config, self.parts
+        config, context = self._config, self.context
         if config.advertise:
             host_port(config.advertise, what="address where hosts reach a gateway", hint="--advertise HOST:PORT")
         self.addresses = [
             listen_on(self._server, listen, cert=config.tls_cert, key=config.tls_key) for listen in config.listen
         ]
-        parts.advertise = config.advertise or self.addresses[0]
+        context.advertise = config.advertise or self.addresses[0]
         if config.metrics:
-            self.metrics = parts.metrics.serve(config.metrics, self._stats)
+            self.metrics = context.metrics.serve(config.metrics, self._stats)
         beside: dict[str, Callable[[], Any]] = {
-            "dispatch": parts.dispatch.run,
-            "measure": parts.dispatch.measure,
-            "queue": lambda: parts.engine.listen(self._queued),
-            "changes": lambda: parts.hub.run(config.db),
-            "ended": lambda: parts.dispatch.follow(parts.hub),
-            "tunnels": lambda: parts.tunnels.follow(parts.hub),
-            "beats": parts.presence.run,
-            "printing": parts.printing.run,
-            "clock": SweepTimer(parts).run,
+            "dispatch": context.dispatch.run,
+            "measure": context.dispatch.measure,
+            "queue": lambda: context.engine.listen(self._queued),
+            "changes": lambda: context.pubsub.run(config.db),
+            "ended": lambda: context.dispatch.follow(context.pubsub),
+            "tunnels": lambda: context.tunnels.follow(context.pubsub),
+            "beats": context.heartbeats.run,
+            "printing": context.log_buffer.run,
+            "clock": SweepTimer(context).run,
         }
         self._tasks = [asyncio.create_task(_for_ever(name, run), name=name) for name, run in beside.items()]
         await self._server.start()
@@ -139,16 +139,16 @@ class Gateway:
         self._calls.stop()
         await self._server.stop(_GRACE_S)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.parts.printing.flush(), _GRACE_S)
-        await end_tasks(*self._tasks, *self.parts.tasks)
-        await asyncio.to_thread(self.parts.metrics.stop)
+            await asyncio.wait_for(self.context.log_buffer.flush(), _GRACE_S)
+        await end_tasks(*self._tasks, *self.context.tasks)
+        await asyncio.to_thread(self.context.metrics.stop)
 
     async def _queued(self, boards: set[str] | None) -> None:
-        self.parts.dispatch.poke(boards)
+        self.context.dispatch.poke(boards)
 
     async def _stats(self) -> Any:
-        async with self.parts.db.transaction() as tx:
-            return await queries.ask(tx, "stats", {}, _STATS)
+        async with self.context.db.transaction() as tx:
+            return await queries.ask(tx, "stats", {})
 
 
 @contextlib.asynccontextmanager
@@ -167,14 +167,14 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         engine = LeaseQueue(db)
         await engine.open()
         try:
-            metrics, hub = Metrics(), PubSub()
+            metrics, pubsub = Metrics(), PubSub()
             dispatch = Dispatch(db, engine, config.settings, metrics)
-            presence = Heartbeats(db, engine, dispatch, config.settings)
-            access, printing, tunnels = Access(db), LogBuffer(db), Tunnels()
-            parts = GatewayContext(
-                db, engine, config.settings, store, access, hub, dispatch, presence, printing, tunnels, metrics
+            heartbeats = Heartbeats(db, engine, dispatch, config.settings)
+            access, log_buffer, tunnels = Access(db), LogBuffer(db), Tunnels()
+            context = GatewayContext(
+                db, engine, config.settings, store, access, pubsub, dispatch, heartbeats, log_buffer, tunnels, metrics
             )
-            gateway = Gateway(config, parts)
+            gateway = Gateway(config, context)
             try:
                 await gateway.start()
                 yield gateway
@@ -236,17 +236,17 @@ _EXPIRED = """
 class SweepTimer:
     """Ticks, at every gateway: of several that are due at once one does it."""
 
-    def __init__(self, parts: GatewayContext) -> None:
-        self._parts = parts
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
 
     async def run(self) -> None:
         """Tick until cancelled. After an outage nobody expires who had no time yet to be heard of."""
-        parts = self._parts
+        context = self._context
         heard_since = math.inf
         # By the wall clock, as the database reckons: it goes on while the machine sleeps, and may be set.
         last = time.time()
         while True:
-            if time.time() - last > _TICK_S + parts.settings.lease_s / 2:
+            if time.time() - last > _TICK_S + context.settings.lease_s / 2:
                 # We were frozen, or waited for the database, and heard nobody meanwhile.
                 heard_since = math.inf
             try:
@@ -262,16 +262,16 @@ class SweepTimer:
     async def _thaw(self) -> None:
         """Perhaps it does answer, but all our connections wait for what a frozen gateway holds."""
         with contextlib.suppress(DatabaseAway), seam():
-            async with await connect(self._parts.db.url) as beside:
+            async with await connect(self._context.db.url) as beside:
                 await sweeper.thaw(beside)
 
     async def _tick(self, heard_since: float) -> None:
-        parts = self._parts
-        async with parts.db.transaction() as tx:
-            happened = await sweeper.tick(tx, parts.engine, parts.settings, heard_since)
+        context = self._context
+        async with context.db.transaction() as tx:
+            happened = await sweeper.tick(tx, context.engine, context.settings, heard_since)
             expired = await (await tx.execute(_EXPIRED)).fetchall() if happened else []
         if happened:
-            parts.dispatch.poke()
-        parts.metrics.expired(len(expired))
+            context.dispatch.poke()
+        context.metrics.expired(len(expired))
         for row in expired:
             _LOG.warning("expired", extra=row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -14,6 +13,7 @@ import grpc
 from hil.controller.farm.client import FarmClient, translated
 from hil.controller.farm.messages import BoardCard, Grant
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import card_message, grant_of
 from hil.errors import AccessRefused, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -183,7 +183,7 @@ class GatewayStream:
             self.owner = message.standing.owner
             self._beat_s = message.standing.beat_s or _BEAT_S
         elif kind == "grant":
-            self._attendant.granted(Grant.of_json(json.loads(message.grant)))
+            self._attendant.granted(grant_of(message.grant))
         elif kind == "ended":
             with self._lock:
                 self._started.pop(message.ended.lease, None)
@@ -192,7 +192,7 @@ class GatewayStream:
             self._attendant.dialled(message.dial, client)
 
     def _hello(self) -> pb.FromBoard:
-        card = json.dumps(self._attendant.card().to_json())
+        card = card_message(self._attendant.card())
         return pb.FromBoard(hello=pb.Hello(card=card, worker=self._worker, leases=self._attendant.leases()))
 
     def _send(self, message: pb.FromBoard | None) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
-import json
 import os
 import queue
 import secrets
@@ -188,11 +187,10 @@ class Worker:
     def _report(self, grant: Grant, result: JobResult) -> None:
         """Say how a job ended, until the farm has heard it or does not want to know any more."""
         self._attendance.send_lines()
-        text = json.dumps(result.to_json())
         fence = self._way.fence if result.infrastructure else 0
         while grant.lease not in self._over:
             try:
-                reply = self._client().report(grant.lease, self.id, text, fence)
+                reply = self._client().report(grant.lease, self.id, result, fence)
             except FarmUnreachable:
                 if self._stopping:
                     return

@@ -71,7 +71,6 @@ async def attend(
     Raises:
         UsageError: the card makes no sense, or what the farm has kept of the board's fence does not.
     """
-    _check(card)
     [board] = await fetched(tx, _NEW, [card.name])
     if board["fence"] < 0:
         raise UsageError(
@@ -182,16 +181,6 @@ async def known_board(tx: Tx, name: str) -> BoardState:
         hint = f"{did_you_mean(name, states)}hil farm boards lists them"
         raise UsageError(f"the farm has no board {name!r}", hint=hint)
     return states[name]
-
-
-def _check(card: BoardCard) -> None:
-    texts = (card.name, card.site, card.host, card.config, card.hw_type, card.direct, card.machine)
-    if not all(isinstance(one, str) and "\x00" not in one for one in texts) or not card.name:
-        raise UsageError("a board's card has texts, and a name")
-    if not isinstance(card.labels, Mapping):
-        raise UsageError(f"the labels of {card.name} are no table")
-    if isinstance(card.fence, bool) or not isinstance(card.fence, int) or not 0 <= card.fence < MOST_FENCE:
-        raise UsageError(f"{card.fence} is no fence of {card.name}")
 
 
 # One that is presented again is new: nothing is known of its health, and nobody holds it back.

@@ -14,7 +14,7 @@ from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import LeaseRow, alone, as_json, fetched, lease_row, storable, stored
-from hil.errors import AccessRefused, UsageError
+from hil.errors import AccessRefused
 
 _USUAL = FarmSettings()
 
@@ -230,7 +230,7 @@ async def report(
     Returns:
         Whether it counted, and why not.
     """
-    result = _sound(result)
+    result = stored(result)
     row = await lease_row(tx, lease)
     if row is None or row.worker != worker:
         return False, "the farm has given this worker no such lease"
@@ -247,20 +247,6 @@ async def report(
     everywhere = result.infrastructure or row.job.kind is Kind.HEALTH
     await grant(tx, queue, settings, None if everywhere else [row.board])
     return True, ""
-
-
-def _sound(result: JobResult) -> JobResult:
-    """The result as it will be stored.
-
-    Raises:
-        UsageError: it is none.
-    """
-    whole = (result.exit_code, *result.board_ns)
-    if any(isinstance(one, bool) or not isinstance(one, int) for one in whole) or not 0 <= result.exit_code <= 255:
-        raise UsageError("a result's exit code and times are whole numbers, the code from 0 to 255")
-    if not isinstance(result.outcome, str) or not isinstance(result.reason, str) or len(result.board_ns) != 2:
-        raise UsageError("a result's outcome and reason are texts, and its times two")
-    return stored(result)
 
 
 async def _repeated(tx: Tx, row: LeaseRow, result: JobResult) -> tuple[bool, str]:

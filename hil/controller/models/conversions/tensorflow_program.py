@@ -1,16 +1,23 @@
-"""TensorFlow's models made into StableHLO and TFLite. Called in a process of its own."""
+"""TensorFlow's models made into StableHLO that IREE compiles, and into TFLite. Called in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from hil.controller.models.tensorflow.lower import lower, named_outputs
-from hil.controller.models.tensorflow.program import freeze
-from hil.controller.models.tensorflow.source import Source, open_model
-from hil.controller.models.tensorflow.tflite import convert
-from hil.controller.models.tensorflow.words import words
+import numpy as np
+
+from hil.controller.models.compiling import native_compiler
+from hil.controller.models.tensorflow.graphs import converter_words, words
+from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
+from hil.controller.models.tensorflow.source import Source, named_outputs, open_model
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, TensorSpec
 from hil.errors import CompileFailed
+from hil.formats.iree_values import mlir_type
 
 
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
@@ -66,3 +73,148 @@ def tflite_of(source: Source) -> bytes:
     except Exception as error:  # whatever the function itself raises
         raise CompileFailed(f"TensorFlow cannot trace {source.name}: {words(error)}", detail=str(error)) from error
     return convert(concrete, source.name)
+
+
+# IREE 3.13's compiler dies of some loops (the last step of an LSTM, say) that it compiles once they are branches, and
+# its runtime fails at some branches (two variables that change places) that are fine as loops.
+_BRANCHES = "builtin.module(func.func(iree-stablehlo-legalize-control-flow,iree-top-level-scf-to-cfg))"
+_LOOP = re.compile(r"\bstablehlo\.while\b")
+_PROBE = (
+    *("--compile-to=stream", "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"),
+    "--iree-llvmcpu-target-cpu=generic",
+)
+# What the lowered function is called once another one calls it. No name of TensorFlow's has a dot in front.
+_INNER = f".{ENTRY}"
+
+
+def prepare(mlir: str) -> str:
+    """A module that IREE compiles, as text with locations: loops that its compiler would die of have become branches.
+
+    Args:
+        mlir: as :class:`LoweredFunction` has it.
+
+    Raises:
+        CompileFailed: it does not parse: it holds what is no StableHLO.
+    """
+    return str(_prepared(mlir).operation.get_asm(enable_debug_info=True))
+
+
+def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigned: Sequence[str] = ()) -> bytes:
+    """A module, as bytecode, whose one public function takes the inputs alone: each call finds the state as it was.
+
+    Args:
+        lowered: the function.
+        values: what its state holds for good.
+        name: of the public function.
+        assigned: the variables whose new values it returns after the outputs. One that the lowered function does not
+            assign after all (its own value is no new one) keeps what it holds.
+
+    Raises:
+        CompileFailed: the module does not parse, or assigns other variables as well.
+    """
+    from io import BytesIO
+
+    from iree.compiler import ir
+
+    if others := [state.spec.name for state in lowered.assigned if state.spec.name not in assigned]:
+        raise CompileFailed(
+            f"the function assigns variables whose new values nobody would see: {', '.join(others[:4])}"
+        )
+    module = _prepared(lowered.mlir)
+    with module.context, ir.Location.unknown():
+        inner = next(op for op in module.body.operations if _name(op) == ENTRY).operation
+        inner.attributes["sym_name"] = ir.StringAttr.get(_INNER)
+        inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        kind = ir.FunctionType(ir.TypeAttr(inner.attributes["function_type"]).value)
+        taken = kind.inputs[: len(lowered.inputs)]
+        places = {state.spec.name: place for place, state in enumerate(lowered.state)}
+        new = [places[variable] for variable in assigned]
+        results = [*kind.results[: len(lowered.outputs)], *(kind.inputs[len(taken) + place] for place in new)]
+        outer = ir.FunctionType.get(taken, results)
+        attributes = {"sym_name": ir.StringAttr.get(name), "function_type": ir.TypeAttr.get(outer)}
+        function = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(module.body))
+        block = function.regions[0].blocks.append(*taken)
+        with ir.InsertionPoint(block):
+            constants = [_constant(state.spec, value) for state, value in zip(lowered.state, values, strict=True)]
+            callee = {"callee": ir.FlatSymbolRefAttr.get(_INNER)}
+            call = ir.Operation.create(
+                "func.call", results=kind.results, operands=[*block.arguments, *constants], attributes=callee
+            )
+            held = [lowered.state[place].result for place in new]
+            last = [constants[place] if at is None else call.results[at] for place, at in zip(new, held, strict=True)]
+            outputs = list(call.results)[: len(lowered.outputs)]
+            ir.Operation.create("func.return", operands=[*outputs, *last])
+        try:
+            module.operation.verify()
+        except ir.MLIRError as error:
+            raise CompileFailed(f"the variables do not fit the lowered function: {error}") from error
+    buffer = BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def _prepared(mlir: str) -> Any:
+    from iree.compiler import ir, passmanager
+
+    context = ir.Context()
+    try:
+        module = ir.Module.parse(mlir, context=context)
+        if _LOOP.search(mlir) and _kills(mlir):
+            print("iree-compile dies of the loops as they are: they are made branches", flush=True)
+            with context:
+                passmanager.PassManager.parse(_BRANCHES).run(module.operation)
+    except ir.MLIRError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
+        raise CompileFailed(
+            f"IREE cannot read what TensorFlow made: {' '.join(lines[:2])[:400]}", detail=str(error)
+        ) from error
+    return module
+
+
+def _kills(mlir: str) -> bool:
+    """Whether the compiler dies of a module, rather than refusing it."""
+    with temporary_folder("hil-loops-") as folder:
+        command = [str(native_compiler()), "-", "-o", f"{folder}/stream.mlir", *_PROBE]
+        done = subprocess.run(command, input=mlir, text=True, cwd=folder, capture_output=True, check=False)
+    return done.returncode not in (0, 1)
+
+
+def _name(op: Any) -> str:
+    from iree.compiler import ir
+
+    attributes = op.operation.attributes
+    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
+
+
+def _constant(spec: TensorSpec, value: Array) -> Any:
+    from iree.compiler import ir
+
+    kind = ir.Type.parse(mlir_type(spec))
+    # No resource: IREE's folders die of a small one, and take none whose elements are bits or have no sign.
+    array = np.ascontiguousarray(value).reshape(value.shape)
+    attribute = ir.DenseElementsAttr.get(array, signless=False, type=kind)
+    return ir.Operation.create("stablehlo.constant", results=[kind], attributes={"value": attribute}).result
+
+
+def convert(concrete: Any, name: str) -> bytes:
+    """A TFLite file with one signature, its variables as constants.
+
+    Args:
+        concrete: the function, which assigns none; what it takes and returns has names, by which TFLite sorts it.
+        name: of the signature.
+
+    Raises:
+        CompileFailed: TFLite has no such operators.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    try:
+        # The converter leaves some variables that never change without a value.
+        concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+        with temporary_folder("hil-tflite-") as folder:
+            # By way of a file: the converter is to drop its way without one.
+            tf.saved_model.save(tf.Module(), folder, {name: concrete})
+            return bytes(tf.lite.TFLiteConverter.from_saved_model(folder, [name]).convert())
+    except Exception as error:  # of TensorFlow's, and the converter's own
+        raise CompileFailed(f"TFLite cannot take {name}: {converter_words(error)}", detail=str(error)) from error

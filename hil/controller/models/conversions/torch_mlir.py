@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from iree.compiler import ir
 from iree.compiler.extras import fx_importer
-
-from hil.controller.models.conversions.torch_names import marked
 
 # As for ONNX (:mod:`hil.controller.backends.compilers.onnx_to_mlir`): weights beyond this go into a file of their own,
 # but for small tensors, whose values the compiler wants to see.
@@ -47,37 +46,40 @@ def _overloads(name: str) -> list[Any]:
     return [getattr(packet, overload) for overload in packet.overloads()]
 
 
-def imported(program: Any, function: str, folder: Path) -> Any:
+def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any], str]) -> Any:
     """The module of a decomposed and marked program.
 
     Args:
         program: an ``ExportedProgram``.
         function: what to call its function.
         folder: where ``params.irpa`` goes, if there are weights for it.
+        name_of: what a node is called, "" where that is not known.
     """
     weights = [*program.state_dict.values(), *(value for value in program.constants.values() if _is_tensor(value))]
     heavy = sum(weight.nbytes for weight in weights) > _EXTERNAL_FROM_BYTES
     hooks = _Outside() if heavy else None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of Python, where a node has no name
-    importer = fx_importer.FxImporter(context=ir.Context(), hooks=hooks, graph_node_importer_cls=_Located)
+    importer = fx_importer.FxImporter(context=ir.Context(), hooks=hooks, graph_node_importer_cls=_located(name_of))
     importer.import_program(program, func_name=function, func_visibility="public")
     if hooks is not None:
         hooks.save(folder / PARAMETERS)
     return importer.module_op
 
 
-class _Names(fx_importer.ContextCache):  # type: ignore[misc]  # the package has no types
-    """Locations that name modules, not lines of Python."""
+def _located(name_of: Callable[[Any], str]) -> type:
+    """An importer of nodes whose locations name modules, not lines of Python."""
 
-    def get_node_location(self, node: Any) -> Any:
-        name = marked(node)
-        return ir.Location.name(name, context=self._c) if name else None
+    class Names(fx_importer.ContextCache):  # type: ignore[misc]  # the package has no types
+        def get_node_location(self, node: Any) -> Any:
+            name = name_of(node)
+            return ir.Location.name(name, context=self._c) if name else None
 
+    class Located(fx_importer.GraphNodeImporter):  # type: ignore[misc]  # the package has no types
+        def __init__(self, importer: Any, context: Any, cache: Any, block: Any) -> None:
+            super().__init__(importer, context, Names(context), block)
 
-class _Located(fx_importer.GraphNodeImporter):  # type: ignore[misc]  # the package has no types
-    def __init__(self, importer: Any, context: Any, cache: Any, block: Any) -> None:
-        super().__init__(importer, context, _Names(context), block)
+    return Located
 
 
 class _Outside(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the package has no types

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hil.compare.tolerance import check_tolerance
 from hil.controller.models.flows.flow import Flow
-from hil.controller.models.flows.named import flows, load_flow
 from hil.controller.models.flows.quanta import quantum_atol
-from hil.controller.models.flows.read import check_flow, read_flows
-from hil.controller.models.flows.recipe import Recipe, apply_recipe, recipes
+from hil.controller.models.flows.recipe import Recipe, apply_recipe, check_settings, recipes
+from hil.controller.storage.packages import pick, points, registered
+from hil.core.config_files import check_trust, parse_toml
+from hil.core.digest import digest_file
+from hil.core.files import read_text
+from hil.core.runtimes import NO_COMPILER, RUNTIMES
+from hil.errors import UsageError, did_you_mean
 
 __all__ = [
     "Flow",
@@ -19,3 +30,168 @@ __all__ = [
     "read_flows",
     "recipes",
 ]
+
+
+BESIDE = "flows.toml"
+_GROUP = "hil.flows"
+
+
+def flows(beside: Path = Path()) -> dict[str, Flow]:
+    """Every flow by name.
+
+    First hil's own, then those of the entry points ``hil.flows`` (a :class:`Flow`, a list of them, or a function that
+    returns either), which may take the name of hil's own; then those of ``flows.toml`` in a folder, which may not.
+
+    Args:
+        beside: the folder: the one that hil was started in, or that of the models.
+
+    Raises:
+        UsageError: an entry point gives no flow, or a file cannot be read.
+    """
+    found = read_flows(Path(__file__).with_name("built_in.toml"))
+    added: dict[str, Any] = registered(_GROUP, {})
+    for name, thing in added.items():
+        found |= {flow.name: flow for flow in _of_entry_point(name, thing)}
+    if (beside / BESIDE).is_file():
+        found = read_flows(beside / BESIDE) | found
+    return found
+
+
+def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flow:
+    """The flow that a text names: a name, ``FILE.toml`` that holds one flow, or ``FILE.toml:NAME``.
+
+    Args:
+        text: what was typed.
+        beside: see :func:`flows`.
+        trusted: whether that folder is; else a flow of its ``flows.toml`` that has compiler flags is refused until the
+            user trusts it: a compiler writes files and runs programs where its flags say.
+
+    Raises:
+        UsageError: there is none, the file says what no flow can be, or the user has not trusted it.
+    """
+    known = flows(beside)
+    if text in known:
+        flow, path = known[text], beside / BESIDE
+        if flow.compile_flags and not trusted and text not in flows(Path(os.devnull)):
+            asks = [f"compile_flags of the flow {text}"]
+            check_trust(path.absolute(), digest_file(path), asks, f"--flow {path}:{text}")
+        return flow
+    file, found, name = text.rpartition(".toml:")
+    if found or text.endswith(".toml"):
+        path = Path(f"{file}.toml") if found else Path(text)
+        held = read_flows(path)
+        if not found and len(held) == 1:
+            return next(iter(held.values()))
+        if found and name in held:
+            return held[name]
+        said = f"{path} holds no flow {name!r}" if found else f"{path} holds {len(held)} flows"
+        raise UsageError(
+            said, hint=f"{did_you_mean(name, held)}name one: {path}:{next(iter(held))}; it holds {', '.join(held)}"
+        )
+    raise UsageError(
+        f"there is no flow {text!r}",
+        hint=f"{did_you_mean(text, known)}one of {', '.join(known)}; or a file: my.toml, my.toml:NAME",
+    )
+
+
+def _of_entry_point(name: str, thing: Any) -> list[Flow]:
+    where = f"the entry point {name!r} of {_GROUP}"
+    if callable(thing):
+        try:
+            thing = thing()
+        except Exception as error:
+            raise UsageError(f"{where} fails: {error}", hint="repair or uninstall the package it comes from") from error
+    listed = [thing] if isinstance(thing, Flow) else thing
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, Flow) for one in listed):
+        raise UsageError(
+            f"{where} gives no flow: {thing!r:.80}", hint="a hil.controller.models.flows.Flow, or a list of them"
+        )
+    for flow in listed:
+        check_flow(flow, f"{where}, flow {flow.name!r}")
+    return list(listed)
+
+
+_KEYS = tuple(one.name for one in fields(Flow) if one.name != "name")
+_TEXTS = ("runtime", "compiler", "recipe", "description")
+_NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
+_EXAMPLE = '[my-flow] runtime = "iree"'
+
+
+def read_flows(path: Path) -> dict[str, Flow]:
+    """The flows of a file, by name.
+
+    Raises:
+        UsageError: it cannot be read, or says what no flow can be.
+    """
+    try:
+        data = parse_toml(read_text(path), path)
+    except FileNotFoundError as error:
+        raise UsageError(f"no such file of flows: {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if not data:
+        raise UsageError(f"{path} holds no flow", hint=f"a table for each, such as {_EXAMPLE}")
+    return {name: _flow(name, table, f"{path}: [{name}]") for name, table in data.items()}
+
+
+def check_flow(flow: Flow, where: str) -> None:
+    """Refuse a flow that cannot be meant, whoever made it.
+
+    Args:
+        flow: what to look at.
+        where: how messages call it.
+
+    Raises:
+        UsageError: there is no such compiler or recipe, a setting is none of the recipe's, a tolerance cannot fail.
+    """
+    try:
+        if not flow.runtime:
+            raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')
+        if flow.compiler:
+            pick("compiler", dict.fromkeys(_compilers()), flow.compiler)
+        check_settings(flow)
+        check_tolerance(flow.rtol, flow.atol)
+        if flow.quanta is not None and not 0 <= flow.quanta < math.inf:
+            raise UsageError(f"quanta is {flow.quanta:g}: it is a number of 0 or more")
+        if flow.quanta is not None and flow.atol is not None:
+            raise UsageError("quanta and atol are two ways to say the same", hint="give one of them")
+        if flow.min_sqnr_db is not None and not math.isfinite(flow.min_sqnr_db):
+            raise UsageError(f"min_sqnr_db is {flow.min_sqnr_db:g}: it is a number of dB")
+        if flow.min_sqnr_db is not None and not flow.recipe:
+            raise UsageError("min_sqnr_db without a recipe: there is no other model to be near to")
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _compilers() -> list[str]:
+    """Return the names of all compilers, of which none is loaded."""
+    own = {NO_COMPILER, *(info.compiler for info in RUNTIMES.values())}
+    return sorted(own | {point.name for point in points("hil.compilers")})
+
+
+def _flow(name: str, table: Any, where: str) -> Flow:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} must be a table", hint=f"a flow is a table, such as {_EXAMPLE}")
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise UsageError(f"{where} has no {key!r}", hint=f"{did_you_mean(key, _KEYS)}it takes {', '.join(_KEYS)}")
+        values[key] = _typed(key, value, where)
+    flow = Flow(name, **{"runtime": "", **values})
+    check_flow(flow, where)
+    return flow
+
+
+def _typed(key: str, value: Any, where: str) -> Any:
+    if key in _TEXTS:
+        wanted, fits = "a text", isinstance(value, str) and "\0" not in value
+    elif key in _NUMBERS:
+        wanted, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
+    elif key == "settings":
+        wanted, fits = "a table", isinstance(value, dict)
+    else:
+        wanted = "a list of texts"
+        fits = isinstance(value, list) and all(isinstance(one, str) and "\0" not in one for one in value)
+    if not fits:
+        raise UsageError(f"{where} {key} must be {wanted}, not {value!r:.80}")
+    return tuple(value) if isinstance(value, list) else value

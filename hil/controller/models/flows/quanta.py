@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.flows import pt2_quanta
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.importers import import_model
+from hil.controller.models.importers.pt2 import is_tensor, output_names
+from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import IsolatedError
 from hil.errors import ImportFailed
 
 if TYPE_CHECKING:
     from hil.controller.storage.run_context import RunContext
+
 
 _TIMEOUT_S = 600.0
 _FOUND = "quanta.json"
@@ -47,7 +49,7 @@ def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float |
     if flow.quanta is None:
         return None
     model = import_model(path, isolated=shop.isolated, cache=shop.cache)
-    look = {"onnx": find, "pt2": pt2_quanta.find}.get(model.format)
+    look = {"onnx": find_onnx, "pt2": find_pt2}.get(model.format)
     if look is None:
         return None
 
@@ -65,7 +67,7 @@ def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float |
     return max((one["step"] * min(flow.quanta, one["roundings"]) for one in chosen), default=None)
 
 
-def find(path: str) -> list[dict[str, Any]]:
+def find_onnx(path: str) -> list[dict[str, Any]]:
     """The steps of a model's outputs; called in the isolated process.
 
     Returns:
@@ -140,3 +142,46 @@ class _Look:
             if node.op_type not in stop:
                 pending += node.input
         return list(found.values())
+
+
+_QUANTISE = "quantized_decomposed.quantize_per_tensor.default"
+_DEQUANTISE = "quantized_decomposed.dequantize_per_tensor.default"
+
+
+def find_pt2(path: str) -> list[dict[str, Any]]:
+    """What :func:`find_onnx` tells of an ONNX model, of a ``.pt2``.
+
+    A step is the scale of the nearest dequantisations of computed values on the way up from an output. Ranges that are
+    found out when the model runs have none.
+    """
+    program = load_program(path)
+    nodes = {node.name: node for node in program.graph.nodes}
+    found = []
+    for name, arg in output_names(program):
+        if not is_tensor(arg):
+            continue
+        steps = [
+            float(node.args[1])
+            for node in _above(nodes[arg.name], stop=(_QUANTISE, _DEQUANTISE))
+            if str(node.target) == _DEQUANTISE and node.args[0].op != "placeholder"
+        ]
+        if steps:
+            above = _above(nodes[arg.name], stop=())
+            # What an input is quantised to is one division: there both agree.
+            roundings = sum(str(node.target) == _QUANTISE and node.args[0].op != "placeholder" for node in above)
+            found.append({"name": name, "step": max(steps), "roundings": max(1, roundings), "integer": False})
+    return found
+
+
+def _above(output: Any, stop: tuple[str, ...]) -> list[Any]:
+    """The nodes that an output comes from, itself among them, not beyond those of the operators ``stop``."""
+    found: dict[str, Any] = {}
+    pending = [output]
+    while pending:
+        node = pending.pop()
+        if node.name in found:
+            continue
+        found[node.name] = node
+        if str(node.target) not in stop:
+            pending += node.all_input_nodes
+    return list(found.values())

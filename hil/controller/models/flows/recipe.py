@@ -10,12 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.flows import onnx_int8, pt2_int8
-from hil.controller.models.flows.calibration import calibration_samples, digest_of_samples
+from hil.controller.models.flows import onnx_recipes as onnx_int8
+from hil.controller.models.flows import pt2_recipes
 from hil.controller.models.flows.flow import Flow
-from hil.controller.models.flows.notes import FILE as NOTES
-from hil.controller.models.flows.onnx_float16 import to_float16
+from hil.controller.models.flows.onnx_recipes import to_float16
 from hil.controller.models.importers import import_model
+from hil.controller.models.inputs import calibration_samples, digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import (
     IsolatedCrash,
@@ -24,9 +24,8 @@ from hil.controller.storage.isolated import (
     IsolatedTimeout,
     function_name,
 )
-from hil.controller.storage.registry import pick, registered
-from hil.controller.storage.tensor_folder import save_tensors
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import pick, registered, version
+from hil.controller.storage.tensor_files import save_tensors
 from hil.core.artifacts import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
@@ -35,9 +34,12 @@ from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean
 if TYPE_CHECKING:
     from hil.controller.storage.run_context import RunContext
 
+
 RECIPE_TIMEOUT_S = 1800.0
 # The setting that says how many seeded random samples a model without any calibration data gets.
 _SAMPLES = "samples"
+# What a recipe tells of its work, beside the model that it made.
+_NOTES = "hil-recipe.json"
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class Recipe:
         apply: a function (or ``module:function``), called in a process of its own with ``model`` (the file), ``output``
             (the file to write; external data beside it), ``external`` (whether the model keeps data outside its file,
             and so the result must), ``samples`` (a list of folders, each one sample of every input as
-            :mod:`hil.controller.storage.tensor_folder` writes it) and every setting but ``samples``. Inputs and
+            :mod:`hil.controller.storage.tensor_files` writes it) and every setting but ``samples``. Inputs and
             outputs keep names, dtypes and shapes. It may return what it tells of its work as a JSON object, which
-            results then hold (:func:`hil.controller.models.flows.notes.recipe_notes`). Raises ImportFailed; whatever
+            results then hold (:func:`hil.controller.models.flows.recipe.recipe_notes`). Raises ImportFailed; whatever
             else it raises becomes one.
         settings: name -> default. What a flow gives must be of the default's type.
         calibrated: whether it looks at samples; else ``samples`` is empty.
@@ -87,14 +89,14 @@ _BUILT_IN = MappingProxyType(
         ),
         # PyTorch's own way, for what XNNPACK computes in int8.
         "pt2e-static-int8": Recipe(
-            pt2_int8.quantize_static,
+            pt2_recipes.quantize_static,
             {"per_channel": True},
             calibrated=True,
             packages=_PT2E_PACKAGES,
             formats=("pt2",),
         ),
         "pt2e-dynamic-int8": Recipe(
-            pt2_int8.quantize_dynamic,
+            pt2_recipes.quantize_dynamic,
             {"per_channel": True},
             calibrated=True,
             packages=_PT2E_PACKAGES,
@@ -205,7 +207,7 @@ def apply_recipe(
             }
             notes = _call(recipe, flow.recipe, model, arguments, shop, log)
             if notes:
-                (folder / NOTES).write_text(json.dumps(notes))
+                (folder / _NOTES).write_text(json.dumps(notes))
 
     meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
     entry, _ = shop.cache.get_or_make(key, meta, make)
@@ -227,3 +229,12 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError as error:
         raise UsageError(f"a recipe needs the package {package}", hint=f"pip install {package}") from error
+
+
+def recipe_notes(model: Path) -> dict[str, Any]:
+    """What the recipe told that made a model: ``quantise_s``, the seconds that it took. Empty where none made it."""
+    file = model.with_name(_NOTES)
+    if not file.is_file():
+        return {}
+    notes: dict[str, Any] = json.loads(file.read_bytes())
+    return notes

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hil.controller.models.importers import mlir, onnx, pt2, pte, tensorflow, tflite, vmfb
+from hil.controller.models.importers import mlir, onnx, programs, pt2
+from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import (
     Isolated,
@@ -20,8 +21,8 @@ from hil.controller.storage.isolated import (
     IsolatedTimeout,
     function_name,
 )
+from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.registry import pick, registered
 from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import within
@@ -75,13 +76,13 @@ _BUILT_IN = {
         mlir.describe,
     ),
     # A .vmfb is a flatbuffer with the identifier IREE, by default wrapped so that it is a ZIP archive as well.
-    "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], vmfb.describe),
-    "tflite": Importer((".tflite",), lambda head: head[4:8] == b"TFL3", tflite.describe),
+    "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], programs.describe_vmfb),
+    "tflite": Importer((".tflite",), lambda head: head[4:8] == b"TFL3", programs.describe_tflite),
     # ExecuTorch's programs, by themselves or bundled with test cases; the digits are the schema's version.
     "pte": Importer(
         (".pte", ".bpte"),
         lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
-        pte.describe,
+        programs.describe_pte,
     ),
     # Described so that whoever runs one as a model is told how it is run.
     "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),

@@ -3,15 +3,19 @@
 ``torch.export.load`` trusts its file: it unpickles weights, constants and example inputs that say they are pickles,
 loads shared libraries, evaluates shape expressions and guards as Python, imports modules that a pytree names, and
 resolves an operator's name to anything below ``torch``. Each of those is looked at here and in
-:mod:`hil.controller.models.importers.pt2_graph` before torch sees the archive: what torch writes of an ordinary model
+:mod:`hil.controller.models.importers.pt2_archive` before torch sees the archive: what torch writes of an ordinary model
 passes, anything else is refused.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib
+import json
 import logging
 import math
+import operator
 import os
 import re
 import zipfile
@@ -19,8 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.pt2_graph import AGAIN, check_graph, read_json
-from hil.controller.storage.error_text import first_line
+from hil.controller.storage.texts import first_line, import_hint
 from hil.errors import ImportFailed, UsageError
 
 _MODEL = "models/model.json"
@@ -169,3 +172,206 @@ def _torch_trouble() -> Iterator[list[BaseException]]:
         yield found
     finally:
         logger.removeHandler(handler)
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
+# What `torch.export` writes of Python's operators: those on sizes. Others (call, methodcaller) reach anything.
+_OPERATORS = frozenset(
+    "add sub mul truediv floordiv mod pow neg pos abs eq ne lt le gt ge and_ or_ not_ xor lshift rshift getitem".split()
+)
+_TORCH = re.compile(r"torch\.(_sym|sym)_[a-z0-9_]+")
+_MATH = re.compile(r"math\.[a-z0-9]+")
+_OP = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.\w+(\.\w+)?")
+# Namespace of operators -> the module that registers it, where torch by itself does not.
+_REGISTERED_BY = {
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+    "torchao": "torchao",
+    "torchvision": "torchvision",
+}
+_NAMESPACES = frozenset({"aten", "prims", "quantized", "higher_order", *_REGISTERED_BY})
+# Operators that open files.
+_UNSAFE = frozenset({"aten::from_file"})
+_HIGHER_ORDER = frozenset(
+    "cond while_loop scan map map_impl associative_scan flex_attention wrap_with_set_grad_enabled "
+    "wrap_with_autocast".split()
+)
+_EXPRESSION = (
+    ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp,
+    ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.keyword,
+)  # fmt: skip
+_SYMBOL = re.compile(r"[a-z]+\d+|true|false|oo|int_oo")
+_TEXT = re.compile(r"[a-z]+\d+|-?[0-9.]+(e[+-]?\d+)?")
+# What sizes are computed with, besides the classes of torch.utils._sympy.functions.
+_FUNCTIONS = frozenset(
+    "Max Min Mod Abs And Or Not Eq Ne Lt Le Gt Ge Pow Add Mul floor ceiling sqrt FloorDiv ModularIndexing Where "
+    "PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv "
+    "TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity IsNonOverlappingAndDenseIndicator Equality "
+    "Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan Symbol Integer Float Rational".split()
+)
+_LONGEST_EXPRESSION = 10_000
+AGAIN = "save it again, with torch.export.save of the torch that is installed here"
+
+
+def check_graph(name: str, program: Any) -> None:
+    """Refuse a program with anything but tensors, numbers and torch's own operators in it.
+
+    Args:
+        name: the file's.
+        program: its ``models/model.json``.
+
+    Raises:
+        ImportFailed: it has, or is damaged, or needs a package that is not installed here.
+    """
+    _Checker(name).check(program)
+
+
+def read_json(name: str, data: bytes) -> Any:
+    """A part of the file.
+
+    Raises:
+        ImportFailed: it is no JSON.
+    """
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ImportFailed(f"{name} is damaged: one of its parts is no JSON", detail=str(error)) from error
+
+
+class _Checker:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._imported: set[str] = set()
+
+    def check(self, program: Any) -> None:
+        try:
+            if program["schema_version"]["major"] is None:
+                raise KeyError("major")
+            self._walk(program["graph_module"])
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ImportFailed(f"{self._name} is damaged: {type(error).__name__}: {error}", hint=AGAIN) from error
+
+    def _walk(self, value: Any) -> None:
+        if isinstance(value, list):
+            for item in value:
+                self._walk(item)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self._field(str(key), item)
+
+    def _field(self, key: str, value: Any) -> None:
+        if _CONTROL.search(key):
+            raise self._refused("a name", key)
+        if isinstance(value, str):
+            if _CONTROL.search(value) or ("\n" in value and key != "stack_trace"):
+                raise self._refused("text", value)
+            if key == "expr_str":
+                self._expression(value)
+            elif key in ("target", "as_operator"):
+                self._operator(value)
+            elif key in ("name", "as_name") and value and not _NAME.fullmatch(value):
+                raise self._refused("a name", value)
+            elif key in ("in_spec", "out_spec"):
+                self._tree(read_json(self._name, value.encode()))
+        elif key == "forward_arg_names":
+            for name in value or ():
+                if not _NAME.fullmatch(name):
+                    raise self._refused("a name", name)
+        else:
+            self._walk(value)
+
+    def _expression(self, text: str) -> None:
+        """sympy evaluates it as Python: arithmetic of symbols and known functions, nothing else."""
+        try:
+            if len(text) > _LONGEST_EXPRESSION:
+                raise SyntaxError("too long")
+            nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
+        except (SyntaxError, ValueError, MemoryError) as error:
+            raise self._refused("a size", text) from error
+        for node in nodes:
+            plain = isinstance(node, _EXPRESSION)
+            if isinstance(node, ast.Call):
+                plain = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+            elif isinstance(node, ast.Name):
+                plain = node.id in _FUNCTIONS or bool(_SYMBOL.fullmatch(node.id))
+            elif isinstance(node, ast.keyword):
+                plain = isinstance(node.value, ast.Constant)
+            elif isinstance(node, ast.Constant):
+                # Text is what sympy writes of Symbol('s0', integer=True) and Float('1.5', precision=53).
+                plain = bool(_TEXT.fullmatch(node.value)) if isinstance(node.value, str) else _is_number(node.value)
+            if not plain:
+                raise self._refused("a size", text)
+
+    def _operator(self, target: str) -> None:
+        first, _, rest = target.partition(".")
+        if first == "_operator" and rest in _OPERATORS and hasattr(operator, rest):
+            return
+        if _TORCH.fullmatch(target) or _MATH.fullmatch(target):
+            return
+        match = _OP.fullmatch(target)
+        if match is None or match["namespace"] not in _NAMESPACES:
+            raise self._refused("an operator", target)
+        self._registered(match["namespace"], target)
+
+    def _registered(self, namespace: str, target: str) -> None:
+        import torch
+        from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+        module = _REGISTERED_BY.get(namespace)
+        if module and module not in self._imported:
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                raise ImportFailed(
+                    f"{self._name} uses {target}, which needs {module}: it is not installed here",
+                    hint=f"pip install {module.partition('.')[0]}",
+                ) from error
+            except Exception as error:  # of its libraries, where they are not made for this torch
+                raise ImportFailed(
+                    f"{self._name} uses {target}, which needs {module}: it cannot be imported: {first_line(error)}",
+                    hint=import_hint(error),
+                ) from error
+            self._imported.add(module)
+        found: Any = torch.ops
+        for part in target.split(".")[2:]:
+            found = getattr(found, part, None)
+        if isinstance(found, HigherOrderOperator):
+            if found.name() in _HIGHER_ORDER:
+                return
+        elif isinstance(found, OpOverload):
+            if found.name().partition(".")[0] not in _UNSAFE:
+                return
+        elif not isinstance(found, OpOverloadPacket):
+            raise ImportFailed(
+                f"{self._name} uses {target}, which the torch installed here does not have",
+                hint="save it with the same release of torch, and without operators of your own",
+            )
+        raise self._refused("an operator", target)
+
+    def _tree(self, spec: Any) -> None:
+        """A pytree of plain containers; a defaultdict or an enum would have torch import what the file names."""
+        if isinstance(spec, list):
+            for item in spec:
+                self._tree(item)
+        elif isinstance(spec, dict):
+            if spec.keys() & {"default_factory_module", "__enum__", "fqn"}:
+                raise self._refused("a container", json.dumps(spec))
+            for key, item in spec.items():
+                if key == "context" and isinstance(item, str) and item[:1] in "[{":
+                    self._tree(read_json(self._name, item.encode()))
+                else:
+                    self._tree(item)
+        elif isinstance(spec, str) and (
+            "__enum__" in spec or "default_factory_module" in spec or _CONTROL.search(spec)
+        ):
+            raise self._refused("a container", spec)
+
+    def _refused(self, what: str, text: str) -> ImportFailed:
+        return ImportFailed(
+            f"{self._name} has {what} that hil does not let torch evaluate: {text[:120]!r}",
+            hint="a program exported from tensors, numbers and torch's own operators has none",
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

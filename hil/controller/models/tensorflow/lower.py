@@ -7,13 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hil.controller.models.tensorflow.lowered import LoweredFunction, State
-from hil.controller.models.tensorflow.structure import leaves, numbered, replace_leaves
-from hil.controller.models.tensorflow.text import read
-from hil.controller.models.tensorflow.variables import captured, is_variable
-from hil.controller.models.tensorflow.words import words
-from hil.core.tensors import Array, TensorSpec, dtype_name
-from hil.errors import CompileFailed, UsageError
+from hil.controller.models.tensorflow.graphs import (
+    Structure,
+    captured,
+    is_variable,
+    leaves,
+    numbered,
+    read_stablehlo,
+    replace_leaves,
+    restore,
+    words,
+)
+from hil.controller.models.tensorflow.source import named_outputs, output_name, spec_of
+from hil.core.tensors import Array, TensorSpec
+from hil.errors import CompileFailed
 
 
 @dataclass(frozen=True)
@@ -77,46 +84,8 @@ def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> lis
     return [np.asarray(leaf) for _, leaf in leaves((list(args), dict(kwargs or {}))) if _is_tensor(leaf)]
 
 
-def spec_of(name: str, spec: Any) -> TensorSpec:
-    """Name, dtype and shape of what TensorFlow calls a tensor's spec.
-
-    Raises:
-        CompileFailed: hil has no such tensors.
-    """
-    try:
-        dtype = dtype_name(spec.dtype.as_numpy_dtype)
-    except UsageError as error:
-        raise CompileFailed(f"{name} has elements of type {spec.dtype.name}, which hil cannot pass") from error
-    return TensorSpec(name, dtype, tuple(spec.shape))
-
-
-def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, Any]]:
-    """What a function returned, without None, each tensor with its name.
-
-    Args:
-        returned: nested or not.
-        names: what tensors are called that have no name of their own in the structure.
-    """
-    found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]
-    if len(names) == len(found) and not any(_is_name(path) for path, _ in found):
-        return [(name, leaf) for name, (_, leaf) in zip(names, found, strict=True)]
-    return [(_output_name(path), leaf) for path, leaf in found]
-
-
-def array_of(tensor: Any) -> Array:
-    """A tensor's values as hil has them: strings as text."""
-    import numpy as np
-
-    array: Array = np.asarray(tensor.numpy())
-    if tensor.dtype.name != "string":
-        return array
-    text = np.empty(array.shape, object)
-    text.reshape(-1)[:] = [item.decode(errors="replace") for item in array.astype(object).ravel()]
-    return text
-
-
 def _live(concrete: Any, text: str, inputs: list[TensorSpec], returned: Any) -> Live:
-    module = read(text)
+    module = read_stablehlo(text)
     items = captured(concrete)
     if not module.aliases and not concrete.structured_outputs:
         raise CompileFailed("the function returns nothing and assigns no variable: there is nothing to run")
@@ -168,13 +137,56 @@ def _as_tensor(path: str, leaf: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor, tf.TensorArray)):
-        raise CompileFailed(f"{_output_name(path)} is a {type(leaf).__name__}: hil passes tensors only")
+        raise CompileFailed(f"{output_name(path)} is a {type(leaf).__name__}: hil passes tensors only")
     return tf.identity(leaf)
 
 
-def _output_name(path: str) -> str:
-    return path if _is_name(path) else f"output{path or 0}"
+# What the function is called in the MLIR module.
+ENTRY = "main"
 
 
-def _is_name(path: str) -> bool:
-    return bool(path) and not path[0].isdigit()
+@dataclass(frozen=True)
+class State:
+    """A variable or a tensor that a function captured: a further argument of the lowered function.
+
+    Attributes:
+        spec: name, dtype and shape. Names are unique: the variable's, numbered where several have it.
+        constant: whether it is a tensor rather than a variable, and never changes.
+        result: number of the result (outputs included) that is the variable's new value; None where the function does
+            not assign it.
+    """
+
+    spec: TensorSpec
+    constant: bool = False
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class LoweredFunction:
+    """A function in StableHLO, for one set of shapes.
+
+    ``main(*inputs, *state) -> (*outputs, *new values of assigned variables)``.
+
+    Attributes:
+        mlir: the module as text; its one public function is ``main``.
+        inputs: the tensors among the arguments, flattened in order.
+        outputs: the tensors among the results, flattened in order.
+        state: what follows the inputs.
+        structure: of what the function returns: the number of an output in the place of each; see :meth:`returned`.
+    """
+
+    mlir: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: tuple[State, ...]
+    structure: Structure
+
+    @property
+    def assigned(self) -> tuple[State, ...]:
+        """The variables that the function assigns, in the order of the further results."""
+        found = [state for state in self.state if state.result is not None]
+        return tuple(sorted(found, key=lambda state: state.result or 0))
+
+    def returned(self, outputs: list[Any]) -> Structure:
+        """Outputs as the function itself returns them: nested as it nests them."""
+        return restore(self.structure, outputs)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.tensorflow.lower import named_outputs, spec_of
-from hil.controller.models.tensorflow.structure import leaves, replace_leaves
-from hil.controller.models.tensorflow.variables import assigned, new_value
-from hil.controller.models.tensorflow.words import words
-from hil.core.tensors import Dim, TensorSpec
+from hil.controller.models.tensorflow.graphs import assigned, leaves, new_value, replace_leaves, words
+from hil.controller.storage.packages import needed_version
+from hil.core.tensors import Array, Dim, TensorSpec, dtype_name
 from hil.errors import CompileFailed, ImportFailed, UsageError
 
 SAVED_MODEL = "saved_model.pb"
@@ -255,3 +253,96 @@ def _fix(
         have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
         raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
     return made, tuple(inputs)
+
+
+_FOLDERS = ("variables", "assets", "assets.extra")
+
+
+def describe_saved_model(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read the signature of a function of a SavedModel: one of its signatures, or a method.
+
+    The new values of the variables that it assigns are outputs as well, after its own: ``variable NAME``.
+    An open dimension is a symbol such as ``x.dim0``.
+
+    Raises:
+        ImportFailed: it is no SavedModel, or is damaged.
+        UsageError: TensorFlow is not installed; no such function or dimension; several functions and none chosen.
+    """
+    folder = Path(path).parent
+    found = _describe(path, function, dims)
+    files = [file for name in _FOLDERS for file in sorted((folder / name).rglob("*")) if file.is_file()]
+    beside = [file for file in (folder / "fingerprint.pb",) if file.is_file()]
+    return found | {"external": [file.relative_to(folder).as_posix() for file in (*files, *beside)]}
+
+
+def describe_keras(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read what a Keras model takes and gives; it is called with ``training=False``.
+
+    The first dimension is ``batch`` where the model leaves it open, others are symbols such as ``x.dim1``.
+
+    Raises:
+        ImportFailed: it is no .keras file, is damaged, or holds layers that are code (lambdas, layers of one's own).
+        UsageError: TensorFlow is not installed; no such function or dimension.
+    """
+    return _describe(path, function, dims)
+
+
+def _describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    version = needed_version("tensorflow", "tensorflow")
+    source = open_model(path, function, dims)
+    outputs = (*source.outputs(), *source.new_values())
+    return {
+        "function": source.name,
+        "inputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in source.inputs],
+        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
+        "ranges": {},
+        "external": [],
+        "producer": {"read with": f"tensorflow {version}", "functions": list(source.functions)},
+    }
+
+
+def spec_of(name: str, spec: Any) -> TensorSpec:
+    """Name, dtype and shape of what TensorFlow calls a tensor's spec.
+
+    Raises:
+        CompileFailed: hil has no such tensors.
+    """
+    try:
+        dtype = dtype_name(spec.dtype.as_numpy_dtype)
+    except UsageError as error:
+        raise CompileFailed(f"{name} has elements of type {spec.dtype.name}, which hil cannot pass") from error
+    return TensorSpec(name, dtype, tuple(spec.shape))
+
+
+def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, Any]]:
+    """What a function returned, without None, each tensor with its name.
+
+    Args:
+        returned: nested or not.
+        names: what tensors are called that have no name of their own in the structure.
+    """
+    found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]
+    if len(names) == len(found) and not any(_is_name(path) for path, _ in found):
+        return [(name, leaf) for name, (_, leaf) in zip(names, found, strict=True)]
+    return [(output_name(path), leaf) for path, leaf in found]
+
+
+def array_of(tensor: Any) -> Array:
+    """A tensor's values as hil has them: strings as text."""
+    import numpy as np
+
+    array: Array = np.asarray(tensor.numpy())
+    if tensor.dtype.name != "string":
+        return array
+    text = np.empty(array.shape, object)
+    text.reshape(-1)[:] = [item.decode(errors="replace") for item in array.astype(object).ravel()]
+    return text
+
+
+def output_name(path: str) -> str:
+    """What an output is called that is at this place in what a function returns."""
+    return path if _is_name(path) else f"output{path or 0}"
+
+
+def _is_name(path: str) -> bool:
+    return bool(path) and not path[0].isdigit()

@@ -10,12 +10,11 @@ import numpy as np
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles import Method as BundleMethod
-from hil.compare.values import EXACT_DTYPES
+from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.isolated import IsolatedError
-from hil.controller.storage.magnitude import largest
-from hil.controller.storage.tensor_folder import save_tensors
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
+from hil.controller.storage.tensor_files import save_tensors
 from hil.controller.workloads.bundles.bpte_build import write
 from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file

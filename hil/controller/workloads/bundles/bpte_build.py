@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.storage.tensor_files import load_tensors
 from hil.errors import UsageError
 from hil.formats.torch_values import to_torch
 

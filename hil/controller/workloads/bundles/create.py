@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.cases import checked_inputs
-from hil.controller.backends.references import expected_result, refer, refer_with_fallback
-from hil.controller.backends.references.noise import measure_noise, telling_noise
+from hil.bundles.checks import checked_inputs
+from hil.controller.backends.references import expected_result, measure_noise, refer, refer_with_fallback
+from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_pool import BoardSession

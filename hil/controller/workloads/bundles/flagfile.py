@@ -20,13 +20,12 @@ from pathlib import Path
 from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
 from hil.bundles.cases import BundledCase
 from hil.compare.tolerance import fitted
-from hil.compare.values import EXACT_DTYPES
+from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references import expected_result
 from hil.controller.devices.agentless.signature import signature_of
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, tool_tolerance
-from hil.controller.storage.magnitude import largest
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.methods import (
     LEFT_OUT,

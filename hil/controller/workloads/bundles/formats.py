@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from hil.bundles import Bundle
 from hil.controller.pipeline.case import Workshop
-from hil.controller.storage.registry import pick, registered
+from hil.controller.storage.packages import pick, registered
 from hil.controller.workloads.bundles import bpte, case_files, flagfile, onnx
 
 

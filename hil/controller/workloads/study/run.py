@@ -16,10 +16,10 @@ from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import storing, write_json
-from hil.controller.storage.tensor_folder import load_tensors
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.record import (
     FAILED,
     PASSED,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
-from hil.controller.storage.spreadsheet import as_text
+from hil.controller.storage.texts import as_text
 from hil.controller.workloads.study.record import FAILED, PASSED, Row
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
 

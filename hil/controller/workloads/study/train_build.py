@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
+from hil.controller.models.conversions.tensorflow_program import prepare
+from hil.controller.models.tensorflow.graphs import words
 from hil.controller.models.tensorflow.lower import lower
-from hil.controller.models.tensorflow.program import prepare
 from hil.controller.models.tensorflow.source import open_model
-from hil.controller.models.tensorflow.words import words
-from hil.controller.storage.tensor_folder import save_tensors
+from hil.controller.storage.tensor_files import save_tensors
 from hil.core.results import Noise
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
 

@@ -38,7 +38,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core import files
 from hil.core.config_files import parse_toml

@@ -15,10 +15,9 @@ from hil.controller.models.flows import Flow, load_flow
 from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import check_options
-from hil.controller.storage.begun import check_seal
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
-from hil.controller.storage.runs import GO_ON
+from hil.controller.storage.runs import GO_ON, check_seal
 from hil.controller.workloads.suites.engine import Engine, Plan
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hil.bundles import Signature
-from hil.bundles.cases import BundledCase, checked_cases
+from hil.bundles.cases import BundledCase
+from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
 from hil.controller.backends.references import default_references
 from hil.controller.models.flows import Flow, apply_recipe

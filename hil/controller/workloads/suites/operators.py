@@ -20,7 +20,7 @@ import numpy as np
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.core.digest import digest_of
 from hil.core.npy import parse_npy, save_npy, typed

@@ -13,9 +13,8 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.begun import seal
-from hil.controller.storage.runs import safe_name, storing, write_file, write_json
-from hil.controller.storage.versions import version
+from hil.controller.storage.packages import version
+from hil.controller.storage.runs import safe_name, seal, storing, write_file, write_json
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.core.files import read_file
 from hil.core.installation import own_version

@@ -31,10 +31,10 @@ from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.error_text import first_line, import_hint
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.controller.storage.tensor_folder import load_tensors, save_tensors
-from hil.controller.storage.versions import needed_version
+from hil.controller.storage.packages import needed_version
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.controller.storage.texts import first_line, import_hint
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import installed
 from hil.core.digest import digest_of

@@ -19,7 +19,7 @@ from hil.controller.backends.targets import (
     iree_target,
     likely_cause,
 )
-from hil.controller.models.iree_compiler import native_compiler
+from hil.controller.models.compiling import native_compiler
 from hil.core.cpuinfo import cpu_info
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 

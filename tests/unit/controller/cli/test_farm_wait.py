@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,8 +36,8 @@ class Told:
 
     def follow(self, jobs: Any, *, logs: bool) -> Iterator[Any]:
         for name, state, why in self.said:
-            job = {"name": name, "state": state, "hopeless": why, "attempts": 0, "reason": "", "board": "a"}
-            yield pb.FollowReply(job=json.dumps({**job, "outcome": "PASS", "exit_code": 0}))
+            job = pb.JobStatus(name=name, state=state, unrunnable=why, board="a", outcome="PASS", exit_code=0)
+            yield pb.FollowReply(job=job)
         raise AssertionError("it is still waited for")
 
 

@@ -13,7 +13,7 @@ from hil.controller.devices.board_resolver import BoardChoice, choose, knows_tar
 from hil.controller.devices.links.factory import is_address
 from hil.controller.devices.links.provider import is_lent
 from hil.controller.farm.selector import parse
-from hil.controller.storage.registry import pick
+from hil.controller.storage.packages import pick
 from hil.controller.workloads.suites.board_slots import LentSeat, Seat, seats_of
 from hil.controller.workloads.suites.tasks import TaskQueue
 from hil.core import boards

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from concurrent import futures
@@ -15,7 +14,7 @@ from hil.controller.farm import client as farm_client
 from hil.controller.farm.client import FarmClient, open_channel
 from hil.controller.farm.messages import JobSpec, Kind, Submission
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import methods
+from hil.controller.farm.rpc import json_message, methods
 from hil.core.digest import digest_file
 from hil.errors import UsageError
 from hil.protocol import wire_errors
@@ -98,20 +97,20 @@ def test_an_order_is_sent_again_under_the_same_key_while_the_farm_is_away(gatewa
     server = gateway(Submit=away_once(lambda request: reply))
     with client(server.address) as farm:
         assert farm.submit(ORDER) == (17, ["17"])
-    keys = [json.loads(request.order)["key"] for _, request in server.calls]
+    keys = [request.submission.key for _, request in server.calls]
     assert len(keys) == 2 and len(set(keys)) == 1
 
 
 def test_what_changes_something_is_never_sent_twice(gateway):
-    server = gateway(Do=away_once(lambda request: pb.Answer(json="{}")))
+    server = gateway(Do=away_once(lambda request: pb.Answer()))
     with client(server.address) as farm, pytest.raises(errors.FarmUnreachable, match="the database is away"):
-        farm.do("drain", board="rpi5")
+        farm.do("drain", name="rpi5")
     assert len(server.calls) == 1
 
 
 def test_another_gateway_answers_where_the_first_is_gone(gateway):
-    first = gateway(Ask=lambda request, context: pb.Answer(json='"first"'))
-    second = gateway(Ask=lambda request, context: pb.Answer(json='"second"'))
+    first = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("first")))
+    second = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("second")))
     with client(first.address, second.address) as farm:
         assert farm.ask("boards") == "first"
         first.stop()
@@ -258,9 +257,9 @@ def test_a_stream_that_only_says_that_it_is_there_goes_on(gateway, monkeypatch):
         for _ in range(8):
             time.sleep(0.5)
             yield pb.FollowReply()
-        yield pb.FollowReply(job="{}")
+        yield pb.FollowReply(job=pb.JobStatus(name="17"))
 
     there = gateway(Follow=quiet)
     with FarmClient(FarmAddress((there.address,), "t"), patience_s=0.0) as farm:
-        assert [one.job for one in farm.follow(["17"])] == ["{}"]
+        assert [one.job.name for one in farm.follow(["17"])] == ["17"]
     assert len(there.calls) == 1

@@ -20,6 +20,7 @@ from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.core.boards import parse_board
 from hil.core.digest import digest_of
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, SessionEnded
+from hil.protocol.v1 import farm_pb2 as pb
 
 
 @pytest.fixture
@@ -153,9 +154,10 @@ def test_no_gateway_is_told_at_once(fake_farm: FakeFarm) -> None:
 def test_a_farm_that_cannot_be_understood_is_told(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Grant, "to_json", lambda grant: {"lease": 1})
+    grant = pb.Grant(lease=1, spec=pb.JobSpec(kind="dance"))
+    monkeypatch.setattr("support.fake_farm.grant_message", lambda _: grant)
     fake_farm.add("lab1-sim-1", sim)
-    with pytest.raises(FarmError, match="cannot be understood: this is no Grant of a farm"):
+    with pytest.raises(FarmError, match="cannot be understood: this is no job of a farm"):
         hold().wait(20)
 
 

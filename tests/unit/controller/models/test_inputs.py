@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from hil.controller.models.inputs import make_inputs, parse_input
-from hil.controller.models.random_inputs import random_tensor
+from hil.controller.models.inputs import make_inputs, parse_input, random_tensor
 from hil.core.npy import save_npy
 from hil.core.tensors import DTYPES, TensorSpec, dtype_name
 from hil.errors import UsageError

@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from hil.compare.stats import STATISTICS
-from hil.controller.storage.spreadsheet import as_text
-from hil.controller.storage.texts import plain
+from hil.controller.storage.texts import as_text, plain
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst
 from hil.core.results import Timings

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
+from hil.controller.storage.packages import version
 from hil.controller.storage.tensor_files import load_npz
-from hil.controller.storage.versions import version
 from hil.controller.workloads.suites.model_cases import SuiteModel
 from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of

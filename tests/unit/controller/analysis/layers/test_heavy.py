@@ -14,7 +14,7 @@ from hil.controller.analysis.layers import graph as graph_module
 from hil.controller.analysis.layers.graph import Graph
 from hil.controller.analysis.layers.values import run
 from hil.controller.backends.compilers import onnx_to_mlir
-from hil.controller.storage.tensor_folder import load_tensors, save_tensors
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
 
 
 @pytest.fixture

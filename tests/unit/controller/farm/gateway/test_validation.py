@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.controller.farm.gateway.validation import card_of, json_object, order_of, result_of
+from hil.controller.farm.gateway.validation import card_of, result_of, submission_of
 from hil.controller.farm.messages import BoardCard, JobResult, JobSpec, Kind, Submission
+from hil.controller.farm.rpc import card_message, json_object, result_message, submission_message
 from hil.errors import UsageError
+from hil.protocol.v1 import farm_pb2 as pb
 
 _DIGEST = "blake3:" + "0" * 64
 _JSON = st.recursive(
@@ -17,118 +23,195 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 _SPEC = JobSpec(Kind.RUN, {"iterations": 3}, {"in/model.onnx": _DIGEST}, "warm")
-_ORDER = Submission("digits", (_SPEC,), selector="chip=a53")
-_CARD = BoardCard("rpi5-1", labels={"chip": "a76", "mem": 8, "gpu": False, "features": ["fp16"]}, fence=4)
+_SUBMISSION = Submission("digits", (_SPEC,), selector="chip=a53")
+_CARD = BoardCard("rpi5-1", labels={"chip": "a76", "mem": 8, "gpu": False, "features": ["fp16"], "ghz": 1.5}, fence=4)
 _RESULT = JobResult(1, "FAIL", "they differ", record={"a": [1]}, files={"run.json": _DIGEST}, timings={"run": 0.5})
+_DOCUMENTS: list[tuple[Callable[[Any], Any], Callable[[Any], Message], Any]] = [
+    (submission_of, submission_message, _SUBMISSION),
+    (card_of, card_message, _CARD),
+    (result_of, result_message, _RESULT),
+]
 
 
-@pytest.mark.parametrize(("check", "document"), [(order_of, _ORDER), (card_of, _CARD), (result_of, _RESULT)])
-def test_documents_come_through(check: Any, document: Any) -> None:
-    assert check(json.dumps(document.to_json())) == document
-    newer = {**document.to_json(), "of_a_later_version": 1}
-    assert check(json.dumps(newer)) == document
+def fields_of(message: Any) -> Iterator[tuple[Any, Any]]:
+    """Every field of a message and of those inside it, with the message that has it."""
+    for field in message.DESCRIPTOR.fields:
+        yield message, field
+        if field.message_type and not field.is_repeated:
+            yield from fields_of(getattr(message, field.name))
+        elif field.message_type and not field.message_type.GetOptions().map_entry:
+            for one in getattr(message, field.name):
+                yield from fields_of(one)
 
 
-@pytest.mark.parametrize(("check", "document"), [(order_of, _ORDER), (card_of, _CARD), (result_of, _RESULT)])
+@pytest.mark.parametrize(("check", "write", "document"), _DOCUMENTS)
+def test_documents_come_through(check: Any, write: Any, document: Any) -> None:
+    assert check(type(write(document)).FromString(write(document).SerializeToString())) == document
+
+
+@pytest.mark.parametrize(("check", "write", "document"), _DOCUMENTS)
 @given(data=st.data())
-def test_any_field_of_any_type_is_taken_or_refused(check: Any, document: Any, data: st.DataObject) -> None:
-    raw = document.to_json()
-    raw[data.draw(st.sampled_from(sorted(raw)))] = data.draw(_JSON)
+def test_any_value_of_any_field_is_taken_or_refused(check: Any, write: Any, document: Any, data: st.DataObject) -> None:
+    message = write(document)
+    chosen, field = data.draw(st.sampled_from(list(fields_of(message))))
+    texts = st.text() | st.text(max_size=3).map(lambda text: text * 1000)
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        name = data.draw(texts)
+        entry = getattr(chosen, field.name)
+        if field.name == "labels":
+            entry[name].CopyFrom(data.draw(st.floats().map(lambda number: pb.Label(number=number))))
+        else:
+            entry[name] = data.draw(st.floats() if field.name == "timings" else texts)
+    elif field.type == field.TYPE_STRING and not field.is_repeated:
+        setattr(chosen, field.name, data.draw(texts))
+    elif field.type == field.TYPE_BYTES:
+        setattr(chosen, field.name, data.draw(st.binary() | _JSON.map(lambda value: json.dumps(value).encode())))
+    elif field.type == field.TYPE_DOUBLE:
+        setattr(chosen, field.name, data.draw(st.floats()))
+    elif field.type in (field.TYPE_INT32, field.TYPE_INT64):
+        setattr(chosen, field.name, data.draw(st.integers(-(1 << 31), (1 << 31) - 1)))
     try:
-        taken = check(json.dumps(raw))
+        taken = check(message)
     except UsageError:
         return
-    assert check(json.dumps(taken.to_json()).replace("NaN", "0").replace("Infinity", "0"))
+    # As texts: NaN equals nothing.
+    again, once = (json.dumps(asdict(one), sort_keys=True) for one in (check(write(taken)), taken))
+    assert again == once
 
 
-@given(text=st.text() | _JSON.map(json.dumps))
-def test_any_text_is_an_object_or_refused(text: str) -> None:
+@given(text=st.binary() | _JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
     try:
-        assert isinstance(json_object(text, "it"), dict)
+        assert isinstance(json_object(pb.Json(text=text), "it"), dict)
     except UsageError as error:
         assert error.message.startswith("it is")
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": NaN}', '{"a": "\\u0000"}', '{"a": "\\ud800"}', '{"\\u0000": 1}', "5", "[]", "{"]
+    "text",
+    [b'{"a": NaN}', b'{"a": "\\u0000"}', b'{"a": "\\ud800"}', b'{"\\u0000": 1}', b"5", b"[]", b"{", b"[" * 100_000],
 )
-def test_what_the_database_cannot_hold_is_refused(text: str) -> None:
+def test_what_the_database_cannot_hold_is_refused(text: bytes) -> None:
     with pytest.raises(UsageError):
-        json_object(text, "it")
+        json_object(pb.Json(text=text), "it")
 
 
 def test_pair_of_surrogates_is_a_character() -> None:
-    assert json_object('{"a": "\\ud83d\\ude00"}', "it") == {"a": "😀"}
+    assert json_object(pb.Json(text=b'{"a": "\\ud83d\\ude00"}'), "it") == {"a": "😀"}
 
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/etc/passwd", "../up", "a/../../up", "a//b", "./a", "a/", "x" * 2000, "x" * 256, "é" * 128, "a/" * 500 + "b"],
+    [
+        *("", "/etc/passwd", "../up", "a/../../up", "a//b", "./a", "a/", "x" * 2000, "x" * 256, "é" * 128),
+        *("a/" * 500 + "b", "a\0b"),
+    ],
 )
 def test_files_stay_below_their_folder(path: str) -> None:
-    raw = {**_RESULT.to_json(), "files": {path: _DIGEST}}
     with pytest.raises(UsageError, match="path"):
-        result_of(json.dumps(raw))
+        result_of(result_message(replace(_RESULT, files={path: _DIGEST})))
+    with pytest.raises(UsageError, match="path"):
+        submission_of(submission_message(replace(_SUBMISSION, specs=(replace(_SPEC, files={path: _DIGEST}),))))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exit_code": -1},
+        {"exit_code": 256},
+        {"files": {"a": "md5:1"}},
+        {"timings": {"run": math.inf}},
+        {"record": pb.Json(text=b"[]")},
+    ],
+)
+def test_result_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    message = result_message(_RESULT)
+    for name, value in wrong.items():
+        message.ClearField(name)
+        message.MergeFrom(pb.JobResult(**{name: value}))
+    with pytest.raises(UsageError):
+        result_of(message)
+
+
+@pytest.mark.parametrize(
+    ("document", "write", "wrong"),
+    [
+        (_RESULT, result_message, {"exit_code": "0"}),
+        (_RESULT, result_message, {"timings": {"run": "long"}}),
+        (_RESULT, result_message, {"board_ns": (0, 10**4000)}),
+        (_CARD, card_message, {"fence": 1 << 63}),
+        (_CARD, card_message, {"site": None, "name": 5}),
+        (_CARD, card_message, {"labels": {"a": {}}}),
+        (_CARD, card_message, {"labels": {"a": [1]}}),
+        (_CARD, card_message, {"labels": {"a": 10**4000}}),
+        (_SUBMISSION, submission_message, {"title": 5}),
+        (_SUBMISSION, submission_message, {"title": "\ud800"}),
+        (_SUBMISSION, submission_message, {"timeout_s": "soon"}),
+        (_SUBMISSION, submission_message, {"specs": (JobSpec(Kind.RUN, {"a": {1, 2}}),)}),
+    ],
+)
+def test_what_fits_no_field_is_refused_before_it_is_sent(document: Any, write: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="this is no"):
+        write(replace(document, **wrong))
+
+
+def test_nan_in_a_record_loses_no_result_nor_does_half_a_character() -> None:
+    odd = replace(_RESULT, record={"cosine": math.nan}, reason="\ud800")
+    found = result_of(result_message(odd))
+    assert found.outcome == "FAIL" and "cosine" in found.record and found.reason == "?"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "a b"},
+        {"name": "x" * 101},
+        {"fence": -1},
+        {"fence": 1 << 31},
+        {"fence": 1 << 62},
+        {"labels": {"a": "x" * (1 << 16)}},
+        {"labels": {str(number): True for number in range(10_000)}},
+        {"labels": {"a": math.nan}},
+        {"labels": {"a": "\0"}},
+        {"site": "x" * 2001},
+        {"host": "a\0b"},
+        {"config": "x" * ((1 << 20) + 1)},
+        {"config": "\0"},
+    ],
+)
+def test_card_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        card_of(card_message(replace(_CARD, **wrong)))
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("exit_code", -1),
-        ("exit_code", 256),
-        ("exit_code", True),
-        ("exit_code", "0"),
-        ("infrastructure", "no"),
-        ("outcome", None),
-        ("files", []),
-        ("files", {"a": "md5:1"}),
-        ("timings", {"run": "long"}),
-        ("timings", {"run": 10**4000}),
-        ("board_ns", [0, 10**4000]),
-        ("board_ns", [1]),
-        ("board_ns", 5),
+        ("title", "x" * 2001),
+        ("selector", "a," * 1001),
+        ("board", "x" * 2001),
+        ("project", "x" * 2001),
+        ("title", "\0"),
     ],
 )
-def test_result_that_makes_no_sense_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(UsageError):
-        result_of(json.dumps({**_RESULT.to_json(), field: value}))
-
-
-def test_nan_in_a_record_loses_no_result() -> None:
-    found = result_of(json.dumps({**_RESULT.to_json(), "record": {"cosine": float("nan")}}))
-    assert found.outcome == "FAIL" and "cosine" in found.record
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""),
-        ("name", "a b"),
-        ("name", "x" * 101),
-        ("fence", -1),
-        ("fence", 1 << 62),
-        ("fence", True),
-        ("powered", 1),
-        ("labels", []),
-        ("labels", {"a": {}}),
-        ("labels", {"a": [1]}),
-        ("labels", {"a": 10**4000}),
-        ("labels", {"a": "x" * (1 << 16)}),
-        ("labels", {str(number): True for number in range(10_000)}),
-        ("site", "x" * 2001),
-        ("fence", 1 << 31),
-        ("config", 5),
-    ],
-)
-def test_card_that_makes_no_sense_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(UsageError):
-        card_of(json.dumps({**_CARD.to_json(), field: value}))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("title", "x" * 2001), ("selector", "a," * 1001), ("board", "x" * 2001), ("project", "x" * 2001)],
-)
-def test_what_others_see_of_an_order_is_short(field: str, value: str) -> None:
+def test_what_others_see_of_a_submission_is_short(field: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{field} must be a text of at most"):
-        order_of(json.dumps({**_ORDER.to_json(), field: value}))
+        submission_of(submission_message(replace(_SUBMISSION, **{field: value})))
+
+
+@pytest.mark.parametrize("key", ["", "short", "with space", "é" * 10, "x" * 201])
+def test_key_of_a_submission_is_printable(key: str) -> None:
+    with pytest.raises(UsageError, match="key"):
+        submission_of(submission_message(replace(_SUBMISSION, key=key)))
+
+
+@pytest.mark.parametrize("wrong", [{"priority": "urgent"}, {"priority": ""}, {"specs": [pb.JobSpec(kind="dance")]}])
+def test_words_that_the_protocol_does_not_know_are_refused(wrong: dict[str, Any]) -> None:
+    message = submission_message(_SUBMISSION)
+    for name, value in wrong.items():
+        message.ClearField(name)
+        message.MergeFrom(pb.Submission(**{name: value}))
+        setattr(message, name, value) if name == "priority" else None
+    with pytest.raises(UsageError, match="this is no"):
+        submission_of(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import queue
 import threading
 import time
@@ -20,7 +19,7 @@ from hil.controller.farm.host import gateway_stream
 from hil.controller.farm.host.gateway_stream import GatewayStream
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import methods
+from hil.controller.farm.rpc import card_of, grant_message, methods
 from hil.protocol import wire
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -148,14 +147,14 @@ def test_a_board_is_presented_first_and_then_beats_as_often_as_it_is_told(gatewa
     eventually(lambda: len(gateway.of("beat")) >= 5)
     assert gateway.kinds()[0] == "hello" and gateway.kinds().count("hello") == 1
     (hello,) = gateway.of("hello")
-    assert BoardCard.of_json(json.loads(hello.card)) == board.card()
+    assert card_of(hello.card) == board.card()
     assert (hello.worker, list(hello.leases), attending.owner) == ("worker-1", [5], True)
     assert list(gateway.of("beat")[-1].leases) == [5]
 
 
 def test_what_the_farm_says_is_passed_on(gateway, board, attending):
     eventually(lambda: gateway.heard)
-    gateway.say(grant=json.dumps(GRANT.to_json()))
+    gateway.say(grant=grant_message(GRANT))
     gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
     gateway.say(dial=pb.DialIn(id="d1", lease=5))
     eventually(lambda: board.dials)

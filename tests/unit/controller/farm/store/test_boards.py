@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from support.farm_desks import BROKEN, Desk
 
@@ -163,12 +161,3 @@ def test_a_board_that_the_farm_has_not_is_refused(desk: Desk, deed: str) -> None
     with pytest.raises(UsageError, match="no board 'rpi6'") as refused:
         getattr(desk, deed)("rpi6")
     assert "did you mean 'rpi5'" in refused.value.hint
-
-
-@pytest.mark.parametrize(
-    "card", [{"fence": -1}, {"fence": 2**63}, {"fence": "1"}, {"labels": ["x"]}, {"site": None}, {"host": "a\0b"}]
-)
-def test_a_card_that_is_none_is_refused(desk: Desk, card: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        desk.attend("a", **{"host": "h", **card})
-    assert desk.rows("select from hil.boards") == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from support.farm_desks import BROKEN, PASSED, Desk
 from hil.controller.farm.messages import JobResult, Kind
 from hil.controller.farm.store import leases
 from hil.controller.farm.store.leases import WorkerBeat
-from hil.errors import AccessRefused, UsageError
+from hil.errors import AccessRefused
 
 
 @pytest.fixture
@@ -168,16 +167,6 @@ def test_the_database_itself_takes_no_such_fence(farm: Desk) -> None:
     farm.submit(2)
     farm.report(farm.grant("a"), fence=2**31 - 1)
     assert farm.grant("a").fence == 2**31
-
-
-@pytest.mark.parametrize(
-    "change", [{"exit_code": "0"}, {"exit_code": 256}, {"exit_code": True}, {"reason": None}, {"board_ns": (1.5, 2)}]
-)
-def test_a_result_that_is_none_is_refused(farm: Desk, change: dict[str, Any]) -> None:
-    [name] = farm.submit()
-    with pytest.raises(UsageError, match="a result's"):
-        farm.report(farm.grant("a"), dataclasses.replace(PASSED, **change))
-    assert farm.jobs() == {name: "running"}
 
 
 def test_beats_keep_the_board_and_those_leases_that_its_worker_knows_of(farm: Desk) -> None:

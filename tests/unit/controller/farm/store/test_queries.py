@@ -12,17 +12,16 @@ import pytest
 from support.farm_rows import board, insert, job, lease, submission, with_tx
 from support.farms import Server, fresh
 
-from hil.controller.farm.messages import JobResult, Principal, Role
+from hil.controller.farm.messages import JobResult
 from hil.controller.farm.store import queries
 from hil.controller.farm.store.database import Tx
 from hil.errors import UsageError
 
 SCHEMA = json.loads((Path(__file__).parents[5] / "docs" / "farm.schema.json").read_text())
-ANN = Principal("ann", Role.ADMIN)
 
 
 async def ask(tx: Tx, what: str, **arguments: Any) -> Any:
-    answer = json.loads(json.dumps(await queries.ask(tx, what, arguments, ANN)))
+    answer = json.loads(json.dumps(await queries.ask(tx, what, arguments)))
     jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{what}"}).validate(answer)
     return answer
 
@@ -75,7 +74,7 @@ def test_jobs_are_listed_with_their_boards_and_results(farm: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ({"state": "queued"}, ["2"]),
+        ({"state": ["queued"]}, ["2"]),
         ({"state": ["queued", "done"]}, ["1.1", "2"]),
         ({"user": "bob"}, ["2"]),
         ({"user": "nobody"}, []),
@@ -196,20 +195,12 @@ def test_what_jobs_printed(farm: str) -> None:
 @pytest.mark.parametrize(
     ("what", "arguments", "said"),
     [
-        ("job", {}, "cannot be asked for 'job' so"),
-        ("jobs", {"colour": "red"}, "cannot be asked for 'jobs' so"),
         ("jobs", {"limit": 0}, "a limit is a number"),
         ("jobs", {"limit": 200_000}, "a limit is a number"),
-        ("jobs", {"limit": "many"}, "'many'"),
-        ("jobs", {"limit": True}, "True"),
-        ("jobs", {"state": "lost"}, "'lost'"),
-        ("jobs", {"submission": "x"}, "'x'"),
-        ("jobs", {"user": 3}, "3"),
+        ("jobs", {"state": ["lost"]}, "'lost'"),
+        ("job", {"name": ""}, "no job's name"),
         ("jobs", {"user": "a\0"}, "there is no user"),
         ("events", {"board": "\ud800"}, "there is no board"),
-        ("logs", {"name": "1", "after": "x"}, "'x'"),
-        ("events", {"board": ["pi"]}, "pi"),
-        ("bord", {}, "cannot be asked for 'bord'"),
     ],
 )
 def test_a_question_that_makes_no_sense(farm: str, what: str, arguments: dict[str, Any], said: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from support.farm_desks import ADMIN, ANNA, BERT, Desk
 
-from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role, Submission
+from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role
 from hil.controller.farm.store import submissions
 from hil.errors import AccessRefused, FarmError, NoSuchBoard, UsageError
 
@@ -88,17 +87,11 @@ def test_a_farm_without_boards_says_so(desk: Desk) -> None:
         ({"specs": (JobSpec(Kind.RUN, {"deep": deep(5000)}),)}, "nested too deeply"),
         ({"timeout_s": float("nan")}, "time limit"),
         ({"timeout_s": float("inf")}, "time limit"),
-        ({"timeout_s": "1"}, "numbers"),
-        ({"timeout_s": True}, "numbers"),
         ({"max_attempts": 0}, "tried 1 to 100"),
-        ({"max_attempts": 1.5}, "tried 1 to 100"),
         ({"selector": "chip=("}, "selector"),
-        ({"selector": 7}, "texts"),
-        ({"title": None}, "texts"),
         ({"key": ""}, "key"),
         ({"specs": (JobSpec(Kind.HEALTH),)}, "checks of its boards itself"),
         ({"specs": (JobSpec(Kind.LEASE),) * 2}, "an order of its own"),
-        ({"specs": (JobSpec(Kind.RUN, options=7),)}, "tables"),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused(farm: Desk, order: dict[str, Any], why: str) -> None:
@@ -191,14 +184,6 @@ def test_what_is_queued_is_an_event(farm: Desk) -> None:
     [name] = farm.submit(title="mobilenet")
     assert ("job.queued", "mobilenet") in farm.events(job=name)
     assert [what for what, _ in farm.events(job=name)] == ["job.queued", "job.granted"]
-
-
-def test_an_order_survives_the_wire() -> None:
-    order = Submission(
-        "t", (JobSpec(Kind.RUN, {"models": ["m"]}, {"m": "blake3:00"}),), "chip=a53", priority=Priority.HIGH
-    )
-    assert Submission.of_json(order.to_json()) == order
-    assert dataclasses.replace(order, key="") != order
 
 
 def test_one_user_has_so_many_orders_waiting_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from support.flow_models import attention, residual_cnn
 from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, apply_recipe, quantum_atol
-from hil.controller.models.flows.quanta import find
+from hil.controller.models.flows.quanta import find_onnx
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -55,12 +55,12 @@ LAYER = (*QUANTISED, ("Relu", ["b"], "c"), ("QuantizeLinear", ["c", "t", "z"], "
 )
 def test_the_step_of_an_output(tmp_path: Path, nodes, out: str, step: float, roundings: int, integer: bool):
     path = chain(tmp_path / "m.onnx", *nodes, out=(out, INT8 if integer else FLOAT))
-    assert find(str(path)) == [{"name": out, "step": step, "roundings": roundings, "integer": integer}]
+    assert find_onnx(str(path)) == [{"name": out, "step": step, "roundings": roundings, "integer": integer}]
 
 
 def test_quantised_weights_alone_make_no_steps(tmp_path: Path):
     path = chain(tmp_path / "m.onnx", ("DequantizeLinear", ["w", "s", "z"], "f"), ("Mul", ["x", "f"], "y"))
-    assert find(str(path)) == []
+    assert find_onnx(str(path)) == []
 
 
 def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: Workshop, tmp_path: Path):
@@ -71,7 +71,7 @@ def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: Work
     assert atol(layer, 4) == 0.125
     assert atol(layer, 0.5) == 0.0625
     assert atol(layer, 0) == 0
-    (found,) = find(str(DIGITS / "digits_cnn_int8.onnx"))
+    (found,) = find_onnx(str(DIGITS / "digits_cnn_int8.onnx"))
     assert found["roundings"] > 4
     assert atol(DIGITS / "digits_cnn_int8.onnx", 4) == 4 * found["step"]
 
@@ -85,6 +85,6 @@ def test_what_is_not_quantised_or_a_flow_that_names_no_quanta_has_none(shop: Wor
 @pytest.mark.parametrize("make", [residual_cnn, attention])
 def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(shop: Workshop, tmp_path: Path, make):
     path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], shop, tmp_path / "log")
-    (found,) = find(str(path))
+    (found,) = find_onnx(str(path))
     assert 1 / 255 < found["step"] < 10 / 255
     assert quantum_atol(STATIC, path, shop, tmp_path / "log") == 4 * found["step"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-from hil.controller.models.tensorflow.lowered import LoweredFunction, State
-from hil.controller.models.tensorflow.structure import leaves, numbered, replace_leaves, restore
-from hil.controller.models.tensorflow.text import read
+from hil.controller.models.tensorflow.graphs import leaves, numbered, read_stablehlo, replace_leaves, restore
+from hil.controller.models.tensorflow.lower import LoweredFunction, State
 from hil.core.tensors import TensorSpec
 
 Pair = namedtuple("Pair", "left right")
@@ -41,7 +40,7 @@ def test_structures_keep_their_kind():
 
 
 def test_operations_of_mhlo_become_what_iree_knows():
-    text = read(TEXT)
+    text = read_stablehlo(TEXT)
     assert (text.arguments, text.aliases) == (2, {1: 1})
     assert "%1 = stablehlo.reshape %0 : (tensor<2xf32>) -> tensor<2xf32> loc(#loc5)" in text.mlir
     assert "%2 = chlo.erf %1 : tensor<2xf32> -> tensor<2xf32>" in text.mlir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.models.tensorflow.words import converter_words, words
+from hil.controller.models.tensorflow.graphs import converter_words, words
 
 XLA = """\
 Failed getting HLO text: 'Detected unsupported operations when trying to compile graph __inference_f_1[] on \

@@ -15,7 +15,7 @@ from support.bundle_files import bundle, case, program
 from support.models import save_model
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.controller.models.random_inputs import random_tensor
+from hil.controller.models.inputs import random_tensor
 from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.storage.error_text import first_line, import_hint
+from hil.controller.storage.texts import first_line, import_hint
 from hil.controller.workloads.suites.torch_cases import find_tests
 
 

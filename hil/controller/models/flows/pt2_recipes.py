@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.models.importers.pt2 import is_tensor, user_inputs
 from hil.controller.models.importers.pt2_archive import load_program
-from hil.controller.storage.tensor_folder import load_tensors
+from hil.controller.storage.tensor_files import load_tensors
 from hil.errors import ImportFailed
 from hil.formats.torch_values import to_torch
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.storage.begun import check_seal, seal
-from hil.controller.storage.runs import RunStore
+from hil.controller.storage.runs import RunStore, check_seal, seal
 from hil.errors import UsageError
 
 ASKED = {"models": ["a.onnx"], "compile_flags": [], "rtol": 1e-3}
@@ -49,12 +48,12 @@ def test_a_seal_that_is_none_is_refused(home, tmp_path):
 
 
 def test_without_a_home_a_run_is_made_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("hil.controller.storage.begun.user_folder", lambda: None)
+    monkeypatch.setattr("hil.controller.storage.runs.user_folder", lambda: None)
     run = RunStore(tmp_path / "runs").create("a", {"a": 1})
     assert refused(run.folder, {"a": 1})
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr("hil.controller.storage.begun.user_folder", lambda: blocked / "hil")
+    monkeypatch.setattr("hil.controller.storage.runs.user_folder", lambda: blocked / "hil")
     RunStore(tmp_path / "runs").create("b", {})
 
 

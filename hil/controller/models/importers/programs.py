@@ -1,0 +1,156 @@
+"""Programs that others compiled: IREE's .vmfb, ExecuTorch's .pte and .bpte, TFLite's .tflite; taken as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.packages import needed_version
+from hil.core.tensors import TensorSpec
+from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods
+from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
+from hil.formats.litert import PACKAGE, open_signature
+
+# A flatbuffer of an IREE module has this identifier; by default it lies in a ZIP archive made for memory mapping.
+_IDENTIFIER = b"IREE"
+_ZIP = b"PK\x03\x04"
+_LEAST_BYTES = 64
+
+
+def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Check the first bytes, and read what the function takes and gives where the IREE of this machine can.
+
+    Raises:
+        ImportFailed: this is no .vmfb, or it has no outputs.
+    """
+    file = Path(path)
+    with file.open("rb") as opened:
+        head = opened.read(_LEAST_BYTES)
+    if len(head) < _LEAST_BYTES or not (head.startswith(_ZIP) or _IDENTIFIER in head[4:16]):
+        raise ImportFailed(f"{file.name} is no IREE program", hint="a .vmfb is what iree-compile writes")
+    try:
+        chosen = choose_function(functions_in(read_functions(str(file))), function)
+        inputs, outputs = chosen.signature()
+    except LoadFailed:
+        # Of a newer IREE, or of a vendor's, or with other functions: the board decides, and says why.
+        return {"function": function, "inputs": None, "outputs": None, "ranges": {}, "external": [], "producer": {}}
+    if not outputs:
+        raise ImportFailed(f"{file.name} has no outputs", hint="a program that returns nothing cannot be checked")
+    return {
+        "function": chosen.name,
+        "inputs": list(map(_told, inputs)),
+        "outputs": list(map(_told, outputs)),
+        "ranges": {},
+        "external": [],
+        "producer": {},
+    }
+
+
+def _told(spec: TensorSpec) -> list[Any]:
+    return [spec.name.removeprefix(SCALAR_PREFIX), spec.dtype, list(spec.shape)]
+
+
+def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read a method's signature.
+
+    The file has no names: inputs are ``input0``, ``input1``..., outputs ``output0``... in order. Of a tensor whose
+    shape may vary it does not say which dimensions do: each is open, under names such as ``input0.dim0``. Numbers that
+    a method takes are part of the program, which refuses others; they are listed in ``producer``.
+
+    Raises:
+        ImportFailed: this is no such file, or a damaged one, or its method takes or gives what is no tensor.
+        UsageError: there is no such method or dimension, or several methods and none is named.
+    """
+    file = Path(path)
+    try:
+        data = mapped(file)
+        methods = read_methods(data)
+        method = pick_method(methods, function)
+        if method is None:
+            said = f"has no method {function!r}" if function else f"has {len(methods)} methods and none is forward"
+            raise UsageError(f"{file.name} {said}", hint=f"--function with one of {', '.join(methods) or 'none'}")
+        inputs, outputs = ([spec for _, spec in found] for found in (method.input_specs(), method.output_specs()))
+    except Damaged as error:
+        raise ImportFailed(
+            f"{file.name}: {error}", hint="a .pte is what ExecuTorch's to_executorch() writes"
+        ) from error
+    if not outputs:
+        raise ImportFailed(f"{file.name} returns no tensor", hint="a program that returns nothing cannot be checked")
+    open_dims = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
+    if unknown := [name for name in dims if name not in open_dims]:
+        have = ", ".join(sorted(open_dims)) or "none: every dimension is fixed"
+        raise UsageError(f"{file.name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+    return {
+        "function": method.name,
+        "inputs": [
+            [spec.name, spec.dtype, [dims.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]]
+            for spec in inputs
+        ],
+        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
+        "ranges": {},
+        "external": [],
+        "producer": {
+            "name": "executorch",
+            "bundled": is_bundle(data),
+            "methods": list(methods),
+            "backends": list(method.backends),
+            "operators": list(method.operators),
+            "unseen_state": list(method.writers),
+            "constants": [value.constant for value in method.inputs if value.constant is not None],
+            "most": {
+                spec.name: list(method.inputs[place].sizes)
+                for place, spec in method.input_specs()
+                if method.inputs[place].dynamic
+            },
+        },
+    }
+
+
+def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read the signature of one function; quantised inputs and outputs stay the integers that they are.
+
+    An open dimension is a symbol such as ``x.dim0``.
+
+    Raises:
+        ImportFailed: it is no .tflite file, is damaged, takes or returns what hil cannot pass, or returns nothing.
+        UsageError: LiteRT is not installed; no such function or dimension; several functions and none chosen.
+    """
+    version = needed_version(PACKAGE, "tflite")
+    file = Path(path)
+    _check_head(file)
+    try:
+        opened = open_signature(file, function, kernels="builtin")
+    except LoadFailed as error:
+        kind = UsageError if "--function" in error.hint else ImportFailed
+        raise kind(error.message, hint=error.hint, detail=error.detail) from error
+    if not opened.outputs:
+        raise ImportFailed(f"{file.name} has no outputs", hint="a model that returns nothing cannot be checked")
+    symbols = {dim for spec in opened.inputs for dim in spec.shape if isinstance(dim, str)}
+    if unknown := sorted(set(dims) - symbols):
+        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
+        raise UsageError(f"{file.name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+    return {
+        "function": opened.name,
+        "inputs": [[spec.name, spec.dtype, [_sized(dim, dims) for dim in spec.shape]] for spec in opened.inputs],
+        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in opened.outputs],
+        "ranges": {},
+        "external": [],
+        "producer": {
+            "read with": f"{PACKAGE} {version}",
+            "functions": list(opened.signatures),
+            "unseen_state": list(opened.keeping),
+        },
+    }
+
+
+def _check_head(file: Path) -> None:
+    with file.open("rb") as opened:
+        head = opened.read(8)
+    if head[4:8] != b"TFL3":
+        raise ImportFailed(f"{file.name} is no TFLite model", hint="a .tflite is what TensorFlow's converter writes")
+
+
+def _sized(dim: int | str | None, dims: Mapping[str, int]) -> int | str | None:
+    return dims.get(dim, dim) if isinstance(dim, str) else dim

@@ -1,0 +1,257 @@
+"""Look into TensorFlow's functions: nested arguments, variables, StableHLO as text, errors in a line."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from hil.errors import CompileFailed
+
+Structure = Any
+
+
+def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path, in the order of ``tf.nest.flatten``: dicts by sorted keys; None is a leaf.
+
+    Args:
+        structure: dicts, lists and tuples (named ones too) of anything else.
+        path: of the structure itself; a leaf of ``{"a": [x]}`` is ``a.0``.
+    """
+    for name, item in _items(structure):
+        yield from leaves(item, f"{path}.{name}" if path else str(name))
+    if not _is_nested(structure):
+        yield path, structure
+
+
+def replace_leaves(structure: Structure, make: Callable[[Any], Any]) -> Structure:
+    """The same structure with other leaves, made in the order of :func:`leaves`."""
+    if not _is_nested(structure):
+        return make(structure)
+    made = {name: replace_leaves(item, make) for name, item in _items(structure)}
+    if isinstance(structure, Mapping):
+        return {name: made[name] for name in structure}
+    if hasattr(structure, "_fields"):
+        return type(structure)(**made)
+    return type(structure)(made.values())
+
+
+def numbered(structure: Structure, counts: Callable[[Any], bool] = lambda leaf: leaf is not None) -> Structure:
+    """The same structure with the number of each leaf that counts in its place; the others stay as they are."""
+    numbers = iter(range(sum(map(counts, (leaf for _, leaf in leaves(structure))))))
+    return replace_leaves(structure, lambda leaf: next(numbers) if counts(leaf) else leaf)
+
+
+def restore(structure: Structure, values: Sequence[Any]) -> Structure:
+    """Values in the places that :func:`numbered` gave them (leaves that are no number stay)."""
+    return replace_leaves(structure, lambda leaf: values[leaf] if type(leaf) is int else leaf)
+
+
+def _is_nested(structure: Structure) -> bool:
+    return isinstance(structure, (Mapping, list, tuple))
+
+
+def _items(structure: Structure) -> Iterator[tuple[Any, Structure]]:
+    if isinstance(structure, Mapping):
+        yield from ((name, structure[name]) for name in sorted(structure))
+    elif hasattr(structure, "_fields"):
+        yield from zip(structure._fields, structure, strict=True)
+    elif isinstance(structure, (list, tuple)):
+        yield from enumerate(structure)
+
+
+# Operations on a variable that leave it as it is, and those that hand its handle on.
+READING = frozenset(
+    ("ReadVariableOp", "IsVariableInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+)
+PASSING_ON = frozenset(("Identity", "IdentityN"))
+# Operations that call functions -> how many of their inputs come before the functions' own.
+_CALLS = {
+    "PartitionedCall": 0,
+    "StatefulPartitionedCall": 0,
+    "While": 0,
+    "StatelessWhile": 0,
+    "If": 1,
+    "StatelessIf": 1,
+    "Case": 1,
+    "StatelessCase": 1,
+}
+
+
+def new_value(name: str) -> str:
+    """What the new value of a variable is called among the outputs."""
+    return f"variable {name}"
+
+
+def captured(concrete: Any) -> list[tuple[str, Any]]:
+    """The variables and tensors that a concrete function captured, in order, each with a name of its own.
+
+    Raises:
+        CompileFailed: it captured a resource that is no variable.
+    """
+    items = _captures(concrete)
+    if any(item.dtype.name == "resource" for _, item in items):
+        raise CompileFailed("the function uses a resource that is no variable, such as a table: XLA has none")
+    return items
+
+
+def assigned(concrete: Any) -> dict[str, Any]:
+    """The variables that a concrete function may assign, by name, in the order in which it captured them.
+
+    Those are all whose handle goes to anything but a reading operation, in the function or in one that it calls.
+    """
+    items = _captures(concrete)
+    graph = concrete.graph.as_graph_def()
+    looked_through = _Graph(graph.node, {function.signature.name: function for function in graph.library.function})
+    places = concrete.inputs[len(concrete.inputs) - len(items) :]
+    return {
+        name: item
+        for (name, item), place in zip(items, places, strict=True)
+        if is_variable(item) and looked_through.writes(place.op.name)
+    }
+
+
+def is_variable(item: Any) -> bool:
+    """Whether what a function captured is a variable rather than a tensor."""
+    return hasattr(item, "handle")
+
+
+class _Graph:
+    """The nodes of a graph or function, by what they take."""
+
+    def __init__(self, nodes: Iterable[Any], library: Mapping[str, Any]) -> None:
+        self._library = library
+        self._called: dict[str, _Graph] = {}
+        self._takers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
+        for node in nodes:
+            for place, taken in enumerate(node.input):
+                if not taken.startswith("^"):
+                    self._takers[taken.partition(":")[0]].append((node, place))
+
+    def writes(self, handle: str) -> bool:
+        """Whether anything assigns the variable whose handle this node or argument gives."""
+        waiting, seen = [handle], {handle}
+        while waiting:
+            for node, place in self._takers[waiting.pop()]:
+                if node.op in PASSING_ON and node.name not in seen:
+                    seen.add(node.name)
+                    waiting.append(node.name)
+                elif node.op in _CALLS:
+                    if any(self._function(name).writes(argument) for name, argument in self._arguments(node, place)):
+                        return True
+                elif node.op not in READING and node.op not in PASSING_ON:
+                    return True
+        return False
+
+    def _function(self, name: str) -> _Graph:
+        if name not in self._called:
+            self._called[name] = _Graph(self._library[name].node_def, self._library)
+        return self._called[name]
+
+    def _arguments(self, node: Any, place: int) -> Iterator[tuple[str, str]]:
+        """The functions that a node calls, and what each of them calls the node's input."""
+        for value in node.attr.values():
+            for function in (value.func, *value.list.func):
+                if function.name:
+                    yield function.name, self._library[function.name].signature.input_arg[place - _CALLS[node.op]].name
+
+
+def _captures(concrete: Any) -> list[tuple[str, Any]]:
+    """Name and variable, or else the tensor itself, of all that a function captured."""
+    variables = {id(variable.handle): variable for variable in concrete.graph.variables}
+    items = [variables.get(id(tensor), tensor) for tensor in concrete.captured_inputs]
+    return list(zip(_unique([_name(item) for item in items]), items, strict=True))
+
+
+def _name(item: Any) -> str:
+    return str(item.name).split(":")[0] if is_variable(item) else "captured"
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        count = seen[name] = seen.get(name, -1) + 1
+        unique.append(f"{name}_{count}" if count else name)
+    return unique
+
+
+_LENGTH = 400
+# What an error of autograph's is about, after the code that it quotes: `    ValueError: ...`.
+_RAISED = re.compile(r"^ {4}(?P<name>\w+): ", re.M)
+_QUOTED = re.compile(r'^\s*File ".*", line \d+, in .*$', re.M)
+_COLOR = re.compile(r"\x1b\[\d+m")
+# How XLA's message is wrapped, and from where on nobody reads it.
+_XLA = "Failed getting HLO text: '"
+_BEFORE = ("Graph execution error", "Detected at node", "<stack traces")
+_AFTER = ("The op is created at", "Stack trace", "tf2xla conversion failed", "Arguments received by", "[[")
+# `... compatible with node {{node Eig}}){{node Eig}}`
+_NODE_AGAIN = re.compile(r"(?<=\))\{\{node [^}]*\}\}")
+_FUNCTION_NODE = re.compile(r"\{\{function_node [^}]*\}\}\s*")
+_NODE = re.compile(r"\{\{node ([^}]*)\}\}")
+_OPERATION = re.compile(r"\s*\[Op:\w+\].*$")
+# `loc(callsite(fused["Erf:", ...)): 'tf.Erf' op is ...`
+_LOCATION = re.compile(r"^loc\(.*?\): ")
+
+
+def words(error: Exception) -> str:
+    """The kind of an error and its own message, in a line."""
+    name, text = type(error).__name__, _COLOR.sub("", str(error))
+    if text.startswith("in user code:") and (raised := _RAISED.search(text)):
+        name, text = raised["name"], text[raised.end() :]
+    message = " ".join(_message(_QUOTED.split(text)[-1] if text.startswith(_BEFORE) else text))
+    for pattern, instead in ((_NODE_AGAIN, ""), (_FUNCTION_NODE, ""), (_NODE, r"\1"), (_OPERATION, "")):
+        message = pattern.sub(instead, message)
+    message = message.removeprefix(_XLA)[:_LENGTH]
+    return f"{name}: {message}" if message else name
+
+
+def converter_words(error: Exception) -> str:
+    """What the TFLite converter refused, in a line."""
+    lines = [line.partition("error: ")[2].strip() for line in str(error).splitlines() if "error: " in line]
+    told = [_LOCATION.sub("", line) for line in lines]
+    return "; ".join(dict.fromkeys(told))[:_LENGTH] or words(error)
+
+
+def _message(text: str) -> Iterator[str]:
+    lines = (line.strip() for line in text.splitlines())
+    told = (line for line in lines if line and not line.startswith(_BEFORE))
+    return takewhile(lambda line: not line.startswith(_AFTER), told)
+
+
+# `%24 = mhlo.copy %23 : tensor<2xf32>` says that a result's buffer is not that of another one. It becomes what does
+# nothing, in place: values of different regions have the same names, so that its uses cannot be found by name.
+_COPY = re.compile(r"= mhlo\.copy (?P<value>%[\w#]+) : (?P<type>tensor<[^>]*>)")
+_IDENTITY = r"= stablehlo.reshape \g<value> : (\g<type>) -> \g<type>"
+# IREE knows chlo, StableHLO's companion, and not mhlo.
+_ERF = re.compile(r"= mhlo\.erf (?P<value>%[\w#]+) : (?P<type>tensor<[^>]*>)")
+_CHLO_ERF = r"= chlo.erf \g<value> : \g<type> -> \g<type>"
+# `{alias = {..., parameter_number = 3 : i64}, output_index = array<i64: 3>}`
+_ALIAS = re.compile(r"parameter_number = (?P<argument>\d+) : i64\}, output_index = array<i64(?:: (?P<result>\d+))?>")
+_MAIN = re.compile(r"func\.func (?:public )?@main\((?P<arguments>.*?)\) -> ")
+
+
+@dataclass(frozen=True)
+class StableHlo:
+    """A module's text.
+
+    Attributes:
+        mlir: without operations of the dialect mhlo.
+        arguments: how many ``main`` takes.
+        aliases: number of a result -> number of the argument that it is the new value of.
+    """
+
+    mlir: str
+    arguments: int
+    aliases: dict[int, int]
+
+
+def read_stablehlo(text: str) -> StableHlo:
+    """Read what ``experimental_get_compiler_ir(...)(stage="stablehlo")`` gave."""
+    main = _MAIN.search(text)
+    aliases = {int(found["result"] or 0): int(found["argument"]) for found in _ALIAS.finditer(text)}
+    clean = _ERF.sub(_CHLO_ERF, _COPY.sub(_IDENTITY, text))
+    return StableHlo(clean, main["arguments"].count("%arg") if main else 0, aliases)
