@@ -22,9 +22,9 @@ from hil.bundles.checks import checked_cases
 from hil.bundles.layout import Head
 from hil.bundles.manifest import blob_table, from_document, program_files, to_document
 from hil.bundles.signature import sign
-from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file
 from hil.core.files import replacing
+from hil.core.results import Artifact
 from hil.errors import StorageError, UsageError, did_you_mean
 
 __all__ = ["Bundle", "Method", "MethodTestCase", "MethodTestSuite", "Program", "Signature"]

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles.layout import Head
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_of
 from hil.core.files import MAX_TEXT_BYTES, read_file
+from hil.core.results import Artifact
 from hil.errors import UsageError
 
 _CONTEXT = b"hil bundle manifest 1\0"

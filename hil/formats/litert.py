@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.placement import Part, Placement
+from hil.core.results import Part, Placement
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of
 from hil.errors import LoadFailed, RunFailed
 

@@ -65,11 +65,11 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     from hil.controller.analysis.bisect.result import WAYS, plot_growth
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.models.flows import load_flow
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
     from hil.controller.storage.pictures import check_picture
+    from hil.controller.storage.run_context import RunContext
     from hil.errors import UsageError
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
@@ -93,7 +93,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
         found = find(
             model,
             choice,
-            shop=Workshop(Cache(), isolated),
+            shop=RunContext(Cache(), isolated),
             screen=screen,
             options=options,
             flow=flow,

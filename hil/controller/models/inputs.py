@@ -13,10 +13,10 @@ import numpy as np
 
 from hil.controller.storage.paths import exists
 from hil.controller.storage.tensor_files import load_npz, load_pb
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
 from hil.core.files import read_file
 from hil.core.npy import Fits, Npz, is_raw, load_npy, typed
+from hil.core.results import Model
 from hil.core.tensors import (
     SUB_BYTE_BITS,
     Array,

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import selectors
-import signal
 import subprocess
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.isolated_worker import SCRATCH
-from hil.core.installation import module_command
+from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import HilError, StageError
 
@@ -213,7 +212,7 @@ class _Worker:
         begun = False
         while (line := self._read_line(deadline)) is not None:
             if not line:
-                raise (IsolatedCrash if begun else _NeverBegun)(self._epitaph(), detail=_tail(log, log_start))
+                raise (IsolatedCrash if begun else _NeverBegun)(self._exit_text(), detail=_tail(log, log_start))
             if begun:
                 return _reply(line)
             begun = True
@@ -241,7 +240,7 @@ class _Worker:
         del self._received[: end + 1]
         return line
 
-    def _epitaph(self) -> str:
+    def _exit_text(self) -> str:
         killed = self._killed
         try:
             code = self._process.wait(_REAP_S)
@@ -258,8 +257,7 @@ class _Worker:
         """End the worker and all that it started. Once: afterwards its process group may be another's."""
         first, self._killed = not self._killed, True
         if first:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            signal_group(self._process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
         remove_tree(Path(self._scratch))
@@ -270,14 +268,6 @@ class _Worker:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal: 11 is SIGSEGV."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _kill_all(*groups: Any) -> None:

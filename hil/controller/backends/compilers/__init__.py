@@ -10,7 +10,7 @@ from hil.controller.models.compiling import CompileOrder
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import pick, registered
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import first_line
-from hil.core.artifacts import Artifact, Model
-from hil.core.placement import BACKEND_FLAG
+from hil.core.results import BACKEND_FLAG, Artifact, Model
 from hil.errors import CompileFailed, UsageError, did_you_mean
 
 if TYPE_CHECKING:

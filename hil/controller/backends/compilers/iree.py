@@ -11,7 +11,7 @@ from hil.controller.backends.compilers.none import take_as_it_is
 from hil.controller.models.compiling import CompileOrder, Work, work_of
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.models.conversions.torch_program import ONNX_HINT
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.errors import CompileFailed, UsageError
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from hil.controller.backends.compilers.iree_program import (
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StorageError
 

@@ -19,11 +19,11 @@ from typing import Any
 from hil.controller.models.compiling import Work, compiling, keeping_log, make_debug_folder, native_compiler
 from hil.controller.models.importers.mlir import functions_in, parse
 from hil.controller.storage.cache import META, Cache, digests_in
-from hil.controller.storage.isolated import signal_name
 from hil.controller.storage.packages import version
 from hil.controller.storage.paths import is_file
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.processes import signal_name
+from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, UsageError, did_you_mean
 from hil.formats.iree_values import declaration, parse_type

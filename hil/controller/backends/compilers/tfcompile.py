@@ -20,8 +20,8 @@ from hil.controller.backends.targets import Target as BoardTarget
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import needed_version, version
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.results import Artifact, Model
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 from hil.formats.xla_program import LIBRARY, VALUES, Argument, Signature, write_signature
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from hil.controller.backends.compilers.tfcompile_command import CLASS, ERROR, HEADER, OBJECTS
 from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
-from hil.controller.storage.isolated import signal_name
-from hil.core.installation import module_command
+from hil.core.processes import module_command, signal_name
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 

@@ -15,9 +15,8 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
-from hil.core.results import Noise, RunResult
+from hil.core.results import Model, Noise, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name, to_bytes
 from hil.errors import (

@@ -14,8 +14,8 @@ from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, function_name
 from hil.controller.storage.packages import needed_version
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
+from hil.core.results import Model
 from hil.errors import UsageError
 
 if TYPE_CHECKING:

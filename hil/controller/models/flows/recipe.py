@@ -26,7 +26,7 @@ from hil.controller.storage.isolated import (
 )
 from hil.controller.storage.packages import pick, registered, version
 from hil.controller.storage.tensor_files import save_tensors
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean

@@ -23,9 +23,9 @@ from hil.controller.storage.isolated import (
 )
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.paths import is_file
-from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import within
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, StageTimeout, UsageError
