@@ -30,7 +30,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     """Compile MODEL for a board and keep the program."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.board_resolver import knows_target
+    from hil.controller.devices.board_choice import knows_target
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.pipeline.options import Options, RunSettings
     from hil.controller.pipeline.runner import Runner

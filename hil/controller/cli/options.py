@@ -14,7 +14,7 @@ from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_resolver import BoardChoice
+    from hil.controller.devices.board_choice import BoardChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.core.board_config import BoardConfig
 from hil.errors import UsageError, did_you_mean
 

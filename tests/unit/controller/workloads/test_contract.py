@@ -31,8 +31,7 @@ from hil.controller.workloads.bundles.run import run_bundle
 from hil.controller.workloads.run_job import run_job
 from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Request
-from hil.core.artifacts import Artifact, Model
-from hil.core.results import RunResult
+from hil.core.results import Artifact, Model, RunResult
 from hil.errors import BoardUnreachable, HilError, RunFailed, StageTimeout, UsageError
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.target import Target
