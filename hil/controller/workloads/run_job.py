@@ -33,7 +33,6 @@ def run_job(job: Job, *, resume: str = "", screen: Progress, isolated: Isolated 
     Args:
         job: what to do; with ``resume`` only its ``out`` counts.
         resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
-        screen: told of progress.
         isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
 
     Returns:

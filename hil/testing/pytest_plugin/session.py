@@ -147,7 +147,6 @@ class HilCase:
     """A case on a kind of hardware.
 
     Attributes:
-        spec: the case.
         folder: where its model is.
         hw_type: the hardware's.
     """
@@ -258,7 +257,6 @@ class Bench:
         """The case as the host prepared it while other tests ran; None where nobody does so.
 
         Args:
-            case: the case.
             coming: tells it and those of the tests after it.
         """
         config = self.desks[case.hw_type].config

@@ -123,7 +123,6 @@ class Subject(Protocol):
 
         Args:
             backend: which.
-            context: the cache and the isolated processes.
             folder: of the module's artifacts.
 
         Raises:

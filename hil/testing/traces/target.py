@@ -34,7 +34,6 @@ class Target:
 
     Args:
         backend: which board and runtime.
-        context: the cache and the isolated processes.
         folder: where what compiling leaves behind goes.
     """
 

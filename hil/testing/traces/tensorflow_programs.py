@@ -62,7 +62,6 @@ class Programs:
 
     Args:
         name: the module's.
-        context: the cache and the isolated processes.
         folder: of the module's artifacts.
     """
 
@@ -250,7 +249,6 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, cont
         inputs: what it is called with.
         place: the file to write.
         target: the board that it is for.
-        context: the cache and the isolated processes.
 
     Raises:
         CompileFailed: TensorFlow cannot trace it, it assigns variables, or the converter refuses it.

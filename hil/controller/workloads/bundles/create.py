@@ -60,11 +60,8 @@ def create_bundle(
     """Make a bundle.
 
     Args:
-        request: of what.
         choice: the board that it is for.
-        context: the cache and the isolated processes.
         connect: opens the board; called only where no one else can tell the target or the signature.
-        say: told what goes on.
 
     Raises:
         UsageError: something was asked for that cannot be, or a case does not fit.

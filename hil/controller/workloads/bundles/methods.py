@@ -36,7 +36,6 @@ def import_methods(path: Path, functions: Sequence[str], context: RunContext, **
     Args:
         path: the model's file.
         functions: those to take; none are all of a module, MLIR or compiled, and of another model its main one.
-        context: the cache and the isolated processes.
         settings: ``dims`` of :func:`import_model`.
 
     Raises:
@@ -87,7 +86,6 @@ def signatures_of(
     Args:
         artifact: the program, of the first model.
         models: the entry points.
-        context: the isolated processes.
         ask: loads a program on the board, where nobody else can tell.
 
     Raises:

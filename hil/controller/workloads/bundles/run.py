@@ -38,7 +38,6 @@ def run_bundle(
         job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
         methods: those to run; none are all.
         key: a file of public keys, one of which must have signed it; None takes any bundle.
-        screen: told of progress.
         isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
 
     Returns:

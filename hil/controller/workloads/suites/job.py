@@ -56,9 +56,7 @@ def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated:
     """Run a suite; everything is stored as it comes.
 
     Args:
-        request: what to run, and how.
         out: the folder for it; None makes one below ``hil-suites``.
-        screen: told of progress.
         isolated: a pool of workers to use, which outlives the suite unless that is broken off; None is one of its own.
 
     Returns:

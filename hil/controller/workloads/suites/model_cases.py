@@ -64,7 +64,6 @@ def cases_of(
     Args:
         models: their names differ.
         flow: whose recipe is applied.
-        context: the cache, and processes to read models in; several at a time.
         layers: None for no layers.
         seed: of random inputs.
         dims: values of symbolic dimensions, for the models that have them.

@@ -37,7 +37,6 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     """The record of a case that has ended; tensors worth keeping are stored.
 
     Args:
-        spec: the case.
         task: how it went.
         suite: the suite's name.
         flow, request: what it ran in.

@@ -58,7 +58,6 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
     """Make a case's data and import its model. Whatever fails is the outcome of the case.
 
     Args:
-        spec: the case.
         flow: how it is compiled and judged.
         runner: imports the model.
         folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.

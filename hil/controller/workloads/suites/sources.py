@@ -65,7 +65,6 @@ def open_suite(
             below, but for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or
             output -> tensor) and ``NAME.calibration.npz`` (input -> tensors, stacked).
         flow: what models are made into: a flow's recipe is applied before a model is cut into layers.
-        context: the cache, and processes to read models in.
         layers: a case for each layer of a model, besides the one for the whole.
         group: what a layer is: ``node`` or ``fused``; see :func:`hil.controller.analysis.layers.layers_of`.
         layer_inputs: ``real`` (what the reference computed for the whole model) or ``random``.
@@ -269,7 +268,6 @@ def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
 
     Args:
         file: one that :func:`brings_cases`.
-        context: the cache and the isolated processes.
 
     Raises:
         UsageError: it cannot be read.

@@ -249,7 +249,6 @@ class Going:
     Attributes:
         over: whether nobody wants one any more.
         running: whether there are other boards that run cases.
-        say: told what goes on.
     """
 
     over: Callable[[], bool]
