@@ -36,15 +36,7 @@ class _AgentlessLink:
     def _client(self, board: str) -> BoardClient:
         from hil.controller.devices.agentless.client import CommandClient
 
-        request = self._request
-        return CommandClient(
-            self._shell,
-            request.config,
-            board=board,
-            runtime=request.runtime,
-            why=request.without_agent or "its config asks for none",
-            wait_s=request.wait_s,
-        )
+        return CommandClient(self._shell, self._request, board=board)
 
     def _renew(self) -> Target:
         self._close()
