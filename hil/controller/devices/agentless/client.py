@@ -296,17 +296,21 @@ class CommandClient:
             check_signature(signature, self._command)
             self._files.update({artifact.digests[name]: path for name, path in artifact.files.items()})
             files = {name: self._store.place(self._item(artifact.digests[name])) for name in artifact.files}
-            command = (
-                self._place(self._program_path)
-                if self._program_path
-                else find_program(self._shell, self._command.program)
-            )
+            command = self._place(self._program_path) if self._program_path else self.find()
         device = device or _DEFAULT_DEVICES.get(artifact.runtime, "")
         program_id = str(next(self._numbers))
         self._programs[program_id] = _Program(program_id, artifact, signature, files, command, device)
         return Loaded(
             program_id, signature.function, signature.inputs, signature.outputs, device=device, version=self._version
         )
+
+    def find(self) -> str:
+        """Where the program that the config names lies on the board; "" where hil puts one there.
+
+        Raises:
+            LoadFailed: it is not there.
+        """
+        return find_program(self._shell, self._command.program) if self._command.program else ""
 
     def unload(self, program_id: str) -> None:
         """Forget a program: a command leaves nothing behind."""
