@@ -427,8 +427,6 @@ class LoadedProgram:
     ) -> ProfilePass:
         """Run once more, under the runtime's profiler; its tool is sent first where the board lacks it.
 
-        Args:
-
         Raises:
             RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.
             LoadFailed, BoardError: there is no profiling tool for the board.

@@ -9,8 +9,9 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.health import changed
-from hil.controller.devices.links.link import BoardRequest, Say
+from hil.controller.devices.links.link import BoardRequest
 from hil.controller.devices.power import answering, recover
+from hil.core.text import Say
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.

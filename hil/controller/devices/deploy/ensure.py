@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +42,12 @@ from hil.controller.devices.deploy.wheels import Group, agent_group, packages_fo
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
 from hil.core.scratch import temporary_folder
+from hil.core.text import Say
 from hil.errors import BoardBusy, BoardError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
-Say = Callable[[str], None]
 
 _BOARD_SIDE = Path(__file__).with_name("board_side.py")
 # An agent that nobody has used for so long leaves; the next run starts it again within a second or two.

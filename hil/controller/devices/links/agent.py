@@ -15,10 +15,11 @@ import subprocess
 from pathlib import Path
 
 from hil.controller.devices.board_client import Target
-from hil.controller.devices.links.link import Link, LinkKind, Say
+from hil.controller.devices.links.link import Link, LinkKind
 from hil.core.board_config import BoardConfig
 from hil.core.processes import module_command, wait_or_kill
 from hil.core.scratch import new_folder, remove_tree
+from hil.core.text import Say
 from hil.errors import BoardUnreachable, UsageError
 
 _PROBE_S = 1.0

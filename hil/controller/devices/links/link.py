@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 from hil.controller.devices.board_client import BoardClient, Target
 from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
+from hil.core.text import Say
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
-
-
-Say = Callable[[str], None]
 
 
 @dataclass

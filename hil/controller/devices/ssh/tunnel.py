@@ -28,6 +28,7 @@ from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.shell import Shell, TooMuch, begin, own_output
 from hil.controller.devices.ssh.transport import Transport
 from hil.core.processes import wait_or_kill
+from hil.core.text import Say
 from hil.errors import BoardError, BoardLost, BoardUnreachable
 
 _OPEN_S = 10.0
@@ -237,8 +238,6 @@ def _started(
 def _pieces(channel: paramiko.Channel) -> Iterator[bytes]:
     return iter(lambda: channel.recv(1 << 20), b"")
 
-
-Say = Callable[[str], None]
 
 _START_S = 20.0
 _POLL_S = 0.002
