@@ -22,6 +22,7 @@ from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import Invocation, Target
 from hil.controller.devices.guard import Guard
+from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.core import clock
 from hil.core.digest import StreamHasher
 from hil.core.results import Part, Placement
@@ -279,7 +280,7 @@ class AgentConnection:
         self._lease_over = over
         self._target = target
         self._channel = agent_channel(target)
-        self._stub = wire.Stub(self._channel)
+        self._stub = wire.Stub(InterruptibleChannel(self._channel))
         self._closed = False
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
         self._hold: Hold | None = None

@@ -125,9 +125,7 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     """Lower a program and write it.
 
     Args:
-        model: the .pt2 file.
         backend: ``xnnpack``, which takes what it can, or ``portable``.
-        output: the .pte file.
         debug_ir: a folder for the graph before and after it was lowered, as text; or None.
 
     Returns:
