@@ -34,9 +34,9 @@ from hil.controller.devices.agentless.signature import (
 )
 from hil.controller.devices.agentless.store import Item, RunFolder, Store, find_program
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
-from hil.controller.devices.links.link import BoardRequest
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import version
@@ -106,16 +106,16 @@ class CommandClient:
         payload_bytes_sent: bytes of programs and tools sent so far.
     """
 
-    def __init__(self, shell: Shell, request: BoardRequest, *, board: str) -> None:
+    def __init__(self, shell: Shell, choice: BoardChoice, *, board: str) -> None:
         self.folder = ""
         self.payload_bytes_sent = 0
         self._shell = shell
-        self._config = request.config
-        self._command = request.config.command
+        self._config = choice.config
+        self._command = choice.config.command
         self._board = board
-        self._runtime = request.runtime or request.config.runtime
-        self._why = request.without_agent or "its config asks for none"
-        self._wait_s = request.wait_s
+        self._runtime = choice.runtime or choice.config.runtime
+        self._why = choice.without_agent or "its config asks for none"
+        self._wait_s = choice.wait_s
         self._cache = Cache()
         self._isolated = Isolated(1)
         self._programs: dict[str, _Program] = {}
