@@ -98,9 +98,9 @@ def hil_case(request: pytest.FixtureRequest) -> HilCase:
 @pytest.fixture
 def _hil_run(hil_case: HilCase, request: pytest.FixtureRequest) -> Iterator[CaseRun]:
     from hil.testing.pytest_plugin.running import RUN, CaseRun
-    from hil.testing.pytest_plugin.session import BENCH
+    from hil.testing.pytest_plugin.session import SESSION
 
-    run = request.node.stash[RUN] = CaseRun(request.config.stash[BENCH], hil_case, request.node)
+    run = request.node.stash[RUN] = CaseRun(request.config.stash[SESSION], hil_case, request.node)
     yield run
     run.end()
 
@@ -114,7 +114,7 @@ def hil_model(_hil_run: CaseRun) -> Model:
 @pytest.fixture
 def hil_artifact(_hil_run: CaseRun, hil_model: Model, request: pytest.FixtureRequest) -> Artifact:
     """The program, compiled for the board."""
-    if _hil_run.desk.config is None:
+    if _hil_run.lender.config is None:
         # Only the board knows what to compile for: it has to be the one that runs the program.
         request.getfixturevalue("hil_board")
     return _hil_run.compile()

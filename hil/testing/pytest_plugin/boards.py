@@ -19,7 +19,7 @@ from hil.errors import BoardError
 _POLL_S = 0.02
 
 
-class Turns:
+class BoardLocks:
     """Turns on boards of one kind, any of which will do.
 
     A turn is a locked file, so it ends with its process. Who waits leaves a ticket; only the oldest ticket's owner
@@ -97,14 +97,14 @@ _TURN_S = 2.0
 _LOOK_S = 0.1
 
 
-class Desk:
+class BoardLender:
     """Boards of one hardware type, and the one that this process has.
 
     Args:
         choices: the boards.
         runtime: what programs are loaded by.
         pool: opens them.
-        turns: what decides who has which; None where nobody else uses them.
+        locks: what decides who has which; None where nobody else uses them.
 
     Attributes:
         config: what programs are compiled for; None where the boards differ in that, or only show it themselves: then
@@ -116,7 +116,7 @@ class Desk:
         choices: Sequence[BoardChoice],
         runtime: str,
         pool: BoardPool,
-        turns: Turns | None,
+        locks: BoardLocks | None,
     ) -> None:
         configs = [choice.config for choice in choices]
         alike = all(one.compile_flags == configs[0].compile_flags for one in configs)
@@ -124,7 +124,7 @@ class Desk:
         self.choices = {choice.name: choice for choice in choices}
         self._pool = pool
         self._runtime = runtime
-        self._turns = turns
+        self._locks = locks
         # The best to take first: a board that was lost comes last.
         self._order = list(self.choices)
         self._mutex = threading.RLock()
@@ -172,7 +172,7 @@ class Desk:
     def _take(self) -> BoardSession:
         # The turn may be left over from a board that was lost while it was borrowed.
         if not self._name:
-            self._name = self._turns.take(self._order) if self._turns else self._order[0]
+            self._name = self._locks.take(self._order) if self._locks else self._order[0]
         try:
             self._session = self._pool.session(self.choices[self._name], runtimes=(self._runtime,))
             self._check_target(self._session.board.config)
@@ -183,8 +183,8 @@ class Desk:
         if self.config is None and len(self.choices) == 1:
             self.config = self._session.board.config
         self._since = time.monotonic()
-        if self._turns and self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="hil-turns", daemon=True)
+        if self._locks and self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="hil-board-locks", daemon=True)
             self._watcher.start()
         return self._session
 
@@ -210,7 +210,7 @@ class Desk:
         if self._users or not self._name:
             return
         if self._session is None or (
-            self._turns and time.monotonic() - self._since >= _TURN_S and self._turns.wanted()
+            self._locks and time.monotonic() - self._since >= _TURN_S and self._locks.wanted()
         ):
             self._give_back()
 
@@ -221,8 +221,8 @@ class Desk:
             if name:
                 self._pool.give_back(self.choices[name])
         finally:
-            if name and self._turns:
-                self._turns.end(name)
+            if name and self._locks:
+                self._locks.end(name)
 
     def _watch(self) -> None:
         """A process that waits for its next test, or compiles for long, must not keep the others waiting."""

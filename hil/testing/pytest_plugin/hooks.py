@@ -19,7 +19,7 @@ from hil.errors import HilError, UsageError
 from hil.testing.pytest_plugin.options import TAKEN, absolute, writes_reports
 from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
-from hil.testing.pytest_plugin.session import BENCH, TURNS, Bench, HilCase, ModelCase, ModelFolder
+from hil.testing.pytest_plugin.session import BOARD_LOCKS, SESSION, HilCase, ModelCase, ModelFolder, PluginSession
 
 
 def begin(config: pytest.Config) -> None:
@@ -29,19 +29,19 @@ def begin(config: pytest.Config) -> None:
         pytest.UsageError: an option or setting is wrong.
     """
     try:
-        bench = Bench(config)
+        plugin = PluginSession(config)
     except UsageError as error:
         raise pytest.UsageError(visible(str(error))) from None
-    config.stash[BENCH] = bench
-    config.pluginmanager.register(Hooks(bench), "hil-hooks")
-    if writes_reports(config) and not bench.is_worker:
-        config.pluginmanager.register(Reporting(bench), "hil-reports")
+    config.stash[SESSION] = plugin
+    config.pluginmanager.register(Hooks(plugin), "hil-hooks")
+    if writes_reports(config) and not plugin.is_worker:
+        config.pluginmanager.register(Reporting(plugin), "hil-reports")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         here = config.invocation_params.dir
         searched = [absolute(here / argument) for argument in config.args]
         config.args += [
             str(folder.path)
-            for folder in bench.folders
+            for folder in plugin.folders
             if not any(folder.path.is_relative_to(path) for path in searched)
         ]
 
@@ -49,12 +49,12 @@ def begin(config: pytest.Config) -> None:
 class Hooks:
     """Hooks of a process whose options are right."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._turns: Path | None = None
+    def __init__(self, plugin: PluginSession) -> None:
+        self._plugin = plugin
+        self._locks_folder: Path | None = None
         self._below = {
             parent
-            for folder in bench.folders
+            for folder in plugin.folders
             for file in folder.models
             for parent in file.parents
             if parent.is_relative_to(folder.path)
@@ -62,14 +62,14 @@ class Hooks:
 
     def pytest_report_header(self) -> list[str]:
         """What is run on what."""
-        bench = self._bench
+        plugin = self._plugin
         boards = ", ".join(
             board if board == hw_type else f"{board} ({hw_type})"
-            for hw_type, desk in bench.desks.items()
-            for board in desk.choices
+            for hw_type, lender in plugin.lenders.items()
+            for board in lender.choices
         )
-        taken = [f"{name} belongs to another plugin here: use --hil{name[1:]}" for name in bench.config.stash[TAKEN]]
-        return [f"hil: flow {bench.flow.name} on {boards}", *taken]
+        taken = [f"{name} belongs to another plugin here: use --hil{name[1:]}" for name in plugin.config.stash[TAKEN]]
+        return [f"hil: flow {plugin.flow.name} on {boards}", *taken]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
@@ -78,7 +78,7 @@ class Hooks:
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         """A model's file."""
-        if self._bench.folder_of(file_path) is None:
+        if self._plugin.folder_of(file_path) is None:
             return None
         # pytest's own id of a file outside the root folder is its mere name.
         nodeid = Path(os.path.relpath(file_path, parent.config.rootpath)).as_posix()
@@ -86,7 +86,7 @@ class Hooks:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """--hil-only-expected-failures."""
-        if not self._bench.request.only_expected_failures:
+        if not self._plugin.request.only_expected_failures:
             return
         left_out = [item for item in items if not self._expected_to_fail(item)]
         config.hook.pytest_deselected(items=left_out)
@@ -109,11 +109,11 @@ class Hooks:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Cases that are left out; expected failures that nothing is called like, or whose day is over."""
-        flow = self._bench.flow
-        left_out = [f"hil: left out: {line}" for folder in self._bench.folders for line in folder.left_out]
+        flow = self._plugin.flow
+        left_out = [f"hil: left out: {line}" for folder in self._plugin.folders for line in folder.left_out]
         return left_out + [
             f"hil: {line}"
-            for folder in self._bench.folders
+            for folder in self._plugin.folders
             if folder.models.keys() == folder.specs.keys()
             for line in folder.expectations.remarks(
                 [spec.id for specs in folder.specs.values() for spec in specs], flow=flow.name, runtime=flow.runtime
@@ -123,18 +123,18 @@ class Hooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Where xdist's workers take turns on boards."""
-        if self._turns is None:
-            self._turns = new_folder("hil-turns-")
-        node.workerinput[TURNS] = str(self._turns)
+        if self._locks_folder is None:
+            self._locks_folder = new_folder("hil-board-locks-")
+        node.workerinput[BOARD_LOCKS] = str(self._locks_folder)
 
     def pytest_unconfigure(self) -> None:
         """Give the boards back."""
-        self._bench.close()
-        if self._turns is not None:
-            shutil.rmtree(self._turns, ignore_errors=True)
+        self._plugin.close()
+        if self._locks_folder is not None:
+            shutil.rmtree(self._locks_folder, ignore_errors=True)
 
     def _expected_to_fail(self, item: pytest.Item) -> bool:
-        return isinstance(item, ModelCase) and self._bench.expected_to_fail(item.case)
+        return isinstance(item, ModelCase) and self._plugin.expected_to_fail(item.case)
 
 
 # The fixture that knows a test's case; all others build on it.
@@ -153,13 +153,13 @@ class ModelFile(pytest.Module):
 
     def collect(self) -> Iterator[ModelCase]:
         """The cases of the model."""
-        bench = self.config.stash[BENCH]
-        folder = bench.folder_of(self.path)
+        plugin = self.config.stash[SESSION]
+        folder = plugin.folder_of(self.path)
         assert folder is not None
         if self.path not in folder.specs:
             # All that are going to be asked for, read side by side.
-            _cases(bench, folder, {self.path, *filter(self._is_asked_for, folder.models)})
-        for case in _cases(bench, folder, [self.path]):
+            _cases(plugin, folder, {self.path, *filter(self._is_asked_for, folder.models)})
+        for case in _cases(plugin, folder, [self.path]):
             item = ModelCase.from_parent(self, name=case.id, callobj=passes)
             item.case = case
             item.add_marker("hil")
@@ -177,20 +177,20 @@ def multiply(metafunc: pytest.Metafunc) -> None:
     Raises:
         CollectError: the marker says something that it cannot.
     """
-    bench = metafunc.config.stash.get(BENCH, None)
-    if bench is None:
+    plugin = metafunc.config.stash.get(SESSION, None)
+    if plugin is None:
         raise pytest.Collector.CollectError(
             f"{metafunc.function.__name__} asks for hil's fixtures, but no models are named\n"
             "  hint: set hil_models in the ini file, a folder with models"
         )
     chosen = _chosen(metafunc.definition.iter_markers("hil"))
-    cases = [case for folder in bench.folders for case in _cases(bench, folder, folder.models) if chosen(case)]
+    cases = [case for folder in plugin.folders for case in _cases(plugin, folder, folder.models) if chosen(case)]
     metafunc.parametrize(CASE, cases, indirect=True, ids=[case.id for case in cases])
 
 
-def _cases(bench: Bench, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
+def _cases(plugin: PluginSession, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
     try:
-        return bench.cases(folder, files)
+        return plugin.cases(folder, files)
     except HilError as error:
         raise pytest.Collector.CollectError(visible(str(error))) from None
 

@@ -23,7 +23,7 @@ from hil.core.text import jsonable, visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
 from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.options import absolute
-from hil.testing.pytest_plugin.session import Bench, HilCase, ModelFolder
+from hil.testing.pytest_plugin.session import HilCase, ModelFolder, PluginSession
 
 # What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
 _RECORD = "hil_record"
@@ -41,11 +41,11 @@ class Reporting:
     """Hooks of the process that writes suite runs' folders as tests end.
 
     Args:
-        bench: what the options ask for.
+        plugin: what the options ask for.
     """
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, plugin: PluginSession) -> None:
+        self._plugin = plugin
         self._open = contextlib.ExitStack()
         # By their folders; None until it is known which tests there are.
         self._runs: dict[str, SuiteRun] | None = None
@@ -90,7 +90,9 @@ class Reporting:
                 except HilError as error:
                     self._said.append(str(error))
                 else:
-                    page = failure_text.typed(self._bench.config.invocation_params.dir, str(run.folder / "report.html"))
+                    page = failure_text.typed(
+                        self._plugin.config.invocation_params.dir, str(run.folder / "report.html")
+                    )
                     self._said.append(f"{run.head['suite']} on {run.folder.name}: open {page}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -105,38 +107,38 @@ class Reporting:
             pytest.UsageError: another process writes them, or they cannot be written.
         """
         self._runs = {}
-        root = self._bench.config.rootpath
+        root = self._plugin.config.rootpath
         planned = {(absolute(root / file), name) for file, _, name in (nodeid.partition("::") for nodeid in nodeids)}
         try:
-            for folder in self._bench.folders:
+            for folder in self._plugin.folders:
                 if any(file in folder.models for file, _ in planned):
                     # All cases of the suite are needed, to tell which are left out.
-                    self._bench.cases(folder, folder.models)
-                    for hw_type in self._bench.desks:
+                    self._plugin.cases(folder, folder.models)
+                    for hw_type in self._plugin.lenders:
                         if run := self._start(folder, hw_type, planned):
                             self._runs[str(run.folder)] = run
         except HilError as error:
             raise pytest.UsageError(visible(str(error))) from error
 
     def _start(self, folder: ModelFolder, hw_type: str, planned: set[tuple[Path, str]]) -> SuiteRun | None:
-        bench = self._bench
+        plugin = self._plugin
         cases = [
-            (file, case) for file in folder.models for case in bench.cases(folder, [file]) if case.hw_type == hw_type
+            (file, case) for file in folder.models for case in plugin.cases(folder, [file]) if case.hw_type == hw_type
         ]
         ids = [case.spec.id for file, case in cases if (file, case.id) in planned]
         if not ids:
             return None
         out = cases[0][1].out
-        bench.make_out(out)
+        plugin.make_out(out)
         head = {
             "schema": SCHEMA,
             "id": f"{folder.out.name}-{out.name}",
             "source": str(folder.path),
             "suite": folder.path.name,
-            "flow": bench.flow.name,
-            "runtime": bench.flow.runtime,
-            "boards": list(bench.desks[hw_type].choices),
-            "command": shlex.join(["pytest", *map(str, bench.config.invocation_params.args)]),
+            "flow": plugin.flow.name,
+            "runtime": plugin.flow.runtime,
+            "boards": list(plugin.lenders[hw_type].choices),
+            "command": shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
             "versions": versions(),
             "ids": ids,
             "suite_ids": [case.spec.id for _, case in cases],

@@ -28,7 +28,7 @@ from hil.core.tensors import Array
 from hil.core.text import visible
 from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.options import profile_folders, repeat_command
-from hil.testing.pytest_plugin.session import Bench, HilCase, ModelCase
+from hil.testing.pytest_plugin.session import HilCase, ModelCase, PluginSession
 
 RUN = pytest.StashKey["CaseRun"]()
 _NAME_MOST = 150
@@ -38,33 +38,33 @@ class CaseRun:
     """One case in one test. What cannot go on ends the test: an error in a fixture, a failure in the test itself.
 
     Args:
-        bench: what tests share.
+        plugin: what tests share.
         hil_case: the case.
         item: the test.
     """
 
-    def __init__(self, bench: Bench, hil_case: HilCase, item: pytest.Item) -> None:
-        self.bench = bench
+    def __init__(self, plugin: PluginSession, hil_case: HilCase, item: pytest.Item) -> None:
+        self.plugin = plugin
         self.hil_case = hil_case
-        self.desk = bench.desks[hil_case.hw_type]
+        self.lender = plugin.lenders[hil_case.hw_type]
         self.record: CaseRecord | None = None
         self._item = item
         self._case: Case | None = None
         self._early: Case | None = None
         self._board = ""
         self._hw_type = hil_case.hw_type
-        self._work = Path(tempfile.mkdtemp(prefix="case-", dir=bench.work))
+        self._work = Path(tempfile.mkdtemp(prefix="case-", dir=plugin.work))
         self._store = SuiteRun(hil_case.out, {})
 
     @property
     def case(self) -> Case:
         """The case, its model read."""
         if self._case is None:
-            bench, hil_case = self.bench, self.hil_case
-            if isinstance(self._item, ModelCase) and (task := bench.ahead(hil_case, self._coming)):
+            plugin, hil_case = self.plugin, self.hil_case
+            if isinstance(self._item, ModelCase) and (task := plugin.prefetched(hil_case, self._coming)):
                 case, self._early = task.case, task.early
             else:
-                case = begin_case(hil_case.spec, bench.flow, bench.runner, self._work, bench.request.settings)
+                case = begin_case(hil_case.spec, plugin.flow, plugin.runner, self._work, plugin.request.settings)
             # Two tests may have the same case.
             self._case = replace(case, name=_folder_name(self._item, self.hil_case))
             shutil.rmtree(self._store.case_folder(self._case.name), ignore_errors=True)
@@ -78,12 +78,12 @@ class CaseRun:
 
     def compile(self) -> Artifact:
         """Compile: for the kind of board, or for the one that was borrowed where only it can tell what it is."""
-        config = self.desk.config
+        config = self.lender.config
         if config is None:
             with self.borrow() as session:
                 config = session.board.config
         if self.case.artifact is None:
-            self._case = self.bench.runner.compile(self.case, config)
+            self._case = self.plugin.runner.compile(self.case, config)
             self._go_on()
         assert self.case.artifact is not None
         return self.case.artifact
@@ -94,7 +94,7 @@ class CaseRun:
         with contextlib.ExitStack() as stack:
             refused: errors.HilError | None = None
             try:
-                session = stack.enter_context(self.desk.borrow())
+                session = stack.enter_context(self.lender.borrow())
             except errors.UsageError as error:
                 # Bad usage here is a board that cannot be used that way.
                 refused = errors.BoardRefused(error.message, hint=error.hint, detail=error.detail, board=error.board)
@@ -112,9 +112,9 @@ class CaseRun:
         self._case = replace(self.case, artifact=artifact)
         self._take_inputs(inputs)
         with self.borrow() as session:
-            case = self.bench.runner.execute(self.case, session)
+            case = self.plugin.runner.execute(self.case, session)
             if isinstance(case.error, errors.BoardError):
-                self.desk.lost(case.error)
+                self.lender.lost(case.error)
                 case = replace(case, reason=case.error.message)
             self._case = case
         self._go_on()
@@ -124,7 +124,7 @@ class CaseRun:
     def refer(self, inputs: Mapping[str, Array]) -> RunResult:
         """Ask the reference."""
         self._take_inputs(inputs)
-        runner = self.bench.runner
+        runner = self.plugin.runner
         early = self._early if self._early is not None else runner.refer_early(self.case)
         if early is not None:
             self._case = runner.with_references(self.case, early)
@@ -138,7 +138,7 @@ class CaseRun:
         case = replace(self.case, result=result)
         if not case.references or case.references[0] is not reference:
             case = replace(case, references=(reference,))
-        self._case = self.bench.runner.judge(case)
+        self._case = self.plugin.runner.judge(case)
         self._go_on()
         return self._case.verdicts[0]
 
@@ -153,7 +153,7 @@ class CaseRun:
     ) -> Verdict:
         """Compare two results; the test fails where they differ."""
         try:
-            allowed = self.bench.request.settings.allow_blind
+            allowed = self.plugin.request.settings.allow_blind
             verdict = compare(actual, reference, rtol=rtol, atol=atol, allow_blind=allowed)
         except errors.UsageError as error:
             pytest.fail(visible(str(error)), pytrace=False)
@@ -180,7 +180,7 @@ class CaseRun:
         if self._case is None:
             return failure_text.repeat(self._repeat)
         record = self.record or self._recorded(self._case)
-        return failure_text.commands(record, self.bench.config.invocation_params.dir)
+        return failure_text.commands(record, self.plugin.config.invocation_params.dir)
 
     def end(self) -> None:
         """The test is over: its outcome and times go to whoever reads reports."""
@@ -193,13 +193,13 @@ class CaseRun:
 
     def _write_profiles(self, case: Case) -> None:
         name = f"{case.name}-{safe_name(self.hil_case.hw_type)}"
-        folders = profile_folders(self.bench.config, name)
+        folders = profile_folders(self.plugin.config, name)
         if not folders:
             return
         from hil.controller.analysis.profile.collect import write_profiles
 
         try:
-            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.bench.context)
+            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.plugin.context)
             for profile in profiles:
                 for note in profile["notes"]:
                     print(visible(f"hil: {profile['folder']}: {note}"))
@@ -230,19 +230,19 @@ class CaseRun:
             return False
         # The link's own words, the detail, differ from time to time, and so does what may be said of how to go on.
         told = (error.board or self._board, error.message)
-        before = told in self.bench.told
-        self.bench.told.add(told)
+        before = told in self.plugin.told
+        self.plugin.told.add(told)
         return before
 
     def _recorded(self, case: Case) -> CaseRecord:
         """The record of a case as it is; what it leaves behind is stored unless it passed."""
-        bench = self.bench
+        plugin = self.plugin
         task = Task(case, board=self._board, hw_type=self._hw_type)
-        request = bench.request_for(self.hil_case.folder)
-        told = (self.hil_case.spec, task, self.hil_case.folder.path.name, bench.flow, request)
+        request = plugin.request_for(self.hil_case.folder)
+        told = (self.hil_case.spec, task, self.hil_case.folder.path.name, plugin.flow, request)
         try:
             if case.outcome is not Outcome.PASS:
-                bench.make_out(self.hil_case.out)
+                plugin.make_out(self.hil_case.out)
                 logs = self._store.case_folder(case.name) / "logs"
                 with storing(logs):
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
@@ -254,7 +254,7 @@ class CaseRun:
 
     @property
     def _repeat(self) -> str:
-        return shlex.join(repeat_command(self.bench.config, self._item.nodeid))
+        return shlex.join(repeat_command(self.plugin.config, self._item.nodeid))
 
 
 def _folder_name(item: pytest.Item, case: HilCase) -> str:

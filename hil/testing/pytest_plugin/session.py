@@ -38,7 +38,7 @@ from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
-from hil.testing.pytest_plugin.boards import Desk, Turns
+from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, out_folder, request_of
 
 # So many that are ready may wait for their tests: their tensors are in memory.
@@ -46,7 +46,7 @@ _WAITING = 256
 _JOIN_S = 15.0
 
 
-class Ahead:
+class Prefetch:
     """Prepares cases in a thread.
 
     Args:
@@ -73,7 +73,7 @@ class Ahead:
         self._wanted = ""
         self._error: BaseException | None = None
         tasks = prepared(specs, flow, settings, runner, config, run, self._over)
-        self._thread = threading.Thread(target=self._work, args=(tasks,), name="hil-ahead", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(tasks,), name="hil-prefetch", daemon=True)
         self._thread.start()
 
     def take(self, case_id: str) -> Task | None:
@@ -115,9 +115,9 @@ class Ahead:
                 self._changed.notify_all()
 
 
-BENCH = pytest.StashKey["Bench"]()
+SESSION = pytest.StashKey["PluginSession"]()
 # What xdist's controller tells its workers: the folder in which they take turns on boards.
-TURNS = "hil_turns"
+BOARD_LOCKS = "hil_board_locks"
 
 
 @dataclass
@@ -175,7 +175,7 @@ class ModelCase(pytest.Function):
         return self.path, None, self.name
 
 
-class Bench:
+class PluginSession:
     """What the tests of one process share.
 
     Args:
@@ -185,7 +185,7 @@ class Bench:
         request: what the options ask for.
         flow: how models are compiled and run.
         folders: where models are.
-        desks: hardware type -> where boards of that type are had.
+        lenders: hardware type -> where boards of that type are had.
         work: for files that tests need while they run.
         is_worker: whether this is a process that xdist started.
         told: errors of boards that a test has told already: board, message.
@@ -214,11 +214,12 @@ class Bench:
         for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
             self.folders.append(self._folder(path))
         self._pool = BoardPool("pytest", wait_s=request.wait_s, say=print)
-        self.desks = {
-            hw_type: Desk(alike, self.flow.runtime, self._pool, self._turns(alike)) for hw_type, alike in kinds.items()
+        self.lenders = {
+            hw_type: BoardLender(alike, self.flow.runtime, self._pool, self._locks_of(alike))
+            for hw_type, alike in kinds.items()
         }
         self._isolated: Isolated | None = None
-        self._aheads: dict[tuple[Path, str], Ahead] = {}
+        self._prefetches: dict[tuple[Path, str], Prefetch] = {}
         self.work = new_folder("hil-pytest-")
 
     @cached_property
@@ -249,25 +250,25 @@ class Bench:
             for file, model in zip(unread, models, strict=True):
                 folder.specs[file] = tuple(spec for spec in specs if spec.model == model.name)
         return [
-            HilCase(spec, folder, hw_type) for file in files for hw_type in self.desks for spec in folder.specs[file]
+            HilCase(spec, folder, hw_type) for file in files for hw_type in self.lenders for spec in folder.specs[file]
         ]
 
-    def ahead(self, case: HilCase, coming: Callable[[], Iterable[HilCase]]) -> Task | None:
+    def prefetched(self, case: HilCase, coming: Callable[[], Iterable[HilCase]]) -> Task | None:
         """The case as the host prepared it while other tests ran; None where nobody does so.
 
         Args:
             coming: tells it and those of the tests after it.
         """
-        config = self.desks[case.hw_type].config
+        config = self.lenders[case.hw_type].config
         # xdist's workers share the machine, and none of them knows which tests will be its own.
         if config is None or self.is_worker:
             return None
         key = (case.folder.path, case.hw_type)
-        if key not in self._aheads:
+        if key not in self._prefetches:
             specs = [one.spec for one in coming() if (one.folder.path, one.hw_type) == key]
-            run = SuiteRun(self.work / str(len(self._aheads)), {})
-            self._aheads[key] = Ahead(specs, self.flow, self.request.settings, self.runner, config, run)
-        return self._aheads[key].take(case.spec.id)
+            run = SuiteRun(self.work / str(len(self._prefetches)), {})
+            self._prefetches[key] = Prefetch(specs, self.flow, self.request.settings, self.runner, config, run)
+        return self._prefetches[key].take(case.spec.id)
 
     def expected_to_fail(self, case: HilCase) -> bool:
         """Whether the case is expected to fail on one of the boards that may run it."""
@@ -275,7 +276,7 @@ class Bench:
             case.folder.expectations.selects(
                 case.spec.id, self.flow.name, board, self.flow.runtime, choice.config.hw_type
             )
-            for board, choice in self.desks[case.hw_type].choices.items()
+            for board, choice in self.lenders[case.hw_type].choices.items()
         )
 
     def request_for(self, folder: ModelFolder) -> Request:
@@ -293,13 +294,13 @@ class Bench:
     def close(self) -> None:
         """Give the boards back, end the processes."""
         try:
-            for desk in self.desks.values():
-                desk.close()
+            for lender in self.lenders.values():
+                lender.close()
         finally:
             if self._isolated is not None:
                 self._isolated.close()
-            for ahead in self._aheads.values():
-                ahead.close()
+            for prefetch in self._prefetches.values():
+                prefetch.close()
             shutil.rmtree(self.work, ignore_errors=True)
 
     @cached_property
@@ -337,13 +338,13 @@ class Bench:
         models = {model.path: model for model in found.models}
         return ModelFolder(path, out, models, found.left_out, Expectations.load(path / EXPECTED))
 
-    def _turns(self, choices: list[BoardChoice]) -> Turns | None:
-        folder = self._worker.get(TURNS)
+    def _locks_of(self, choices: list[BoardChoice]) -> BoardLocks | None:
+        folder = self._worker.get(BOARD_LOCKS)
         # Of simulators everybody starts one of his own, and of a farm's boards everybody is lent one.
         own = (choice.config.is_simulator or is_lent(choice.config.connection.address) for choice in choices)
         if folder is None or all(own):
             return None
-        return Turns(Path(folder), [choice.name for choice in choices])
+        return BoardLocks(Path(folder), [choice.name for choice in choices])
 
 
 def _symbols_of(file: Path, context: RunContext) -> set[str]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from support.waiting import eventually
 
-from hil.testing.pytest_plugin.boards import Turns
+from hil.testing.pytest_plugin.boards import BoardLocks
 
 # Takes a turn, says which, and keeps it until its input ends.
 HOLDER = """
 import sys
 from pathlib import Path
-from hil.testing.pytest_plugin.boards import Turns
-turns = Turns(Path(sys.argv[1]), sys.argv[2:])
+from hil.testing.pytest_plugin.boards import BoardLocks
+turns = BoardLocks(Path(sys.argv[1]), sys.argv[2:])
 print(turns.take(sys.argv[2:]), flush=True)
 sys.stdin.read()
 """
@@ -43,7 +43,7 @@ def tickets(folder: Path) -> list[str]:
 
 
 def test_each_board_is_given_once_and_given_again(tmp_path):
-    turns = Turns(tmp_path, ["a", "b"])
+    turns = BoardLocks(tmp_path, ["a", "b"])
     other = holder(tmp_path, "a", "b")
     assert said(other) == "a"
     assert turns.take(["a", "b"]) == "b"
@@ -59,11 +59,11 @@ def test_a_turn_ends_with_its_process(tmp_path):
     other = holder(tmp_path, "a")
     assert said(other) == "a"
     end(other, kill=True)
-    assert Turns(tmp_path, ["a"]).take(["a"]) == "a"
+    assert BoardLocks(tmp_path, ["a"]).take(["a"]) == "a"
 
 
 def test_who_waits_is_seen_and_one_that_died_waiting_is_forgotten(tmp_path):
-    turns = Turns(tmp_path, ["a"])
+    turns = BoardLocks(tmp_path, ["a"])
     turns.take(["a"])
     first = holder(tmp_path, "a")
     eventually(turns.wanted)
@@ -73,7 +73,7 @@ def test_who_waits_is_seen_and_one_that_died_waiting_is_forgotten(tmp_path):
 
 
 def test_first_come_first_served_even_before_who_had_it_last(tmp_path):
-    turns = Turns(tmp_path, ["a"])
+    turns = BoardLocks(tmp_path, ["a"])
     turns.take(["a"])
     first = holder(tmp_path, "a")
     eventually(lambda: len(tickets(tmp_path)) == 1)
@@ -93,6 +93,6 @@ def test_first_come_first_served_even_before_who_had_it_last(tmp_path):
 
 
 def test_boards_of_other_kinds_have_turns_of_their_own(tmp_path):
-    one, other = Turns(tmp_path, ["a"]), Turns(tmp_path, ["b"])
+    one, other = BoardLocks(tmp_path, ["a"]), BoardLocks(tmp_path, ["b"])
     one.take(["a"])
     assert other.take(["b"]) == "b"
