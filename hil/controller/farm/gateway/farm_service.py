@@ -53,10 +53,7 @@ class FarmService:
                     "selector": wanted.selector,
                     "board": wanted.board,
                 }
-                async with tx.pipeline():
-                    await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
-                    granted = await leases.grants_of_submission(tx, done.submission, context.settings)
-            context.dispatch.give(granted)
+                await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
             context.dispatch.poke()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **said})
         return pb.SubmitReply(submission=done.submission, jobs=done.jobs)
@@ -67,7 +64,7 @@ class FarmService:
         call.admit(what)
         try:
             async with self._context.db.transaction() as tx:
-                answer = await queries.ask(tx, what, _fields(getattr(request, what)))
+                answer = await queries.ask(tx, what, _fields(getattr(request, what)), self._context.settings)
         except psycopg.DataError as error:
             raise UsageError(f"{what!r} cannot be asked with that: {str(error)[:200]}") from error
         return pb.Answer(answer=json_message(answer))

@@ -125,9 +125,9 @@ class JobFollower:
     async def _jobs(self, tx: Tx, touched: set[str] | None) -> list[Mapping[str, Any]]:
         named = self._open if touched is None else touched & self._open
         if len(named) <= _FEW:
-            return [await queries.ask(tx, "job", {"name": name}) for name in sorted(named)]
+            return [await queries.job(tx, name) for name in sorted(named)]
         found: list[Mapping[str, Any]] = []
         for submission in sorted({parse_job(name)[0] for name in named}):
-            asked = {"submission": submission, "limit": _MOST_JOBS}
-            found += [job for job in await queries.ask(tx, "jobs", asked) if job["name"] in named]
+            jobs = await queries.jobs(tx, submission=submission, limit=_MOST_JOBS)
+            found += [job for job in jobs if job["name"] in named]
         return found

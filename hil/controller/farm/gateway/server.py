@@ -148,7 +148,7 @@ class Gateway:
 
     async def _stats(self) -> Any:
         async with self.context.db.transaction() as tx:
-            return await queries.ask(tx, "stats", {})
+            return await queries.stats(tx, self.context.settings)
 
 
 @contextlib.asynccontextmanager

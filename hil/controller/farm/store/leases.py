@@ -126,16 +126,7 @@ async def grant_of(tx: Tx, lease: int, settings: FarmSettings = _USUAL) -> Grant
 
 async def grants_of(tx: Tx, leases: Collection[int], settings: FarmSettings = _USUAL) -> list[Grant]:
     """What the hosts of leases are told, of those that are not over."""
-    return await _grants(tx, "lease.id = any(%s)", list(leases), settings)
-
-
-async def grants_of_submission(tx: Tx, submission: int, settings: FarmSettings = _USUAL) -> list[Grant]:
-    """What the hosts are told of a submission's jobs that have boards now."""
-    return await _grants(tx, "submission.id = %s", submission, settings)
-
-
-async def _grants(tx: Tx, condition: str, value: object, settings: FarmSettings) -> list[Grant]:
-    rows = await fetched(tx, f"{_GRANT} and {condition} order by lease.id", [value])
+    rows = await fetched(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
     return [
         Grant(
             lease=row["id"],

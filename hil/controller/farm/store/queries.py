@@ -41,13 +41,14 @@ _JOBS = """
 """
 
 
-async def ask(tx: Tx, what: str, arguments: Mapping[str, Any]) -> Any:
+async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings) -> Any:
     """Answer a question.
 
     Args:
         tx: the transaction.
         what: the question: a field of ``AskRequest``.
         arguments: the fields of its message.
+        settings: the farm's.
 
     Raises:
         UsageError: there is no such job, or an argument is impossible.
@@ -55,6 +56,8 @@ async def ask(tx: Tx, what: str, arguments: Mapping[str, Any]) -> Any:
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
             raise UsageError(f"there is no {name} {value!r}")
+    if what == "stats":
+        return await stats(tx, settings)
     return await _ANSWERS[what](tx, **arguments)
 
 
@@ -244,12 +247,12 @@ _USERS = """
 """
 
 
-async def stats(tx: Tx) -> dict[str, Any]:
+async def stats(tx: Tx, settings: FarmSettings) -> dict[str, Any]:
     """Jobs, boards and what waits, by state and class; how long jobs waited (s); who has and had what."""
     asked = await tx.execute(_WAITED)
     waited = await asked.fetchone()
     half, most = (waited and waited["s"]) or (None, None)
-    users = await tx.execute(_USERS, [FarmSettings().share_half_life_s])
+    users = await tx.execute(_USERS, [settings.share_half_life_s])
     return {
         "jobs": await _counts(tx, _JOB_COUNTS, [state.value for state in JobState]),
         "boards": await _counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
@@ -276,7 +279,6 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
     "boards": boards,
     "events": events,
     "audit": audit,
-    "stats": stats,
     "tokens": tokens,
     "logs": printed,
 }
