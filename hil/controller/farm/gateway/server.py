@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from hil.controller.farm.gateway.access import Access
+from hil.controller.farm.gateway.calls import Access
 from hil.controller.farm.gateway.artifacts import ArtifactService, Store
 from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
 from hil.controller.farm.gateway.calls import Calls
