@@ -1,4 +1,4 @@
-"""Calls as the gateway serves them: handlers from the protocol's descriptor, who calls, and how errors are told."""
+"""What every call of a gateway goes through: who calls and may do what, how errors are told, what is audited."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
-import grpc
-from google.protobuf.message import DecodeError
-from hil import errors
-from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.messages import Principal
-from hil.controller.farm.rpc import methods
-from hil.controller.farm.store.database import DatabaseAway, end_tasks
-from hil.protocol import wire, wire_errors
-import contextlib
-import logging
-import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
 from hil import errors
+from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import Principal, Role
+from hil.controller.farm.rpc import methods
 from hil.controller.farm.store import access as tokens
-from hil.controller.farm.store.database import Database, DatabaseAway
+from hil.controller.farm.store.database import Database, DatabaseAway, end_tasks
+from hil.protocol import wire, wire_errors
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _LEAVING = "this gateway stops; another one, or the next, goes on"

@@ -17,10 +17,9 @@ from typing import Any
 
 import grpc
 
-from hil.controller.farm.gateway.calls import Access
 from hil.controller.farm.gateway.artifacts import ArtifactService, Store
 from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
-from hil.controller.farm.gateway.calls import Calls
+from hil.controller.farm.gateway.calls import Access, Calls
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, job_name
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import lease_end
+from hil.controller.farm.store import transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
@@ -233,7 +233,7 @@ async def report(
         await note_board(
             tx, "fence", row.board, f"its host reports the fence {fence}, which no board comes to: not kept"
         )
-    await lease_end.reported(tx, queue, row, result, settings)
+    await transitions.lease_reported(tx, queue, row, result, settings)
     # A job that failed for the infrastructure's sake may go to any board, and so may those that had to avoid this one.
     everywhere = result.infrastructure or row.job.kind is Kind.HEALTH
     await grant(tx, queue, settings, None if everywhere else [row.board])
@@ -282,5 +282,5 @@ async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, 
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"this key is not that of lease {lease}")
     if row.ended_at is None:
-        await lease_end.over(tx, queue, row, storable(reason), settings)
+        await transitions.lease_over(tx, queue, row, storable(reason), settings)
         await grant(tx, queue, settings, [row.board])

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from hil.controller.farm.messages import BoardState, JobState, Priority, job_name, parse_job
-from hil.controller.farm.scheduler import candidates
+from hil.controller.farm.scheduler import policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import event_log
 from hil.controller.farm.store.database import Tx
@@ -56,9 +56,8 @@ async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSet
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
             raise UsageError(f"there is no {name} {value!r}")
-    if what == "stats":
-        return await stats(tx, settings)
-    return await _ANSWERS[what](tx, **arguments)
+    more = {"settings": settings} if what == "stats" else {}
+    return await _ANSWERS[what](tx, **arguments, **more)
 
 
 async def jobs(
@@ -279,6 +278,7 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
     "boards": boards,
     "events": events,
     "audit": audit,
+    "stats": stats,
     "tokens": tokens,
     "logs": printed,
 }
@@ -359,6 +359,6 @@ _CANDIDATE_BOARDS = """
 
 
 async def unrunnable(tx: Tx, jobs: list[Mapping[str, Any]]) -> dict[str, str]:
-    """Of jobs as :func:`jobs` returns them: those that no board can run, and why (:func:`.candidates.unrunnable`)."""
+    """Of jobs as :func:`jobs` returns them: those that no board can run, and why (:func:`.policy.unrunnable`)."""
     waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
-    return candidates.unrunnable(waiting, await _rows(tx, _CANDIDATE_BOARDS)) if waiting else {}
+    return policy.unrunnable(waiting, await _rows(tx, _CANDIDATE_BOARDS)) if waiting else {}
