@@ -37,7 +37,7 @@ LOOK = f"""(async () => {{
 def main() -> None:
     from support.browser import Page
 
-    from hil.controller.analysis.profile.viewer import TraceViewer
+    from hil.controller.analysis.profile.perfetto import TraceViewer
 
     browser = installed_browser()
     target = IMAGES / "profile.png"

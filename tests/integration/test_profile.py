@@ -15,7 +15,7 @@ from support.models import DIGITS
 from support.traces import HAS_QUERIES
 from support.waiting import eventually
 
-from hil.controller.analysis.profile.query import query
+from hil.controller.analysis.profile.perfetto import query
 from hil.controller.analysis.profile.store import read_profile
 from hil.core.timeline import OpRow, Profile
 from tools.virtual_board import VirtualBoard

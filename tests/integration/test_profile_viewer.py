@@ -18,8 +18,8 @@ from support.shown_profile import US, example
 from support.traces import HAS_VIEWER
 from support.waiting import eventually
 
+from hil.controller.analysis.profile.perfetto import TraceViewer
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.analysis.profile.viewer import TraceViewer
 from hil.errors import UsageError
 
 BROWSER = find_browser()

@@ -109,13 +109,6 @@ def is_drawable(comparison: OutputComparison) -> bool:
 def plot_difference(path: Path, name: str, actual: Array, reference: Array, comparison: OutputComparison) -> None:
     """Draw where an output differs from its reference, as PNG, SVG or PDF by the path's suffix.
 
-    Args:
-        path: the file to write.
-        name: the output's name, for the title.
-        actual: the board's values, of any numeric dtype.
-        reference: the reference's values, of the same shape.
-        comparison: of the two, by :func:`hil.compare.verdict.compare_output`.
-
     Raises:
         UsageError: matplotlib is not installed, the shapes differ, or the values are not numeric.
         StorageError: the file cannot be written.

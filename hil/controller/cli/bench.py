@@ -82,7 +82,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     noise is reported. The outputs are compared with a CPU reference first: a wrong program is not measured.
     """
     from hil.controller.analysis.bench.job import run_bench
-    from hil.controller.analysis.bench.model import BenchJob
+    from hil.controller.analysis.bench.stats import BenchJob
     from hil.controller.cli.screen import Screen, console, print_json
     from hil.controller.pipeline.flagfiles import read_flagfile
     from hil.controller.pipeline.options import Job

@@ -62,15 +62,14 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     not judged; nor, in the whole model, is what depends on it.
     """
     from hil.controller.analysis.bisect.find import bisect as find
-    from hil.controller.analysis.bisect.judge import plot_growth
-    from hil.controller.analysis.bisect.result import WAYS
+    from hil.controller.analysis.bisect.result import WAYS, plot_growth
     from hil.controller.cli.screen import Screen, print_json
     from hil.controller.models.flows import load_flow
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
     from hil.controller.storage.pictures import check_picture
+    from hil.controller.storage.run_context import RunContext
     from hil.errors import UsageError
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
@@ -94,7 +93,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
         found = find(
             model,
             choice,
-            shop=Workshop(Cache(), isolated),
+            shop=RunContext(Cache(), isolated),
             screen=screen,
             options=options,
             flow=flow,

@@ -52,7 +52,7 @@ def show(name: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.links.factory import is_address
+    from hil.controller.devices.board_resolver import is_address
     from hil.core.boards import find_board, read_board
     from hil.errors import UsageError
 

@@ -27,7 +27,7 @@ from hil.controller.cli.options import (
 if TYPE_CHECKING:
     from hil.bundles import Bundle
     from hil.controller.devices.board import Board
-    from hil.controller.pipeline.case import Workshop
+    from hil.controller.storage.run_context import RunContext
 
 _FILE = click.Path(path_type=Path)
 _sign = click.option("--sign", "key", type=_FILE, metavar="KEY", help="Sign it with this private ed25519 key.")
@@ -238,13 +238,13 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
 
 
 @contextmanager
-def _workshop() -> Iterator[Workshop]:
-    from hil.controller.pipeline.case import Workshop
+def _workshop() -> Iterator[RunContext]:
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.run_context import RunContext
 
     with Isolated() as isolated:
-        yield Workshop(Cache(), isolated)
+        yield RunContext(Cache(), isolated)
 
 
 def _free(path: Path) -> Path:

@@ -30,14 +30,14 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     """Compile MODEL for a board and keep the program."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
     from hil.controller.cli.screen import print_json
-    from hil.controller.devices.board_resolver import knows_target
+    from hil.controller.devices.board_choice import knows_target
     from hil.controller.pipeline.board_pool import BoardPool
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options, RunSettings
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.run_context import RunContext
     from hil.controller.storage.runs import storing
     from hil.errors import UsageError
 
@@ -59,7 +59,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
             say(f"compiling for {seen.target or seen.name}")
     with temporary_folder("hil-") as folder, Isolated(1) as isolated:
         (Path(folder) / "logs").mkdir()
-        shop = Workshop(Cache(), isolated)
+        shop = RunContext(Cache(), isolated)
         runner = Runner(shop)
         case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)
         if case.error is not None:

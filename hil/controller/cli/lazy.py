@@ -12,11 +12,7 @@ from hil.errors import did_you_mean
 
 
 class LazyGroup(click.Group):
-    """A group that finds its commands in a table.
-
-    Args:
-        commands: name -> the module with a command of that name, and its line in the group's help.
-    """
+    """A group that finds its commands in a table."""
 
     def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **settings: Any) -> None:
         super().__init__(*args, **settings)

@@ -64,7 +64,7 @@ _SPINNER = range(0x2800, 0x2900)
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from hil.core.installation import own_version
+        from hil.core import own_version
 
         click.echo(f"hil {own_version()}")
         ctx.exit()
@@ -121,12 +121,7 @@ def _stop_writing() -> None:
 
 
 def _run() -> int:
-    """Run the command and return its exit code.
-
-    Raises:
-        BrokenPipeError: the reader of the output is gone.
-        OSError: there is no space for the output.
-    """
+    """Run the command and return its exit code."""
     wants_json = "--json" in sys.argv
     try:
         code = cli.main(prog_name="hil", standalone_mode=False)

@@ -14,7 +14,7 @@ from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_resolver import BoardChoice
+    from hil.controller.devices.board_choice import BoardChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -195,11 +195,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 
 
 def flow_option(default: str) -> Callable[[F], F]:
-    """Make the option --flow, which is given once.
-
-    Args:
-        default: the default flow's name, or "".
-    """
+    """Make the option --flow, which is given once."""
     return click.option(
         "--flow",
         multiple=True,
@@ -225,10 +221,6 @@ def chosen_board(settings: dict[str, Any]) -> BoardChoice:
 
 def refuse_beside_resume(context: click.Context, *others: str) -> None:
     """Refuse options beside ``--resume``: a run is resumed with its own settings.
-
-    Args:
-        context: of the command.
-        others: parameters that may be given all the same.
 
     Raises:
         UsageError: another option is given.

@@ -59,8 +59,8 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
     import threading
     import webbrowser
 
+    from hil.controller.analysis.profile.perfetto import TraceViewer, has_screen
     from hil.controller.analysis.profile.store import title_of, trace_of
-    from hil.controller.analysis.profile.viewer import TraceViewer, has_screen
 
     found = _find(run, case, out)
     trace = trace_of(found)
@@ -103,7 +103,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         return
     found = _read(run, case, out)
     if plot:
-        from hil.controller.analysis.profile.plots import plot_profile
+        from hil.controller.analysis.profile.show import plot_profile
 
         plot_profile(plot, found, by=by, top=top)
     if as_json:
@@ -127,8 +127,8 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 
     Of several statements, the last one's rows are shown.
     """
-    from hil.controller.analysis.profile.query import query as ask
-    from hil.controller.analysis.profile.query import table_record, table_text
+    from hil.controller.analysis.profile.perfetto import query as ask
+    from hil.controller.analysis.profile.perfetto import table_record, table_text
     from hil.controller.analysis.profile.store import trace_of
     from hil.controller.cli.screen import print_json
 
@@ -157,7 +157,7 @@ def diff(
     before, after = _read(a, case, out), _read(b, case, out)
     found = compare_profiles(before, after)
     if plot:
-        from hil.controller.analysis.profile.plots import plot_diff
+        from hil.controller.analysis.profile.show import plot_diff
 
         plot_diff(plot, found, top=top)
     if trace:

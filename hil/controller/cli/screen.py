@@ -58,11 +58,7 @@ def shown(bars: Progress) -> Iterator[None]:
 
 
 class Screen:
-    """A line with a bar for each case, on stderr. A context manager.
-
-    Args:
-        quiet: show no progress, for a pipe or ``--json``.
-    """
+    """A line with a bar for each case, on stderr. A context manager."""
 
     def __init__(self, *, quiet: bool) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -126,11 +122,7 @@ class Screen:
 
 
 class SuiteScreen:
-    """Progress of a suite on stderr. A context manager.
-
-    Args:
-        bar: whether to show a bar; only if stderr is a terminal.
-    """
+    """Progress of a suite on stderr. A context manager."""
 
     def __init__(self, *, bar: bool) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -143,17 +143,17 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a folder of models."""
     from hil.controller.cli.screen import print_json
     from hil.controller.models.flows import load_flow
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.run_context import RunContext
     from hil.controller.workloads.suites.job import suite_of
     from hil.controller.workloads.suites.request import Request
     from hil.errors import EXIT_NOTHING_RAN, EXIT_OK
 
     request = Request(source, flow, **{**settings, "dims": settings["dims"]})
     with Isolated() as isolated:
-        found = suite_of(request, load_flow(flow), Workshop(Cache(), isolated))
-    cases = [spec for spec in found.cases if request.selects(spec)]
+        found = suite_of(request, load_flow(flow), RunContext(Cache(), isolated))
+    cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in found.left_out:
         click.echo(f"left out: {line}", err=True)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, firmware_bits, way_to
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, check_login, firmware_bits
 from hil.core.board_config import Power
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board import Board
     from hil.controller.devices.deploy.probe import Seen
     from hil.controller.devices.ssh.shell import Shell
-    from hil.controller.pipeline.board_pool import BoardSession
+    from hil.controller.pipeline.board_session import BoardSession
 
 Say = Callable[[str], None]
 
@@ -45,7 +45,9 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda tex
 
     where = choice.address or choice.config.connection.address
     if is_ssh_address(where):
-        opened = yield from way_to(where, choice)
+        opened = yield from check_login(
+            where, choice.config.connection, board=choice.name, base=choice.config.path.parent
+        )
         if opened is None:
             return
         with opened as shell:
@@ -96,8 +98,8 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
 
 def _python(seen: Seen, choice: BoardChoice) -> Check:
     """Whether a Python is there that the agent runs on."""
-    from hil.controller.devices.deploy import NoAgentHere
     from hil.controller.devices.deploy.ensure import usable_interpreters
+    from hil.controller.devices.deploy.packages import NoAgentHere
 
     if choice.config.command.kind == "command":
         return Check("python", SKIP, "the config asks for no agent")
@@ -221,11 +223,11 @@ def runtime_words(runtime: Mapping[str, Any]) -> str:
 def _program(session: BoardSession, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.backends.compilers import compilers
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options
     from hil.controller.pipeline.runner import Runner
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.run_context import RunContext
     from hil.core.results import Outcome
     from hil.core.runtimes import RUNTIMES
 
@@ -236,7 +238,7 @@ def _program(session: BoardSession, runtime: str) -> Check:
         return Check("program", SKIP, found, "hil run a program or a model of your own")
     with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
-        runner = Runner(Workshop(Cache(), isolated))
+        runner = Runner(RunContext(Cache(), isolated))
         try:
             case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder))
             case = runner.whole(case, session)

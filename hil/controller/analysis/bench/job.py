@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.measure import LEAST_ROUNDS, Side, measure
-from hil.controller.analysis.bench.model import Batch, BenchJob
 from hil.controller.analysis.bench.show import time_text
+from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import (
     SampleFile,
     bench_document,
@@ -25,17 +25,18 @@ from hil.controller.analysis.bench.store import (
     write_google,
 )
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, choose, knows_target, with_target
-from hil.controller.devices.links.factory import is_address
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
+from hil.controller.devices.board_resolver import choose, is_address
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.run_context import Progress
+from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
@@ -55,11 +56,6 @@ def on_the_same_board(job: Job, stored: Job) -> Job:
 
 def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
     """A stored job with the board that it may have: what somebody else's record says of boards is not theirs to say.
-
-    Args:
-        stored: what the record says.
-        job: what was typed.
-        own: whether the user began the stored one.
 
     Raises:
         UsageError: it is somebody else's, names an address or a file, and no board was typed.
@@ -99,13 +95,7 @@ def compiled(case: Case, job: Job, choice: BoardChoice, boards: Boards, runner: 
 
 
 class Boards:
-    """The boards of a bench's jobs: those for one board, with the same faults, share it.
-
-    Args:
-        jobs: what is going to run on them.
-        pool: opens them.
-        say: told what goes on.
-    """
+    """The boards of a bench's jobs: those for one board, with the same faults, share it."""
 
     def __init__(self, jobs: Sequence[Job], pool: BoardPool, say: Callable[[str], None]) -> None:
         self._jobs = [(one, choice_of(one)) for one in jobs]
@@ -128,8 +118,6 @@ def trial(case: Case, session: BoardSession, runner: Runner, *, check: bool) -> 
 
     Args:
         case: with an artifact; with references already where it was stored.
-        session: the board.
-        runner: takes it there.
         check: compare; else the case's outcome says that nothing was compared.
     """
     case = runner.execute(case, session)
@@ -155,10 +143,6 @@ _COPIES_MOST = 32
 def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
     """Measure one program, or two in turns, storing everything as it comes.
 
-    Args:
-        bench: what to do.
-        screen: told of progress.
-
     Returns:
         The bench's document (``bench`` in docs/commands.schema.json); after Ctrl-C, of what was measured until then.
 
@@ -168,15 +152,11 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
     """
     _check(bench)
     with Isolated() as isolated:
-        return _Bench(bench, Workshop(Cache(), isolated), screen).run()
+        return _Bench(bench, RunContext(Cache(), isolated), screen).run()
 
 
 def _check(bench: BenchJob) -> None:
-    """Refuse what cannot be meant.
-
-    Raises:
-        UsageError: a count, share or combination that makes no sense.
-    """
+    """Refuse what cannot be meant."""
     models, two = bench.job.models, len(bench.job.models) == 2 or bool(bench.against)
     if not 1 <= len(models) <= 2:
         raise UsageError("a bench takes one MODEL, or two to compare", hint="hil bench MODEL, or hil bench --help")
@@ -208,7 +188,7 @@ def _check(bench: BenchJob) -> None:
 class _Bench:
     """One bench on its way."""
 
-    def __init__(self, bench: BenchJob, shop: Workshop, screen: Progress) -> None:
+    def __init__(self, bench: BenchJob, shop: RunContext, screen: Progress) -> None:
         self.bench = bench
         self.shop = shop
         self.screen = screen
@@ -357,4 +337,4 @@ class _Bench:
             if not note:
                 self.recorder.write(case)
 
-        return Runner(replace(self.shop, watch=watch, keep=self.recorder.keep, ended=self.recorder.write))
+        return Runner(self.shop, sink=ProgressSink(watch, self.recorder.keep, self.recorder.write))

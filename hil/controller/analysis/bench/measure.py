@@ -12,8 +12,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nanoseconds
-from hil.controller.analysis.bench.stats import compare_rounds, is_precise, round_log_ratios
+from hil.controller.analysis.bench.stats import (
+    Batch,
+    BenchJob,
+    Comparison,
+    Nanoseconds,
+    compare_rounds,
+    is_precise,
+    round_log_ratios,
+)
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.pipeline.case import Case
 from hil.core import clock
@@ -50,12 +57,10 @@ class Side:
     """A program to measure, and what measuring it came to so far.
 
     Attributes:
-        label: ``A`` or ``B``.
         case: with its artifact and inputs.
         board: where it is measured; two sides may have the same.
         first_run_ns: its very first iteration, cold; None where the board does not tell.
         batches: what was measured.
-        result: of the last call: provenance and outputs.
         clock: ``board``, or ``host`` where the board does not tell the device's time.
         warmup: untimed iterations before a newly loaded program is measured.
         warmup_s: seconds spent with them.
@@ -88,9 +93,6 @@ def measure(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Ra
     """Measure one side, or two in turns. What was measured is in the sides and was told to ``keep``, however it ends.
 
     Args:
-        sides: A, or A and B.
-        bench: how long or how often.
-        keep: told of each batch.
         order: says who goes first.
 
     Raises:

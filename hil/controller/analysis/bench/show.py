@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.storage.texts import show, together, units
-from hil.core.placement import placement_text
+from hil.core.results import placement_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,12 +18,7 @@ _Row = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
 def print_bench(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what was measured, and for two programs whether they differ.
-
-    Args:
-        console: where.
-        document: as :func:`hil.controller.analysis.bench.store.bench_document` makes it.
-    """
+    """Print what was measured, and for two programs whether they differ."""
     from rich.table import Table
     from rich.text import Text
 

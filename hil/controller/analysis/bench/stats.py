@@ -20,12 +20,127 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.analysis.bench.model import Batch, Comparison, Drift, Interval, Nanoseconds, Summary
+from hil.controller.pipeline.options import Job
+
+Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
+
+# A difference below this is not told as one: it is what a rebuilt program or another memory layout may cost anyway.
+DEFAULT_EFFECT = 0.03
+DEFAULT_MIN_TIME_S = 2.0
+
+
+@dataclass(frozen=True)
+class BenchJob:
+    """What `hil bench` was asked to do.
+
+    Attributes:
+        job: what it shares with `hil run`: models, board, inputs, tolerances. One model, or A and B to compare.
+        min_time_s: how long each side is to compute, in seconds.
+        against: a stored bench run, measured again as side A.
+        min_effect: the smallest share that is called a difference.
+        fail_if_slower: share by which B may be slower than A; None allows any.
+    """
+
+    job: Job
+    iterations: int | None = None
+    min_time_s: float = DEFAULT_MIN_TIME_S
+    warmup: int | None = None
+    concurrency: int = 1
+    against: str = ""
+    check: bool = True
+    min_effect: float = DEFAULT_EFFECT
+    fail_if_slower: float | None = None
+    benchmark_out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Iterations of one side, measured in one go.
+
+    Attributes:
+        round: which loading of the program, from 0: both sides are loaded anew for each round.
+        start_ns: of each iteration, int64 [n], by the clock that the run names.
+    """
+
+    side: str
+    round: int
+    copy: int
+    start_ns: Nanoseconds
+    duration_ns: Nanoseconds
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval; ``level`` is the share of cases in which it holds the true value."""
+
+    low: float
+    high: float
+    level: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Whether iterations became slower or faster while they were measured.
+
+    Attributes:
+        change: from the first to the last, as a share of the median, by the robust slope; 0.02 is 2 % slower.
+        p_value: how likely so clear a trend is where there is none.
+        marked: whether it is both clear and large enough to be told.
+    """
+
+    change: float
+    p_value: float
+    marked: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Statistics of one side's iterations, in nanoseconds.
+
+    Attributes:
+        median: its confidence interval, None where there are too few iterations.
+        drift: None where there are too few iterations.
+        outliers: how many iterations took longer than ``outlier_above_ns``.
+    """
+
+    iterations: int
+    p10_ns: float
+    p50_ns: float
+    p90_ns: float
+    p99_ns: float
+    min_ns: float
+    max_ns: float
+    mean_ns: float
+    stdev_ns: float
+    median: Interval | None
+    drift: Drift | None
+    outliers: int
+    outlier_above_ns: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """B beside A, measured in turns on rounds of newly loaded programs.
+
+    Attributes:
+        ratio: B's undisturbed time by A's (:mod:`hil.controller.analysis.bench.stats`): above 1 is slower.
+        verdict: ``no difference``, ``faster`` or ``slower``: what B is beside A.
+    """
+
+    ratio: float
+    interval: Interval
+    rounds: int
+    min_effect: float
+    verdict: str
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,8 +165,6 @@ def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float
     """What there is to say of one side's iterations.
 
     Args:
-        starts: when each began, int64 [n] nanoseconds, n of at least 1.
-        durations: how long each took, in the same order.
         drift_share: the least change, as a share of the median, that is marked as drift.
     """
     p10, p50, p90, p99 = (float(value) for value in np.percentile(durations, (10, 50, 90, 99)))
@@ -79,8 +192,6 @@ def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int =
 
     Args:
         durations: samples in the order of time, [n].
-        level: its confidence.
-        seed: of the resampling.
     """
     # Blocks of about the cube root of n (Hall, Horowitz and Jing, 1995), and longer where that makes very many.
     blocks = min(durations.size // math.ceil(max(durations.size, 1) ** (1 / 3)), _BLOCKS_MOST)
@@ -157,9 +268,6 @@ def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVE
 
     Args:
         log_ratios: of each round (:func:`round_log_ratios`), [rounds].
-        min_effect: the smallest share that is called a difference.
-        level: the interval's confidence.
-        seed: of the resampling.
     """
     rounds = log_ratios.size
     if rounds < LEAST_REPEATS:

@@ -22,13 +22,11 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.measure import Side, compare_sides
-from hil.controller.analysis.bench.model import Batch, BenchJob, Comparison, Nanoseconds
-from hil.controller.analysis.bench.stats import summarise
+from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import Run, storing, write_json
-from hil.core.artifacts import Artifact
-from hil.core.results import RunResult
+from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
 
@@ -195,12 +193,8 @@ def bench_document(
     """A bench's document, as things stand.
 
     Args:
-        run: where it is stored.
-        bench: what was asked for.
-        cases: A, or A and B.
         sides: those that came as far as being measured.
         programs: case's name -> what was stored of its program.
-        finished: whether all that was asked for was measured.
         exit_code: of the command; None is what the outcomes and the comparison come to.
     """
     by_name = {side.case.name: side for side in sides}
@@ -316,10 +310,6 @@ def google_document(document: Mapping[str, Any], sides: Sequence[Side]) -> dict[
     """A bench as Google Benchmark would have told it.
 
     ``cpu_time`` is the real time by how many cores were at work on average, and the real time where that is not known.
-
-    Args:
-        document: the bench's own.
-        sides: with the batches.
     """
     rows: list[dict[str, Any]] = []
     for family, side in enumerate(one for one in sides if one.batches):

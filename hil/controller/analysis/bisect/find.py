@@ -6,37 +6,32 @@ import contextlib
 import json
 import shlex
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hil.controller.analysis.bisect.judge import (
-    Atol,
-    failed_by_itself,
-    finding_of,
-    quantum_atols,
-    within,
-    without_failed,
-)
+from hil.compare.verdict import OutputComparison, compare_output, outcome_of
 from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, LayerFinding
 from hil.controller.analysis.bisect.subject import Subject, expose, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, knows_target
-from hil.controller.models.flows import Flow, quantum_atol
+from hil.controller.devices.board_choice import BoardChoice, knows_target
+from hil.controller.models.flows import Flow, quanta, quantum_atol
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
-from hil.controller.storage.run_context import Progress
+from hil.controller.storage.isolated import IsolatedError
+from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, storing
-from hil.core.results import Outcome, Stage
+from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
-from hil.errors import BoardRefused, BoardUnreachable, StageError, UsageError
+from hil.errors import BoardRefused, BoardUnreachable, ImportFailed, StageError, UsageError
 
 _WHOLE, _EXPOSED = "whole", "exposed"
 
@@ -45,7 +40,7 @@ def bisect(
     model: Path,
     choice: BoardChoice,
     *,
-    shop: Workshop,
+    shop: RunContext,
     screen: Progress,
     options: Options | None = None,
     flow: Flow | None = None,
@@ -66,15 +61,9 @@ def bisect(
     Args:
         model: an ONNX model; what the reference makes of it is taken for right.
         choice: the board. It is opened once for all programs.
-        shop: the cache and the isolated processes.
-        screen: told of progress.
         options: inputs, tolerance, flags and so on, as for a run; None is all defaults.
-        flow: whose runtime, compiler, flags and recipe are used; None is none.
         artifact_model: the file to compile in place of ``model``: the same layers, perhaps other weights.
-        ways: ``isolated``, ``cumulative`` or both.
         group: ``node`` or ``fused``: what makes a layer.
-        faults: for a simulator: faults to switch on.
-        wait_s: how long to wait for a busy board.
         out: keep ``bisect.json``, logs, and models and tensors of what is wrong, in this folder; None keeps nothing.
 
     Raises:
@@ -153,7 +142,7 @@ class _Bench:
     subject: Subject
     flow: Flow | None
     place: _Place
-    shop: Workshop
+    shop: RunContext
     screen: Progress
     folder: Path
     keep: bool
@@ -172,7 +161,7 @@ class _Bench:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(label, len(ended), f"{case.name}: {stage.value} {note}".strip())
 
-        place, runner = self.place, Runner(replace(self.shop, watch=watch))
+        place, runner = self.place, Runner(self.shop, sink=ProgressSink(watch))
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
         # What has been judged needs no memory any more: there may be hundreds of layers.
@@ -351,8 +340,6 @@ def repeat_command(folder: Path, name: str, board: list[str]) -> str:
     """The command that runs a kept layer again.
 
     Args:
-        folder: where it was kept.
-        name: the layer's.
         board: options that name the board and how the model is compiled.
     """
     place = folder / name
@@ -368,3 +355,114 @@ def repeat_command(folder: Path, name: str, board: list[str]) -> str:
 
 def _numbered(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.npy"), key=lambda path: int(path.name.split("-", 1)[0]))
+
+
+_TIMEOUT_S = 600.0
+
+
+def quantum_atols(flow: Flow, path: Path, shop: RunContext, log: Path) -> dict[str, float]:
+    """What a flow's ``quanta`` come to for each of a model's outputs: see
+    :func:`hil.controller.models.flows.quantum_atol`.
+
+    Returns:
+        Output -> absolute tolerance; an output that nothing quantises has none.
+
+    Raises:
+        ImportFailed: the model cannot be read.
+    """
+    if flow.quanta is None:
+        return {}
+    arguments = {"path": str(path.absolute())}
+    try:
+        steps: list[dict[str, Any]] = shop.isolated.call(quanta.find_onnx, arguments, timeout=_TIMEOUT_S, log=log)
+    except IsolatedError as error:
+        raise ImportFailed(f"cannot read {path.name}: {error.message}", stage="import", detail=error.detail) from error
+    return {one["name"]: one["step"] * min(flow.quanta, one["roundings"]) for one in steps}
+
+
+_BY_CHANCE = "random numbers go into it, so no two runs agree"
+
+# Of all tensors, or tensor name -> its own; None, or a tensor that has none, is the dtype's default.
+Atol = float | Mapping[str, float] | None
+
+
+def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> Finding:
+    """What a case came to, its outputs judged one by one.
+
+    A tolerance that suits a model's outputs may be as large as all that an inner tensor holds: there it cannot fail,
+    and the tensor is not judged. Nor is one that differs in every run.
+
+    Args:
+        case: ended, compared within the dtypes' default tolerances.
+        rtol, atol: the tolerance that is meant.
+        by_chance: names of tensors that random numbers go into.
+    """
+    outcome = case.outcome or Outcome.SKIP
+    if case.error is not None or case.result is None or not case.references:
+        error = case.error
+        return Finding(outcome, case.reason, case.stage if error else "", error.hint if error else "")
+    (verdict,) = case.verdicts
+    is_judged_already = rtol is None and atol is None and not by_chance
+    if is_judged_already or not verdict.outputs:
+        return Finding(outcome, case.reason, outputs=verdict.outputs)
+    judged: list[OutputComparison] = []
+    unjudged: dict[str, str] = {}
+    given, wanted = case.result.outputs, case.references[0].outputs
+    if given.keys() != wanted.keys():  # the program knows no names: they come in the model's order
+        given = dict(zip(wanted, given.values(), strict=True))
+    for name, reference in wanted.items():
+        if name in by_chance:
+            unjudged[name] = _BY_CHANCE
+            continue
+        own = atol.get(name) if isinstance(atol, Mapping) else atol
+        try:
+            judged.append(
+                compare_output(
+                    name,
+                    given[name],
+                    reference,
+                    rtol=rtol,
+                    atol=own,
+                    noise=case.references[0].noise.get(name),
+                    allow_blind=case.options.allow_blind,
+                )
+            )
+        except UsageError as error:
+            unjudged[name] = error.message
+    return _finding(judged, unjudged)
+
+
+def within(layer: Layer, whole: Finding) -> Finding:
+    """What a layer came to in a run that returned its tensors among others."""
+    names = set(layer.outputs)
+    outputs = [one for one in whole.outputs if one.name in names]
+    unjudged = {name: why for name, why in whole.unjudged.items() if name in names}
+    if len(outputs) + len(unjudged) == len(names):
+        return _finding(outputs, unjudged)
+    if whole.outputs:
+        return Finding(Outcome.SKIP, "it takes from a layer that could not be run, or is that layer")
+    return Finding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
+
+
+def failed_by_itself(finding: Finding) -> bool:
+    """Whether it ended in an error of the model's own: not in a wrong answer, and not for the board."""
+    return finding.outcome not in {Outcome.PASS, Outcome.FAIL, Outcome.BLIND, Outcome.SKIP, *BOARD_OUTCOMES}
+
+
+def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Layer]:
+    """The layers that are not among these, and take nothing from them, near or far."""
+    lost: set[str] = set()
+    rest = []
+    for layer in layers:
+        if layer.name in failed or not lost.isdisjoint(layer.inputs):
+            lost.update(layer.outputs)
+        else:
+            rest.append(layer)
+    return rest
+
+
+def _finding(judged: Sequence[OutputComparison], unjudged: Mapping[str, str]) -> Finding:
+    outcome = outcome_of(judged) if judged else Outcome.SKIP
+    wrong = [one for one in judged if not one.passed and one.blind is (outcome is Outcome.BLIND)]
+    reason = f"output {wrong[0].name}: {wrong[0].reason}" if wrong else next(iter(unjudged.values()), "")
+    return Finding(outcome, reason, outputs=tuple(judged), unjudged=unjudged)

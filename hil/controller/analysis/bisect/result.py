@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.compare.verdict import OutputComparison
+from hil.controller.storage.pictures import check_picture, new_figure, save_figure
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable
 
@@ -30,12 +33,9 @@ class Finding:
 
     Attributes:
         outcome: PASS, FAIL, SKIP where there was nothing to judge, or the error it ended in.
-        reason: why, in a line; "" for a pass.
-        stage: where an error came from; "" otherwise.
-        hint: what to do about an error.
         outputs: its outputs beside the reference's; empty where none were computed.
         unjudged: outputs that the tolerance can say nothing of: name -> why.
-        placement: where it ran: fields of :class:`hil.core.placement.Part`; None where the runtime did not tell.
+        placement: where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
         elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
     """
 
@@ -100,11 +100,8 @@ class Bisection:
         artifact_model: the file that was compiled: the same, unless the user named another.
         board, hw_type, runtime, flow: what ran it: the board as results call it, its hardware type, the runtime, and
             the flow or "".
-        against: who computed the reference.
-        layers: in topological order.
         whole: the model as it is, without its intermediates as outputs; None where only isolated was asked for.
         exposed: the model with its intermediates as outputs, as a whole: its outcome says whether it could run.
-        notes: what else there is to know.
         folder: where models, tensors and logs of wrong layers were kept; "" where they were not.
     """
 
@@ -348,3 +345,135 @@ def _reasons(found: Bisection) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+_NAMED = 40  # more layers than this have no room for their names
+_NAME_LENGTH = 28
+_COLOURS = {"isolated": "#3b6fb6", "cumulative": "#c77d1e"}
+_WRONG = "#c33"
+# Both can lie in the same place: a ring around a square shows them both.
+_MARKS: dict[str, dict[str, Any]] = {
+    "isolated": {"marker": "o", "linestyle": "none", "markersize": 8, "markerfacecolor": "none", "zorder": 3},
+    "cumulative": {"marker": "s", "linestyle": "-", "markersize": 4, "linewidth": 1},
+}
+# Answers that are equal have no error that a logarithmic scale could show: they lie this share of it below the rest,
+# and those that are wrong beyond any number as far above.
+_MARGIN = 0.08
+
+
+def plot_growth(path: Path, found: Bisection) -> None:
+    """Draw each layer's error, isolated and cumulative, in topological order, as PNG, SVG or PDF (by its suffix).
+
+    Above, the largest absolute difference, logarithmic; below, the signal-to-noise ratio in dB. Bands tell the depth.
+    Red rings are layers that are wrong, crosses those that could not be run. What is wrong by no number (NaN or
+    infinite where it should not be, noise where there is no signal) lies on a line of its own, beyond the worst.
+
+    Raises:
+        UsageError: as :func:`hil.controller.storage.pictures.check_picture`.
+        StorageError: the file cannot be written.
+    """
+    check_picture(path)
+    count = len(found.layers)
+    figure = new_figure(min(max(9.0, 0.32 * count), 30.0), 7.5)
+    # $ would begin a formula.
+    figure.suptitle(
+        f"{Path(found.model).name} on {found.board}\n{found.verdict}".replace("$", r"\$"), fontsize=9, wrap=True
+    )
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    _draw(upper, found, "max_abs")
+    _draw(lower, found, "sqnr_db")
+    _name_layers(lower, found)
+    save_figure(figure, path)
+
+
+def _draw(axes: Any, found: Bisection, what: str) -> None:
+    """One panel: ``max_abs`` on a logarithmic scale, or ``sqnr_db``."""
+    logarithmic = what == "max_abs"
+    values = {way: [_value_of(layer.by(way), what) for layer in found.layers] for way in WAYS}
+    finite = [
+        value for line in values.values() for value in line if value is not None and _drawable(value, logarithmic)
+    ]
+    low, high = (min(finite), max(finite)) if finite else (0.1, 1.0) if logarithmic else (0.0, 1.0)
+    if logarithmic:
+        low, high = math.log10(low), math.log10(high)
+    room = max(high - low, 1.0) * _MARGIN
+    best, worst = (low - room, high + room) if logarithmic else (high + room, low - room)
+    is_beyond = False
+    for way, line in values.items():
+        points = [
+            (x, _height(value, best, worst, logarithmic=logarithmic))
+            for x, value in enumerate(line)
+            if value is not None
+        ]
+        if points:
+            xs, ys = zip(*points, strict=True)
+            is_beyond |= worst in ys
+            axes.plot(xs, ys, color=_COLOURS[way], label=way, **_MARKS[way])
+        wrong = [(x, y) for x, y in points if _outcome_at(found, x, way) is Outcome.FAIL]
+        if wrong:
+            xs, ys = zip(*wrong, strict=True)
+            axes.plot(xs, ys, "o", markersize=12, markerfacecolor="none", markeredgecolor=_WRONG, linestyle="none")
+            name = _short(found.layers[wrong[0][0]].name)
+            axes.annotate(name, wrong[0], (9, 4), textcoords="offset points", color=_WRONG, fontsize=8)
+        for x in range(len(found.layers)):
+            if _outcome_at(found, x, way) not in (None, Outcome.PASS, Outcome.FAIL, Outcome.BLIND, Outcome.SKIP):
+                axes.plot(x, best, "x", color=_COLOURS[way], markersize=8, markeredgewidth=2)
+    _draw_edge(axes, best, "equal")
+    if is_beyond:
+        _draw_edge(axes, worst, "off the scale (NaN/Inf)")
+    axes.set_ylabel("log10 max |error|" if logarithmic else "SQNR, dB")
+    _draw_depths(axes, found)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", fontsize=8)
+
+
+def _draw_edge(axes: Any, height: float, text: str) -> None:
+    """A line for what a scale cannot show."""
+    axes.axhline(height, color="#bbb", linewidth=0.8, zorder=0)
+    axes.text(0.002, height, text, transform=axes.get_yaxis_transform(), fontsize=7, color="#777", va="bottom")
+
+
+def _height(value: float, best: float, worst: float, *, logarithmic: bool) -> float:
+    """Where a value lies on an axis; NaN stands for an answer that is NaN or infinite."""
+    if _drawable(value, logarithmic):
+        return math.log10(value) if logarithmic else value
+    is_equal = value == (0 if logarithmic else math.inf)
+    return best if is_equal else worst
+
+
+def _draw_depths(axes: Any, found: Bisection) -> None:
+    """A band for every second depth."""
+    for x, layer in enumerate(found.layers):
+        if layer.depth % 2:
+            axes.axvspan(x - 0.5, x + 0.5, color="#f1f1f1", linewidth=0, zorder=-1)
+
+
+def _name_layers(axes: Any, found: Bisection) -> None:
+    axes.set_xlim(-0.5, max(len(found.layers), 1) - 0.5)
+    if len(found.layers) > _NAMED:
+        axes.set_xlabel("layers in topological order (a band is a depth)")
+        return
+    labels = [f"{_short(layer.name)} ({layer.depth})" for layer in found.layers]
+    axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=8)
+    axes.set_xlabel("layer (depth)")
+
+
+def _short(name: str) -> str:
+    """A layer's name, shortened; a dollar sign would begin a formula."""
+    text = name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
+    return text.replace("$", r"\$")
+
+
+def _value_of(finding: Finding | None, what: str) -> float | None:
+    if finding and finding.nonfinite:
+        return math.nan
+    return getattr(finding, what) if finding else None
+
+
+def _drawable(value: float, logarithmic: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not logarithmic)
+
+
+def _outcome_at(found: Bisection, number: int, way: str) -> Outcome | None:
+    finding = found.layers[number].by(way)
+    return finding.outcome if finding else None

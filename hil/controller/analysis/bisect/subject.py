@@ -14,12 +14,12 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name
 from hil.errors import ImportFailed, StageTimeout, UsageError
 
@@ -77,17 +77,9 @@ def expose(
     """Make an ONNX model that returns these tensors of it after its own outputs.
 
     Args:
-        model: an ONNX model.
         tensors: any that its nodes make, with dtypes and shapes; those that it returns anyway stay where they are. The
             shapes are written into a model of fixed shapes only.
         only: return nothing else, and leave out every node that these do not need.
-        cache: where it is kept.
-        isolated: where it is made.
-        timeout: seconds, or None.
-        log: what is printed meanwhile is appended here.
-
-    Returns:
-        Its file, in the cache.
 
     Raises:
         ImportFailed: it cannot be made.
@@ -173,7 +165,6 @@ class Subject:
         model: the one whose reference is taken for right.
         compiled: the one that programs are made of: the same, or one of the same layers with other weights.
         options: the user's, a flow's own filled in.
-        inputs: of the whole model.
         layers: of ``model``, in topological order.
         twins: of ``compiled``, one for each of ``layers``.
         activations: what the reference computed for every tensor.
@@ -202,7 +193,7 @@ def open_subject(
     flow: Flow | None,
     artifact_model: Path | None,
     group: str,
-    shop: Workshop,
+    shop: RunContext,
     folder: Path,
 ) -> Subject:
     """Read a model, take it apart and ask the reference for all of its tensors.
@@ -210,11 +201,8 @@ def open_subject(
     Args:
         path: an ONNX model, or what converts to ONNX: it is that which is compiled and taken apart.
         options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
-        flow: or None.
         artifact_model: the file to compile in its place, or None.
         group: how nodes make layers: see :func:`hil.controller.analysis.layers.layers_of`.
-        shop: the cache and the isolated processes.
-        folder: for logs.
 
     Raises:
         UsageError: it is no ONNX model, does not take these inputs, or the other model is another network.
@@ -280,7 +268,7 @@ def _check_tolerance(name: str, reference: Array, options: Options) -> None:
     refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)
 
 
-def _read(path: Path, options: Options, flow: Flow | None, shop: Workshop, log: Path) -> Model:
+def _read(path: Path, options: Options, flow: Flow | None, shop: RunContext, log: Path) -> Model:
     """A model as the flow's recipe makes it, in ONNX; its ``dims`` are those that are still to be given to it."""
     settings: dict[str, Any] = {"isolated": shop.isolated, "cache": shop.cache}
     model = import_model(path, function=options.function, dims=options.dims, **settings)

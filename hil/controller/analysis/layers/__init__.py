@@ -22,7 +22,7 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, ReferenceFailed, StageTimeout, UsageError
 
@@ -68,9 +68,6 @@ def layers_of(
     Args:
         model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts; its ``dims`` are
             fixed in the layers.
-        cache: keeps the layers.
-        isolated: takes the model apart.
-        log: output is appended here.
         group: ``node``: a layer for each node; ``fused``: one for what compilers fuse: Conv with BatchNormalization,
             Add and activation, MatMul and Gemm with Add and activation.
         inputs: of the model, by name. Their shapes fix its symbolic dimensions. A run on them, and runs on seeded
@@ -101,11 +98,9 @@ def cut(
     It has every node on a path from ``start`` to ``end``; values from other nodes become inputs too.
 
     Args:
-        model: as for :func:`layers_of`.
         start: a tensor, which becomes an input; or a node or layer, which belongs to the part; "" for the model's
             inputs. A name that several have is the tensor's, else the node's.
         end: a tensor, or a node or layer whose results become the outputs; "" for the model's outputs.
-        cache, isolated, log, group, inputs: as for :func:`layers_of`.
 
     Raises:
         UsageError: no ONNX model; the tensor, node or layer does not exist; ``end`` does not depend on ``start``.
@@ -120,7 +115,6 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
     """Return the layers without duplicates.
 
     Args:
-        layers: all layers of a model.
         merge: ``content`` drops copies of other layers; ``shape`` also layers with the signature of another, whatever
             their weights and inputs; ``none`` drops nothing.
 

@@ -44,10 +44,7 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
     """Write every layer of a model.
 
     Args:
-        path: the ONNX model.
-        dims: sizes of symbolic dimensions.
         observed: tensor -> [dtype, shape] as observed in runs; None before any run.
-        folder: to write to.
         group: ``node`` or ``fused``.
 
     Returns:
@@ -374,13 +371,7 @@ def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
 
 
 def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
-    """Return a digest of operators, attributes, connections, and the dtypes and shapes of inputs and outputs.
-
-    Args:
-        graph: of the nodes.
-        nodes: numbers of the layer's nodes, in order.
-        outputs: names of the layer's outputs.
-    """
+    """Return a digest of operators, attributes, connections, and the dtypes and shapes of inputs and outputs."""
     look = _Look(graph)
     parts = [look.node(graph.nodes[number]) for number in nodes]
     parts.append([[look.value(name), graph.type_of(name)] for name in outputs])
@@ -392,9 +383,6 @@ def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], input
     model.
 
     Args:
-        graph: of the nodes.
-        nodes: numbers of the layer's nodes, in order.
-        outputs: names of the layer's outputs.
         inputs: what identifies each of its inputs among the model's values, in the layer's order.
     """
     parts = [signature_of(graph, nodes, outputs), *inputs]

@@ -55,7 +55,6 @@ def draws(node: Any, constants: Mapping[str, Any]) -> bool:
     Even with a seed: each runtime may draw other numbers from it.
 
     Args:
-        node: of a model whose local functions are inlined.
         constants: name -> TensorProto, to recognise a Dropout of training.
     """
     from onnx import numpy_helper
@@ -205,8 +204,6 @@ class Graph:
     """The nodes of a model's main graph after constants are folded.
 
     Args:
-        path: the ONNX model.
-        dims: sizes of symbolic dimensions.
         observed: tensor -> [dtype, shape] as observed in runs, with None for a dimension that differed.
 
     Attributes:
@@ -329,13 +326,7 @@ class Graph:
         return [name for name in made if name in used and static_shape(self._types.get(name)) is None]
 
     def save(self, numbers: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], path: Path) -> None:
-        """Write nodes as a model of their own, with the constants that they use.
-
-        Args:
-            numbers: the nodes, in order.
-            inputs, outputs: of the new model.
-            path: to write to; large constants go to a file beside it, of the same name and ``.data``.
-        """
+        """Write nodes as a model of their own, with the constants that they use."""
         import onnx
 
         part = onnx.ModelProto()

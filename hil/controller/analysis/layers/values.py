@@ -20,9 +20,9 @@ from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFai
 from hil.controller.storage.packages import version
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import INDEX, save_tensors
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
 from hil.core.npy import load_npy, save_npy
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of, to_bytes
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 
@@ -124,12 +124,6 @@ def activations(
 
     Args:
         model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts.
-        inputs: every input by name.
-        cache: keeps the values by model, inputs and the references' versions.
-        isolated: computes them.
-        recompute: compute even if the cache has them.
-        timeout: seconds for each reference, or None.
-        log: output is appended here.
 
     Raises:
         UsageError: the model is not ONNX and cannot be converted.
@@ -188,11 +182,8 @@ def layer_inputs(
     """Return a layer's input values by name, in its model's order.
 
     Args:
-        layer: of the model that the activations are of.
-        activations: of :func:`activations`.
         mode: ``real``: the reference's values in the whole model; ``random``: seeded values of the same dtype and
             shape, between the least and the greatest of the real ones (bools and strings: any).
-        seed: of the random values.
 
     Raises:
         UsageError: the mode is unknown.
@@ -289,8 +280,6 @@ def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> 
     """Copy a layer's model to a folder, and its input and output values as .npy to a subfolder of the layer's name.
 
     Args:
-        layer: to save.
-        activations: of the whole model.
         folder: created if needed; files of the same names are overwritten.
 
     Raises:
@@ -316,8 +305,6 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
     """Compute all values that depend on the inputs, and save them in the model's order. Runs in an isolated process.
 
     Args:
-        path: the ONNX model.
-        dims: sizes of symbolic dimensions.
         oracle: ``onnxruntime`` or ``onnx-reference``.
         inputs, outputs: folders, as :mod:`hil.controller.storage.tensor_files` writes them.
 
@@ -359,7 +346,7 @@ def _expose(model: Any) -> None:
 def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime as ort
 
-    from hil.controller.backends.references.onnxruntime import words
+    from hil.controller.backends.references.onnx import ort_words
     from hil.errors import UsageError
     from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
@@ -373,13 +360,13 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
     except UsageError as error:
         raise ReferenceFailed(error.message) from error
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {ort_words(error)}", detail=str(error)) from error
     kinds = {node.name: dtype_of_type(node.type) for node in session.get_outputs()}
     wanted = {name: dtype for name, dtype in kinds.items() if dtype is not None}
     try:
         values = session.run_with_ort_values(list(wanted), feeds)
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {ort_words(error)}", detail=str(error)) from error
     return {name: from_ort(value, wanted[name]) for name, value in zip(wanted, values, strict=True)}
 
 
@@ -388,7 +375,7 @@ def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str,
     from onnx.external_data_helper import load_external_data_for_model
     from onnx.reference import ReferenceEvaluator
 
-    from hil.controller.backends.references.onnx_reference import words
+    from hil.controller.backends.references.onnx import evaluator_words
     from hil.core.tensors import dtype_name
     from hil.errors import UsageError
 
@@ -398,7 +385,7 @@ def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str,
         with np.errstate(all="ignore"):
             values = evaluator.run(None, dict(inputs))
     except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {words(error)}") from error
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {evaluator_words(error)}") from error
     results: dict[str, Any] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         if isinstance(value, (list, dict)) or value is None:

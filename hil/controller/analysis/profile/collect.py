@@ -7,22 +7,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.analysis.profile.compile_time import DISPATCHES, EXECUTABLES, PASSES, profile_compile
-from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
+from hil.controller.analysis.profile.compile_time import profile_compile
+from hil.controller.analysis.profile.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.iree_profile import DISPATCH, IreeEvents, read_ireeprof
 from hil.controller.analysis.profile.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
-from hil.controller.analysis.profile.rows import write_csv
+from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, write_csv
 from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
-from hil.controller.devices.streams import ProfilePass
+from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
-from hil.core.artifacts import Model
 from hil.core.clock import ClockFit
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError
@@ -37,17 +38,10 @@ Made = TypeVar("Made")
 _KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
 
 
-def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Workshop) -> list[str]:
+def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: RunContext) -> list[str]:
     """Write the profile of a case (see :mod:`hil.controller.analysis.profile.store`) and the raw files to a folder.
 
     What cannot be collected becomes a note: the case keeps its outcome.
-
-    Args:
-        case: one that ran and has ended.
-        capture: what was collected during its run.
-        folder: for the profile; created if needed.
-        run: the profile's name.
-        shop: where compilers and readers of files run.
 
     Returns:
         The notes, one line each.
@@ -94,7 +88,7 @@ class _Reader:
         scratch: Path,
         run: str,
         board: str,
-        shop: Workshop,
+        shop: RunContext,
         notes: list[str],
     ) -> None:
         self._case = case
@@ -214,7 +208,6 @@ def check_folder(folder: Path, kind: str) -> None:
     """Create a profile's folder before anything runs; it may hold an older profile of its kind.
 
     Args:
-        folder: the folder.
         kind: ``run`` or ``compile``.
 
     Raises:
@@ -230,15 +223,13 @@ def check_folder(folder: Path, kind: str) -> None:
 
 
 def write_profiles(
-    case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop
+    case: Case, folders: Mapping[str, Path], *, run_id: str, shop: RunContext
 ) -> Iterator[tuple[Mapping[str, Any], ...]]:
     """Write the profiles of a case that has ended; what cannot be collected becomes a note.
 
     Args:
-        case: the case.
         folders: ``compile`` and ``run`` -> where that profile goes.
         run_id: the profiles' name. A link in the case's folder leads to the one of the run.
-        shop: where compilers run.
 
     Yields:
         For the record: ``kind``, ``folder`` and ``notes`` of each; before any is written, and after each.
@@ -257,7 +248,7 @@ def write_profiles(
         yield tuple(profiles)
 
 
-def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+def _compile(case: Case, folder: Path, run_id: str, shop: RunContext) -> list[str]:
     if case.model is None or case.artifact is None:
         return ["no profile of the compiler: the model was not compiled"]
     made = profile_compile(
@@ -270,11 +261,11 @@ def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]
         timeout=COMPILE_TIMEOUT_S,
         log=case.folder / "logs" / "compile-profile.log",
     )
-    write_trace([], folder / TRACE, compile_profiles=[made])
+    write_trace([], folder / TRACE, compilations={folder.name: made.spans})
     return list(made.notes)
 
 
-def _run(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+def _run(case: Case, folder: Path, run_id: str, shop: RunContext) -> list[str]:
     if case.capture is None:
         return ["no profile of the run: the model did not run"]
     notes = collect(case, case.capture, folder, run=run_id, shop=shop)
@@ -288,17 +279,11 @@ def _run(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
     return notes
 
 
-def iree_rows(
-    events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str], ridge: float = RIDGE
-) -> Iterator[OpRow]:
+def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str]) -> Iterator[OpRow]:
     """Yield the rows of an IREE profile by start, without events that belong to no iteration.
 
     Args:
-        events: of the profile.
-        sites: of the program that ran.
-        run, board: names of the profile and the board.
         notes: gets a line for each uncertain match of nodes, before the first row.
-        ridge: see :data:`hil.controller.analysis.profile.estimate.RIDGE`.
     """
     submitted, which = events.submitted()
     matched = [sites.match(submissions) for submissions in submitted]
@@ -325,18 +310,12 @@ def iree_rows(
             shapes=site.shapes,
             bytes=site.bytes if event.op == DISPATCH else event.bytes or None,
             flops=site.flops,
-            bound_estimate=Estimate(site.flops, site.bytes, ridge=ridge).bound,
+            bound_estimate=Estimate(site.flops, site.bytes).bound,
         )
 
 
 def onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
-    """Yield the rows of an ONNX Runtime profile by start.
-
-    Args:
-        events: of the profile.
-        estimates: of the model that ran.
-        run, board: names of the profile and the board.
-    """
+    """Yield the rows of an ONNX Runtime profile by start."""
     for event in events.events():
         # A kernel that holds others is no operation of its own.
         is_compute = event.op_type not in HOLDERS

@@ -10,23 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate
-from hil.controller.analysis.profile.rows import join_list
+from hil.controller.analysis.profile.estimate import Estimate, Estimates, estimate
+from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
-from hil.controller.backends.compilers.iree import recipe_of
-from hil.controller.backends.compilers.iree_takes import as_iree_takes
+from hil.controller.backends.compilers.iree import as_iree_takes
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Model
 from hil.core.clock import now_ns
-from hil.core.installation import module_command
+from hil.core.processes import module_command
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Span
 from hil.errors import StorageError, UsageError
 
-PASSES, DISPATCHES, EXECUTABLES = "passes.csv", "dispatches.csv", "executables.csv"
 _PASSES = ("phase", "depth", "pass", "wall_ms", "cpu_ms", "share_of_phase")
 _DISPATCHES = (
     "region",
@@ -73,20 +72,13 @@ def profile_compile(
     isolated: Isolated,
     timeout: float | None,
     log: Path,
-    ridge: float = RIDGE,
 ) -> CompileProfile:
     """Compile a model again, without the cache, and write where the time went to a folder.
 
     Args:
-        model: an ONNX or MLIR model.
         runtime: ``iree``, or ``onnxruntime``, which compiles nothing: its phases are those of creating a session.
         flags: of the compiler, with the target, as in an artifact.
         folder: created if needed; its three files are overwritten.
-        cache: keeps the dispatches' nodes.
-        isolated: runs the compiler.
-        timeout: its limit in seconds.
-        log: its output is appended here.
-        ridge: see :data:`hil.controller.analysis.profile.estimate.RIDGE`.
 
     Raises:
         UsageError: such a model is not compiled; the compiler is not installed or does not know a flag.
@@ -115,10 +107,10 @@ def profile_compile(
         found = isolated.call(function, arguments, timeout=timeout, log=log)
     if runtime == "iree":
         sites = sites_of(given, flags, **settings)
-        dispatches = _dispatch_rows(sites, found["sources"], ridge)
+        dispatches = _dispatch_rows(sites, found["sources"])
         notes += sites.notes
     else:
-        of_nodes = estimate(model, cache=cache, isolated=isolated, timeout=timeout, log=log, ridge=ridge)
+        of_nodes = estimate(model, cache=cache, isolated=isolated, timeout=timeout, log=log)
         dispatches = _node_rows(of_nodes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,14 +144,14 @@ def _flat(passes: Sequence[Sequence[Any]], depth: int) -> Iterator[tuple[int, st
         yield from _flat(within, depth + 1)
 
 
-def _dispatch_rows(sites: Sites, sources: Mapping[str, int], ridge: float) -> Iterator[Sequence[Any]]:
+def _dispatch_rows(sites: Sites, sources: Mapping[str, int]) -> Iterator[Sequence[Any]]:
     """Yield each call of a dispatch, in the program's order."""
     # `module_main$async_dispatch_3.mlir` is the source of the call `main$async_dispatch_3_matmul_..`.
     sizes = {name.partition("_")[2].removesuffix(".mlir"): size for name, size in sources.items()}
     for number, region in enumerate(sites.regions):
         for site in region.sites:
             own = max((name for name in sizes if f"{site.key}_".startswith(f"{name}_")), key=len, default="")
-            work = Estimate(site.flops, site.bytes, site.shapes, ridge)
+            work = Estimate(site.flops, site.bytes, site.shapes)
             types = tuple(sites.op_types.get(node, "") for node in site.nodes)
             yield number, region.loop, site.key, join_list(site.nodes), join_list(types), *_cells(work, sizes.get(own))
 
@@ -215,7 +207,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
-    from hil.controller.backends.compilers.iree_build import check_target, fail
+    from hil.controller.backends.compilers.iree_program import check_target, fail
 
     phases: list[list[Any]] = []
     with temporary_folder("hil-phases-") as scratch:

@@ -13,7 +13,7 @@ from typing import Any
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
 from hil.controller.storage.packages import version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.errors import ImportFailed, StageTimeout
 
 # Operations per byte at which computing takes as long as moving. A core with one or two vector multiply-adds a cycle
@@ -113,13 +113,11 @@ class Estimate:
         flops: arithmetic operations; None if one is unknown.
         bytes: of inputs, weights and outputs, each counted once; None if one is unknown.
         shapes: of inputs and outputs, as in :class:`~hil.core.timeline.OpRow`.
-        ridge: see :data:`RIDGE`.
     """
 
     flops: int | None
     bytes: int | None
     shapes: str = ""
-    ridge: float = RIDGE
 
     @property
     def intensity(self) -> float | None:
@@ -131,7 +129,7 @@ class Estimate:
         """The expected bottleneck: ``compute`` or ``memory``; "" if unknown."""
         if self.intensity is None:
             return ""
-        return "compute" if self.intensity >= self.ridge else "memory"
+        return "compute" if self.intensity >= RIDGE else "memory"
 
 
 @dataclass(frozen=True)
@@ -153,19 +151,17 @@ class Estimates:
         nodes: name -> node, in the model's order, with those of subgraphs.
         values: name -> (type as ``1x64xf32``, bytes) of each value with a known shape.
         results: names of the model's outputs.
-        ridge: see :data:`RIDGE`.
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     values: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     results: frozenset[str] = frozenset()
-    ridge: float = RIDGE
 
     def of(self, names: Iterable[str]) -> Estimate:
         """Estimate these nodes together; unknown names are ignored."""
         nodes = [self.nodes[name] for name in dict.fromkeys(names) if name in self.nodes]
         if not nodes:
-            return Estimate(None, None, ridge=self.ridge)
+            return Estimate(None, None)
         own = {name for node in nodes for name in node.outputs}
         ins = list(dict.fromkeys(name for node in nodes for name in node.inputs if name not in own))
         inside = {node.name for node in nodes}
@@ -180,7 +176,6 @@ class Estimates:
             None if None in flops else sum(count for count in flops if count is not None),
             self._bytes(nodes, ins, outs),
             f"{self._shapes(ins)} -> {self._shapes(outs)}" if ins or outs else "",
-            self.ridge,
         )
 
     @cached_property
@@ -207,24 +202,17 @@ class Estimates:
         return ", ".join(self.values[name][0] if name in self.values else "?" for name in names)
 
 
-def estimate(
-    model: Model, *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path, ridge: float = RIDGE
-) -> Estimates:
+def estimate(model: Model, *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path) -> Estimates:
     """Estimate an ONNX model's nodes; the result is empty for other models.
 
     Args:
         model: the model; ``model.dims`` gives its symbolic dimensions.
-        cache: keeps the shapes that were read.
-        isolated: runs the reader.
-        timeout: its limit in seconds.
-        log: its output is appended here.
-        ridge: see :data:`RIDGE`.
 
     Raises:
         ImportFailed, StageTimeout: the model cannot be read.
     """
     if model.format != "onnx":
-        return Estimates(ridge=ridge)
+        return Estimates()
 
     def make(folder: Path) -> None:
         arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
@@ -241,15 +229,11 @@ def estimate(
     document = json.loads((entry / _FILE).read_bytes())
     nodes = {node[0]: Node(*node) for node in document["nodes"]}
     values = {name: (text, size) for name, (text, size) in document["values"].items()}
-    return Estimates(nodes, values, frozenset(document["results"]), ridge)
+    return Estimates(nodes, values, frozenset(document["results"]))
 
 
 def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read a model's nodes and the types of its values; runs in an isolated process.
-
-    Args:
-        model: the ONNX file.
-        dims: sizes of symbolic dimensions.
 
     Returns:
         ``nodes``: [name, op_type, inputs, outputs, flops] each, in order, with those of subgraphs; ``values``: name ->
@@ -319,7 +303,6 @@ def operations(
     Args:
         op_type: an operator of ONNX's default domain.
         ins, outs: shapes, in order; None for an unknown shape or an omitted input.
-        given: the node's attributes.
 
     Returns:
         None if the operator or a shape that is needed is unknown.
@@ -409,7 +392,6 @@ def dispatch_estimate(dispatch: Any, walk: Walk) -> tuple[int | None, int | None
     """Return operations and bytes of a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown.
 
     Args:
-        dispatch: the operation.
         walk: yields the operations within one that satisfy a predicate.
     """
     moved = _sum(_accessed_bytes(op) for op in walk(dispatch, lambda op: op.name in (_LOAD, _STORE)))

@@ -195,11 +195,7 @@ def read_ireeprof(
     """Read a ``.ireeprof`` file.
 
     Args:
-        path: the file.
         folder: an existing one for the events; keep it while they are used.
-        isolated: runs ``iree-profile``.
-        timeout: its limit in seconds.
-        log: its output is appended here.
         warmup: number of runs before them.
         iterations: number of runs of the same inputs at the profile's end, if known.
         clock: pairs of (profile's time, board's time), see :func:`hil.core.clock.by_pairs`.
@@ -350,11 +346,6 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
     """Write a profile's events and memory to ``events.bin`` and ``memory.bin``, in the file's own order.
 
     Runs in an isolated process.
-
-    Args:
-        path: the ``.ireeprof`` file.
-        tool: ``iree-profile``.
-        folder: an existing folder.
 
     Returns:
         ``names``: the strings that ``op`` and ``key`` of an event number; ``lost``: number of invalid events.

@@ -7,11 +7,12 @@ In CSV a list is one cell, its items separated by ``;``. Special characters of a
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,28 +21,9 @@ from hil.core.files import replacing
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
-COLUMNS = (
-    "run",
-    "iteration",
-    "board",
-    "runtime",
-    "op",
-    "kind",
-    "onnx_nodes",
-    "op_types",
-    "start_ns",
-    "duration_ns",
-    "clock",
-    "tiles",
-    "tile_time_ns",
-    "shapes",
-    "bytes",
-    "flops",
-    "bound_estimate",
-)
-_LISTS = ("onnx_nodes", "op_types")
-_INTS = ("iteration", "start_ns", "duration_ns")
-_OPTIONAL_INTS = ("tiles", "tile_time_ns", "bytes", "flops")
+COLUMNS = tuple(field.name for field in dataclasses.fields(OpRow))
+# The tables of a compilation's profile.
+PASSES, DISPATCHES, EXECUTABLES = "passes.csv", "dispatches.csv", "executables.csv"
 
 _ESCAPES = {"\\": "\\\\", ";": "\\;", "\n": "\\n", "\r": "\\r", "\0": "\\0"}
 _ESCAPED = str.maketrans(_ESCAPES)
@@ -67,6 +49,15 @@ def split_list(cell: str) -> tuple[str, ...]:
     return tuple(re.sub(r"\\(.)", lambda found: _MEANT.get(found[1], found[1]), item) for item in items[:-1])
 
 
+def _count(cell: str) -> int | None:
+    return int(cell) if cell else None
+
+
+_READ: dict[str, Callable[[str], Any]] = {"int": int, "int | None": _count, "tuple[str, ...]": split_list}
+# What reads a cell of each column.
+_READERS = [_READ.get(str(field.type), str) for field in dataclasses.fields(OpRow)]
+
+
 def write_csv(rows: Iterable[OpRow], path: Path) -> int:
     """Write rows as CSV (UTF-8, with a header; empty cells for unknown values). Return the number of rows.
 
@@ -75,7 +66,7 @@ def write_csv(rows: Iterable[OpRow], path: Path) -> int:
     """
     written = itertools.count()
     values = attrgetter(*COLUMNS)
-    nodes, types = (COLUMNS.index(name) for name in _LISTS)
+    nodes, types = COLUMNS.index("onnx_nodes"), COLUMNS.index("op_types")
 
     def cells() -> Iterator[list[Any]]:
         # The counter comes second, so that it is not advanced after the last row.
@@ -128,9 +119,10 @@ def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
         from pyarrow import parquet
     except ImportError as error:
         raise UsageError("pyarrow is not installed", hint="pip install 'hil[parquet]'") from error
-    integers = {*_INTS, *_OPTIONAL_INTS}
-    types = {name: pyarrow.int64() for name in integers} | {name: pyarrow.list_(pyarrow.string()) for name in _LISTS}
-    schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in COLUMNS])
+    types = {str: pyarrow.string(), split_list: pyarrow.list_(pyarrow.string())}
+    schema = pyarrow.schema(
+        [(name, types.get(read, pyarrow.int64())) for name, read in zip(COLUMNS, _READERS, strict=True)]
+    )
     values = attrgetter(*COLUMNS)
     source = iter(rows)
     with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
@@ -152,24 +144,4 @@ def _check_end(path: Path) -> None:
 def _row(cells: list[str]) -> OpRow:
     if len(cells) != len(COLUMNS):
         raise ValueError(f"{len(cells)} cells instead of {len(COLUMNS)}")
-    run, iteration, board, runtime, op, kind, nodes, types, start, duration, clock, *rest = cells
-    tiles, tile_time, shapes, moved, flops, bound = rest
-    return OpRow(
-        run,
-        int(iteration),
-        board,
-        runtime,
-        op,
-        kind,
-        split_list(nodes),
-        split_list(types),
-        int(start),
-        int(duration),
-        clock,
-        int(tiles) if tiles else None,
-        int(tile_time) if tile_time else None,
-        shapes,
-        int(moved) if moved else None,
-        int(flops) if flops else None,
-        bound,
-    )
+    return OpRow(*[read(cell) for read, cell in zip(_READERS, cells, strict=True)])

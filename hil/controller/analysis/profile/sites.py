@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.analysis.profile.estimate import dispatch_estimate
-from hil.controller.backends.compilers.iree import recipe_of
-from hil.controller.backends.compilers.iree_takes import as_iree_takes
+from hil.controller.backends.compilers.iree import as_iree_takes
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
@@ -61,7 +61,6 @@ class Region:
 
     Attributes:
         loop: the loop of the program around it; "" for none.
-        sites: at least one.
     """
 
     loop: str
@@ -80,7 +79,6 @@ class Sites:
     Attributes:
         regions: in the program's order.
         op_types: node -> its type, in the model's order.
-        notes: on what is not available, a line each.
     """
 
     regions: Sequence[Region]
@@ -174,10 +172,6 @@ def dispatch_sites(
     Args:
         model: of the program, before any conversion. A compiled model (``vmfb``) has no known sites.
         artifact: the program; its flags are used. A program of several models has no known sites.
-        cache: keeps the sites.
-        isolated: runs the compiler.
-        timeout: its limit in seconds.
-        log: its output is appended here.
 
     Raises:
         CompileFailed, CompileCrashed, StageTimeout: the compiler failed before.
@@ -196,7 +190,7 @@ def sites_of(
     """Return the sites of a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
         return Sites((), {}, ("the nodes of dispatches are unknown for a program that came compiled",))
-    taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, timeout=timeout, log=log)
+    taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, recompute=False, timeout=timeout, log=log)
     model = taken.model
     recipe = recipe_of(model, taken.flags)
     op_types = model.files.get(OP_TYPES)
@@ -235,12 +229,7 @@ def build(
     """Compile to the phase *stream* and read the sites. Runs in an isolated process.
 
     Args:
-        model: the ONNX or MLIR file.
-        format: ``onnx`` or ``mlir``.
-        dims: sizes of symbolic dimensions (ONNX).
         op_types: a JSON file with the types of the names in MLIR's locations, in the model's order; or None.
-        flags: of the program.
-        log: the file that standard error goes to.
 
     Returns:
         ``regions``: a list of {``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}, see :class:`Region`;
@@ -249,7 +238,7 @@ def build(
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
-    from hil.controller.backends.compilers.iree_build import fail, run_compiler
+    from hil.controller.backends.compilers.iree_program import fail, run_compiler
 
     with temporary_folder("hil-sites-") as scratch:
         folder = Path(scratch)

@@ -165,7 +165,6 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
     Args:
         text: a folder of one or several profiles, a trace file, a stored run's id or its beginning, or ``latest``.
         case: the case's name, if there are several.
-        store: of the stored runs (default: hil-runs).
 
     Raises:
         UsageError: there is no profile, or there are several and ``case`` names none of them.

@@ -63,7 +63,6 @@ class RunTimes:
     Attributes:
         timed_p50_ns: median of the runs without a profiler, whose outputs are compared.
         profiled_p50_ns: median of the runs that the rows come from.
-        iterations: number of profiled runs.
     """
 
     timed_p50_ns: float | None
@@ -104,7 +103,6 @@ def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
     """Sum rows up by group, the longest time first. The rows are read once and not kept.
 
     Args:
-        rows: of a profile, by start.
         by: a key of :data:`GROUPS`.
     """
     groups: dict[tuple[str, str], _Group] = defaultdict(_Group)

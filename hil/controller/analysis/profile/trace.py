@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hil.controller.analysis.profile.compile_time import CompileProfile
 from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.totals import run_times
 from hil.controller.analysis.profile.trace_file import Argument, Lanes, Stream, TraceFile
@@ -45,7 +44,6 @@ class TraceCost:
 
     Attributes:
         events: begins and ends of slices, and values of counters.
-        bytes: size of the file.
         seconds: on this machine's clock.
     """
 
@@ -64,14 +62,14 @@ class _Part:
 
 
 def write_trace(
-    profiles: Sequence[Profile], path: Path, *, compile_profiles: Sequence[CompileProfile] = ()
+    profiles: Sequence[Profile], path: Path, *, compilations: Mapping[str, Sequence[Span]] | None = None
 ) -> TraceCost:
     """Write profiles of one or several boards as one trace, on the controller's clock.
 
     Args:
         profiles: made on this machine since its last start: their host times have one clock.
         path: ``.pftrace``, or ``.pftrace.gz`` for a compressed one.
-        compile_profiles: profiles of compilations to show beside them.
+        compilations: track -> the spans of a compilation to show beside them.
 
     Raises:
         HilError: a time is before its clock's zero, or a number has more than 64 bits.
@@ -79,7 +77,7 @@ def write_trace(
     """
     starts = [_start(profile) for profile in profiles]
     zero = min([0, *starts])
-    return _write([_Part(profile, "", zero) for profile in profiles], compile_profiles, path)
+    return _write([_Part(profile, "", zero) for profile in profiles], compilations or {}, path)
 
 
 def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
@@ -88,10 +86,10 @@ def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
     Raises:
         StorageError: the file cannot be written.
     """
-    return _write([_Part(a, "A ", _start(a)), _Part(b, "B ", _start(b))], [], path)
+    return _write([_Part(a, "A ", _start(a)), _Part(b, "B ", _start(b))], {}, path)
 
 
-def _write(parts: Sequence[_Part], compile_profiles: Sequence[CompileProfile], path: Path) -> TraceCost:
+def _write(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span]], path: Path) -> TraceCost:
     begun = time.perf_counter()
     try:
         with _opened(path) as file:
@@ -100,7 +98,7 @@ def _write(parts: Sequence[_Part], compile_profiles: Sequence[CompileProfile], p
             # written one after another.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
             trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
-            _Writer(trace, parts).write(compile_profiles, clocks)
+            _Writer(trace, parts).write(compilations, clocks)
         size = path.stat().st_size
     except ValueError as error:
         hint = "a clock was read wrongly: the table of operations has the times as they were read"
@@ -118,9 +116,13 @@ class _Writer:
         self._controllers: dict[str, int] = {}
         self._flows = itertools.count(1)
 
-    def write(self, compile_profiles: Sequence[CompileProfile], clocks: Sequence[int]) -> None:
+    def write(self, compilations: Mapping[str, Sequence[Span]], clocks: Sequence[int]) -> None:
         calls = [self._controller(part) for part in self._parts]
-        self._compiler(compile_profiles)
+        if compilations:
+            process = self._trace.process("compiler")
+            zero = self._parts[0].zero if self._parts else 0
+            for name, spans in compilations.items():
+                self._slices(process, name, [(span, "compile", []) for span in spans], zero)
         for part, clock, flows in zip(self._parts, clocks, calls, strict=True):
             self._link(part)
             self._board(part, clock, flows)
@@ -149,14 +151,6 @@ class _Writer:
         spans += [(call.host, "invoke", [flow]) for call, flow in zip(part.profile.calls, flows, strict=True)]
         self._slices(process, name, spans, part.zero)
         return flows
-
-    def _compiler(self, compile_profiles: Sequence[CompileProfile]) -> None:
-        if not compile_profiles:
-            return
-        process = self._trace.process("compiler")
-        zero = self._parts[0].zero if self._parts else 0
-        for profile in compile_profiles:
-            self._slices(process, profile.folder.name, [(span, "compile", []) for span in profile.spans], zero)
 
     def _link(self, part: _Part) -> None:
         process = self._trace.process(f"{part.before}link: {self._name(part)}")
@@ -231,8 +225,6 @@ class BoardClock:
     before the previous event, so that no slice ends before it begins.
 
     Args:
-        trace: to write to.
-        fit: of the board's clock to the host's.
         board, host: ids of the two clocks in the trace.
         zero: offset that is subtracted from host times.
     """
@@ -268,11 +260,7 @@ class BoardTracks:
     """Writes the board's side of a profile.
 
     Args:
-        trace: to write to.
-        profile: the profile.
-        process: the track of the agent's process.
         stream: on the board's clock.
-        clock: that clock.
         flows: for each call, the number of the arrow that ends in it.
     """
 

@@ -23,9 +23,6 @@ _BYTES_UNIT = "bytes"
 class TraceFile:
     """A trace that is being written: its processes and tracks, and the streams of events on them.
 
-    Args:
-        file: open for writing bytes.
-
     Attributes:
         events: begins and ends of slices and values of counters written so far.
     """
@@ -95,8 +92,6 @@ class Stream:
     """Events on one clock, on any tracks. Names and strings are written once and then referred to by number.
 
     Args:
-        trace: to write to.
-        clock: the id of the clock of its times.
         zero: offset that is subtracted from every time.
     """
 
@@ -128,9 +123,6 @@ class Stream:
         """Begin a slice.
 
         Args:
-            at: time.
-            track: its track.
-            name, category, args: of the slice.
             flows: numbers of the arrows that start from it; ``arriving``: of those that end in it.
         """
         self.renew()
@@ -240,11 +232,7 @@ class Stream:
 
 
 class Lanes:
-    """Tracks of one name, as many as are needed for slices that overlap without being nested.
-
-    Args:
-        new_track: adds a track.
-    """
+    """Tracks of one name, as many as are needed for slices that overlap without being nested."""
 
     def __init__(self, new_track: Callable[[], int]) -> None:
         self._new_track = new_track

@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.compiling import compiling
+from hil.controller.models.compiling import Work, compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, function_name
 from hil.controller.storage.packages import needed_version
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
+from hil.core.results import Model
 from hil.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,7 @@ class Conversion:
             ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further files beside
             it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it
             raises becomes one.
-        by: who does it, as results say it.
         packages: whose versions the result depends on.
-        suffix: of the file.
         extra: of hil, which installs the packages.
         version: raise it when the result changes without those.
     """
@@ -74,22 +75,11 @@ def can_convert(have: str, want: str) -> bool:
     return (have, want) in CONVERSIONS
 
 
-def convert(
-    model: Model, want: str, *, cache: Cache, isolated: Isolated, recompute: bool, timeout: float | None, log: Path
-) -> tuple[Model, str]:
+def convert(model: Model, want: str, **work: Unpack[Work]) -> tuple[Model, str]:
     """A model in another format, made or from the cache.
 
     Args:
-        model: what was imported.
-        want: the format.
-        cache: where results are kept, by content and versions.
-        isolated: where the work is done: frameworks crash, and import for seconds.
-        recompute: do it though the cache has it.
-        timeout: seconds, or None for half an hour.
-        log: what the framework prints is appended here.
-
-    Returns:
-        The model, with the same name, inputs and outputs, and who made it, with version.
+        work: how it is done; a ``timeout`` of None is half an hour.
 
     Raises:
         UsageError: there is no such conversion, or the framework is not installed.
@@ -118,9 +108,12 @@ def convert(
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
-            isolated.call(conversion.convert, arguments, timeout=timeout or CONVERT_TIMEOUT_S, log=log)
+            work["isolated"].call(
+                conversion.convert, arguments, timeout=work["timeout"] or CONVERT_TIMEOUT_S, log=work["log"]
+            )
 
-    entry, _ = cache.get_or_make(key, {"model": model.name, "converted by": by}, make, recompute)
+    meta = {"model": model.name, "converted by": by}
+    entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
     digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}
     files = {file: entry / file for file in digests}
     # One digest of them all: large weights lie beside the model.
@@ -130,10 +123,6 @@ def convert(
 
 def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
     """The model as ONNX, in which it can be taken apart and looked into; a PyTorch program's nodes bear module paths.
-
-    Args:
-        model: what was imported.
-        cache, isolated, log: as for :func:`convert`.
 
     Raises:
         UsageError: there is no way to make it one.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.bench_boards import PacedBoard, side_on
 
 from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, measure
-from hil.controller.analysis.bench.model import Batch, BenchJob
+from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import under_load
 from hil.controller.pipeline.options import Job
 from hil.core.results import Outcome

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hil.controller.analysis.bench.model import Batch
 from hil.controller.analysis.bench.stats import (
     LEAST_REPEATS,
+    Batch,
     compare_rounds,
     drift_of,
     is_precise,

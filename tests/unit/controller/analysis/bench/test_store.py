@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.analysis.bench.model import Batch
+from hil.controller.analysis.bench.stats import Batch
 from hil.controller.analysis.bench.store import SampleFile, read_document, read_samples, save_document
 from hil.controller.storage.runs import RunStore
 from hil.errors import StorageError, UsageError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hil.compare.verdict import compare
-from hil.controller.analysis.bisect.judge import Atol, finding_of, within, without_failed
+from hil.controller.analysis.bisect.find import Atol, finding_of, within, without_failed
 from hil.controller.analysis.bisect.result import Finding
 from hil.controller.analysis.layers import Layer
 from hil.controller.pipeline.case import Case

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from hil.compare.verdict import compare_output
-from hil.controller.analysis.bisect.judge import plot_growth
-from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding, print_bisection
+from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding, plot_growth, print_bisection
 from hil.core.results import Outcome
 from hil.errors import StorageError, UsageError
 

@@ -11,7 +11,7 @@ import pytest
 from support.shown_profile import example
 
 from hil.controller.analysis.profile.diff import Cost, OpDiff, ProfileDiff
-from hil.controller.analysis.profile.plots import plot_diff, plot_profile
+from hil.controller.analysis.profile.show import plot_diff, plot_profile
 from hil.controller.analysis.profile.totals import GROUPS, RunTimes
 from hil.errors import StorageError, UsageError
 

@@ -14,8 +14,7 @@ import pytest
 from support.made_profiles import BEGIN, MS, US, profile, row, run_on
 from support.traces import HAS_QUERIES
 
-from hil.controller.analysis.profile.compile_time import CompileProfile
-from hil.controller.analysis.profile.query import TraceProcessor
+from hil.controller.analysis.profile.perfetto import TraceProcessor
 from hil.controller.analysis.profile.rows import join_list, read_csv
 from hil.controller.analysis.profile.store import TABLE, TRACE, write_profile
 from hil.controller.analysis.profile.trace import STEP_NS, write_comparison, write_trace
@@ -357,7 +356,7 @@ def test_two_runs_compared_both_start_at_zero(opened, tmp_path):
 
 def test_a_compilation_is_shown_in_a_process_of_its_own(traced, tmp_path):
     spans = [Span("flow", BEGIN, BEGIN + 9 * MS), Span("CSE", BEGIN + MS, BEGIN + 2 * MS, {"runs": 3})]
-    ask = traced(run_on(), compile_profiles=[CompileProfile(tmp_path / "m", spans)])
+    ask = traced(run_on(), compilations={"m": spans})
     shown = ask(
         "SELECT name, track, ts, extract_arg(arg_set_id, 'debug.runs') AS runs FROM told WHERE process = 'compiler'"
     )
@@ -368,7 +367,7 @@ def test_a_compilation_is_shown_in_a_process_of_its_own(traced, tmp_path):
 
 
 def test_a_compilation_can_be_shown_alone(traced, tmp_path):
-    ask = traced(compile_profiles=[CompileProfile(tmp_path / "m", [Span("flow", BEGIN, BEGIN + 9 * MS)])])
+    ask = traced(compilations={"m": [Span("flow", BEGIN, BEGIN + 9 * MS)]})
     assert ask("SELECT name, process FROM told") == [{"name": "flow", "process": "compiler"}]
 
 

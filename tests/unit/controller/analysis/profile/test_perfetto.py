@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from support.traces import HAS_QUERIES, trace_bytes, write_trace_file
 from support.waiting import eventually
 
-from hil.controller.analysis.profile.query import SqlError, Table, TraceProcessor, query, table_text
+from hil.controller.analysis.profile.perfetto import SqlError, Table, TraceProcessor, query, table_text
 from hil.controller.cli.profile import profile as command
 from hil.errors import UsageError
 
