@@ -150,13 +150,13 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
         found = {
             "folder": place.folder,
             "build": place.build,
-            "runtimes": now.runtimes,
+            "runtimes": now.agent.runtimes,
             "pushed_bytes": place.pushed_bytes,
         }
         print_json({"schema": 1, "board": choice.name, **found, "used_bytes": now.used_bytes, "seconds": seconds})
         return
     sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
-    click.echo(f"{choice.name}: agent {place.build} with {', '.join(now.runtimes)} runs in {place.folder}")
+    click.echo(f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}")
     click.echo(f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s")
 
 
